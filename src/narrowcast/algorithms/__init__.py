@@ -1,0 +1,1 @@
+"""Everything that decides what a client computes and what it sends."""

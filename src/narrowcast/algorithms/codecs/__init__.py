@@ -1,0 +1,1 @@
+"""What goes over the wire, packed, and what it weighs."""

@@ -1,0 +1,141 @@
+"""Local SGD of matrix factorisation for all clients of a chunk at once, on the rows they touch.
+
+Clients of a round are independent, and inside a client only its user factors and its private copies of the rows it
+touches change from step to step, so one tensor program over [active clients, batch] is exact. All copies of an item in
+a batch have the same label and so the same new row: a plain scatter replaces the mean over duplicates.
+
+The step is the one that the code released with CoLR (Nguyen et al., WWW 2024) performs: logistic loss, the user factors
+move by the batch mean, each distinct item row of the batch by its own gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from narrowcast.algorithms.local_training.batches import ChunkBatches, LocalTraining
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training changed; the client axis is in the order of `ChunkBatches.order`.
+
+    Shapes: row_changes [R, d] or [R, r]; user_factors [C, d]; loss [C], the mean over the last epoch.
+    """
+
+    row_changes: Tensor
+    user_factors: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The batches as tensors, cut into steps of [active, batch]."""
+
+    rows: list[Tensor]
+    labels: list[Tensor]
+    valid: list[Tensor]
+    inverse_sizes: list[Tensor]
+
+
+def _steps(batches: ChunkBatches, like: Tensor) -> _Steps:
+    cuts = batches.active.tolist()
+    valid = torch.from_numpy(batches.valid).to(like)
+    return _Steps(
+        rows=list(torch.from_numpy(batches.rows).to(like.device).split(cuts)),
+        labels=list(torch.from_numpy(batches.labels).to(like).split(cuts)),
+        valid=list(valid.split(cuts)),
+        inverse_sizes=list(valid.sum(dim=1, keepdim=True).reciprocal_().split(cuts)),
+    )
+
+
+def train_rows(item_factors: Tensor, user_factors: Tensor, batches: ChunkBatches, training: LocalTraining) -> LocalResult:
+    """Train whole item rows: q_i -= lr (g p + 2 wd q_i) per row, p -= lr (mean g x + 2 wd p).
+
+    Shapes: item_factors [N, d]; user_factors [C, d] in the order of `batches.order`.
+    """
+    steps = _steps(batches, item_factors)
+    before = item_factors[torch.from_numpy(batches.row_items)]
+    table = torch.cat([before, before.new_zeros(1, before.shape[1])])
+    users = user_factors.clone()
+    shrink = 1 - 2 * training.learning_rate * training.weight_decay
+    scores = []
+    for rows, labels, valid, inverse_sizes in zip(*_fields(steps), strict=True):
+        active = len(rows)
+        p = users[:active].clone()
+        x = table.index_select(0, rows.view(-1)).view(*rows.shape, -1)
+        z = torch.bmm(x, p.unsqueeze(2)).squeeze(2)
+        scores.append(z)
+        g = (torch.sigmoid(z) - labels).mul_(valid)
+        mean_gradient = torch.bmm(g.unsqueeze(1), x).squeeze(1).mul_(inverse_sizes)
+        users[:active].mul_(shrink).sub_(mean_gradient, alpha=training.learning_rate)
+        x = torch.baddbmm(x, g.unsqueeze(2), p.unsqueeze(1), beta=shrink, alpha=-training.learning_rate)
+        table.index_copy_(0, rows.view(-1), x.view(-1, x.shape[2]))
+    return LocalResult(table[:-1] - before, users, _last_epoch_loss(scores, steps, batches))
+
+
+def train_low_rank(
+    item_factors: Tensor,
+    user_factors: Tensor,
+    basis: Tensor,
+    components: Tensor,
+    gradient_scale: float,
+    batches: ChunkBatches,
+    training: LocalTraining,
+) -> LocalResult:
+    """Train A with x_i = q_i + A_i B, q_i and B frozen: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
+
+    Shapes: item_factors [N, d]; user_factors [C, d] and components [C, r] (0 or 1) in the order of `batches.order`;
+    basis [r, d]. A starts at zero, so `row_changes` [R, r] is A itself.
+    """
+    steps = _steps(batches, item_factors)
+    row_items = torch.from_numpy(batches.row_items)
+    padded_items = torch.cat([row_items, row_items.new_zeros(1)])
+    basis_items = item_factors @ basis.T
+    gram = basis @ basis.T
+    table = basis.new_zeros(len(row_items) + 1, len(basis))
+    users = user_factors.clone()
+    step_scale = components * (gradient_scale * training.learning_rate)
+    user_shrink = 1 - 2 * training.learning_rate * training.weight_decay
+    decay = 2 * training.weight_decay
+    scores = []
+    for rows, labels, valid, inverse_sizes in zip(*_fields(steps), strict=True):
+        active = len(rows)
+        p = users[:active].clone()
+        basis_p = p @ basis.T
+        flat_rows = rows.view(-1)
+        flat_items = padded_items.index_select(0, flat_rows)
+        q = item_factors.index_select(0, flat_items).view(*rows.shape, -1)
+        a = table.index_select(0, flat_rows).view(*rows.shape, -1)
+        z = torch.baddbmm(torch.bmm(q, p.unsqueeze(2)), a, basis_p.unsqueeze(2)).squeeze(2)
+        scores.append(z)
+        g = (torch.sigmoid(z) - labels).mul_(valid)
+        mean_gradient = torch.bmm(g.unsqueeze(1), q).squeeze(1)
+        mean_gradient.addmm_(torch.bmm(g.unsqueeze(1), a).squeeze(1), basis).mul_(inverse_sizes)
+        users[:active].mul_(user_shrink).sub_(mean_gradient, alpha=training.learning_rate)
+        basis_x = basis_items.index_select(0, flat_items).addmm_(a.view(-1, len(basis)), gram).view_as(a)
+        gradient = torch.baddbmm(basis_x, g.unsqueeze(2), basis_p.unsqueeze(1), beta=decay)
+        a = torch.addcmul(a, gradient, step_scale[:active].unsqueeze(1), value=-1)
+        table.index_copy_(0, flat_rows, a.view(-1, len(basis)))
+    return LocalResult(table[:-1], users, _last_epoch_loss(scores, steps, batches))
+
+
+def _fields(steps: _Steps) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    return steps.rows, steps.labels, steps.valid, steps.inverse_sizes
+
+
+def _last_epoch_loss(scores: list[Tensor], steps: _Steps, batches: ChunkBatches) -> Tensor:
+    """The mean logistic loss of each client over its last epoch, each sample scored before its step."""
+    n_clients = len(batches.order)
+    if not scores:
+        return torch.zeros(n_clients)
+    z, labels, valid = torch.cat(scores), torch.cat(steps.labels), torch.cat(steps.valid)
+    batch_loss = ((torch.nn.functional.softplus(z) - labels * z) * valid).sum(dim=1)
+    active = torch.from_numpy(batches.active)
+    step = torch.repeat_interleave(torch.arange(len(active)), active)
+    place = torch.arange(len(step)) - torch.repeat_interleave(active.cumsum(0) - active, active)
+    in_last_epoch = step >= torch.from_numpy(batches.first_of_last_epoch)[place]
+    totals = z.new_zeros(n_clients).index_add_(0, place, batch_loss * in_last_epoch)
+    return totals / torch.from_numpy(batches.samples).clamp(min=1)

@@ -1,0 +1,97 @@
+"""The actor that hosts clients, and the pool of such actors that trains the chunks of a round."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+
+from narrowcast.cluster.failure import FailureBudget
+from narrowcast.cluster.placement import deal
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.threads import one_thread
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+
+logger = logging.getLogger(__name__)
+
+
+@ray.remote
+class ClientHost:
+    """Hosts clients: their data and profiles lie in the object store, their state travels with each call.
+
+    A host keeps nothing between rounds, so a killed one is replaced without losing what its clients learnt.
+    """
+
+    def __init__(self, algorithm: Algorithm, task: Task) -> None:
+        self._algorithm = algorithm
+        self._task = task
+
+    def ready(self) -> bool:
+        """Answer once the host can train."""
+        return True
+
+    def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:
+        """Train some of a round's chunks."""
+        with one_thread():
+            return [self._algorithm.train(broadcast, chunk, self._task) for chunk in chunks]
+
+
+class HostPool:
+    """Trains the chunks of each round on a fixed number of hosts, one call per host and round.
+
+    A host that dies or does not answer in time is replaced and its chunks are trained again; since a chunk's result
+    depends only on the chunk, so does the run's.
+    """
+
+    def __init__(
+        self, algorithm: ray.ObjectRef, task: ray.ObjectRef, hosts: int, cpus: float, budget: FailureBudget
+    ) -> None:
+        self._arguments = (algorithm, task)
+        self._cpus = cpus
+        self._budget = budget
+        self._hosts = [self._start() for _ in range(hosts)]
+
+    def _start(self) -> Any:
+        return ClientHost.options(num_cpus=self._cpus).remote(*self._arguments)  # type: ignore[attr-defined]
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """Train all chunks of a round and return their results in the order of the chunks."""
+        shared = ray.put(dict(broadcast))
+        results: dict[int, ChunkResult] = {}
+        calls: dict[ray.ObjectRef, tuple[int, list[Chunk]]] = {}
+        for host, part in enumerate(deal(chunks, len(self._hosts))):
+            if part:
+                calls[self._hosts[host].train.remote(shared, part)] = (host, part)
+        deadline = time.monotonic() + self._budget.round_timeout_seconds
+        while calls:
+            ready, _ = ray.wait(list(calls), timeout=max(0.0, deadline - time.monotonic()))
+            if ready:
+                host, part = calls.pop(ready[0])
+                problem = self._collect(ready[0], results)
+            else:
+                host, part = calls.pop(next(iter(calls)))
+                problem = f"no answer within {self._budget.round_timeout_seconds:g} s"
+                deadline = time.monotonic() + self._budget.round_timeout_seconds
+            if problem:
+                self._budget = self._budget.spend(problem)
+                logger.warning("round %d: client host %d: %s; its chunks start over", chunks[0].round_index, host, problem)
+                ray.kill(self._hosts[host])
+                self._hosts[host] = self._start()
+                calls[self._hosts[host].train.remote(shared, part)] = (host, part)
+        return [results[chunk.index] for chunk in chunks]
+
+    @staticmethod
+    def _collect(call: ray.ObjectRef, results: dict[int, ChunkResult]) -> str:
+        """Keep the results of a call; what went wrong, or nothing."""
+        try:
+            results |= {result.index: result for result in ray.get(call)}
+        except (RayActorError, ObjectLostError) as error:
+            return type(error).__name__
+        except RayTaskError as error:
+            raise RunFailed(f"a client host failed: {error.cause!r}") from error
+        return ""

@@ -1,0 +1,146 @@
+"""Fleet descriptions: which links and devices the clients have."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import IntArray, Profiles
+
+_MEGABIT = 1e6
+
+
+class Tier(BaseModel):
+    """A kind of device and link, and the share of the clients that have it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    share: float = Field(gt=0, description="relative to the other tiers' shares")
+    uplink_mbit_per_second: float = Field(gt=0)
+    downlink_mbit_per_second: float = Field(gt=0)
+    compute_speed: float = Field(1.0, gt=0, description="relative to the clock's reference device")
+
+
+_MEBIBYTE = 8 * 2**20 / _MEGABIT
+WANG_2021 = Tier(
+    name="wang-2021",
+    share=1,
+    uplink_mbit_per_second=0.25 * _MEBIBYTE,
+    downlink_mbit_per_second=0.75 * _MEBIBYTE,
+)
+"""The link of Table 2 of Nguyen et al., WWW 2024: 0.75 MB/s down, 0.25 MB/s up (its figures need MB = 2**20 bytes)."""
+
+
+class Tiers(BaseModel):
+    """A few kinds of client, dealt out at random in the stated shares."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["tiers"] = "tiers"
+    tiers: tuple[Tier, ...] = Field((WANG_2021,), min_length=1)
+
+    def profiles(self, examples: IntArray, seed: int) -> Profiles:
+        """One profile for each entry of `examples`."""
+        n_clients = len(examples)
+        shares = np.array([tier.share for tier in self.tiers])
+        bounds = np.rint(np.cumsum(shares) / shares.sum() * n_clients).astype(np.int64)
+        tier_of_place = np.searchsorted(bounds, np.arange(n_clients), side="right")
+        tier = np.empty(n_clients, dtype=np.int64)
+        tier[generator(seed, "fleet").permutation(n_clients)] = tier_of_place
+
+        def column(name: str) -> NDArray[np.float64]:
+            return np.array([float(getattr(each, name)) for each in self.tiers])[tier]
+
+        return Profiles(
+            np.arange(n_clients),
+            examples,
+            column("uplink_mbit_per_second") * _MEGABIT,
+            column("downlink_mbit_per_second") * _MEGABIT,
+            column("compute_speed"),
+        )
+
+
+class LogNormal(BaseModel):
+    """Log-normal quantity: its median, and the standard deviation of its logarithm."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    median: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+
+
+class LogNormalFleet(BaseModel):
+    """Uplink, downlink and compute speed drawn independently for each client, once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["lognormal"] = "lognormal"
+    uplink_mbit_per_second: LogNormal = LogNormal(median=2.0, sigma=1.0)
+    downlink_mbit_per_second: LogNormal = LogNormal(median=6.0, sigma=1.0)
+    compute_speed: LogNormal = LogNormal(median=1.0, sigma=0.5)
+
+    def profiles(self, examples: IntArray, seed: int) -> Profiles:
+        """One profile for each entry of `examples`."""
+        draw = generator(seed, "fleet").standard_normal((3, len(examples)))
+        uplink, downlink, speed = (
+            quantity.median * np.exp(quantity.sigma * row)
+            for quantity, row in zip(
+                (self.uplink_mbit_per_second, self.downlink_mbit_per_second, self.compute_speed), draw, strict=True
+            )
+        )
+        return Profiles(np.arange(len(examples)), examples, uplink * _MEGABIT, downlink * _MEGABIT, speed)
+
+
+class TraceFleet(BaseModel):
+    """Profiles from a CSV file with the columns client (0, 1, ...), uplink_mbit_per_second, downlink_mbit_per_second and
+    compute_speed; every client of the data set must be in it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["trace"] = "trace"
+    path: Path
+
+    @model_validator(mode="after")
+    def _file_is_there(self) -> TraceFleet:
+        if not self.path.is_file():
+            raise ValueError(f"no file {self.path}; give the path of a CSV file with the columns {', '.join(_COLUMNS)}")
+        return self
+
+    def profiles(self, examples: IntArray, seed: int) -> Profiles:
+        """One profile for each entry of `examples`; raises `UserError` where the file lacks or repeats a client."""
+        del seed
+        table = np.full((len(examples), len(_COLUMNS) - 1), np.nan)
+        with self.path.open(newline="") as lines:
+            reader = csv.DictReader(lines)
+            if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
+                raise UserError(f"{self.path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}")
+            for row in reader:
+                self._read(row, reader.line_num, table)
+        if (absent := np.flatnonzero(np.isnan(table[:, 0]))).size:
+            raise UserError(f"{self.path} lacks {absent.size} of {len(examples)} clients, first {absent[0]}; add them")
+        return Profiles(np.arange(len(examples)), examples, table[:, 0] * _MEGABIT, table[:, 1] * _MEGABIT, table[:, 2])
+
+    def _read(self, row: dict[str, str], line: int, table: NDArray[np.float64]) -> None:
+        try:
+            client = int(row["client"])
+            values = [float(row[column]) for column in _COLUMNS[1:]]
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self.path}, line {line}: {error}; every column must be a number") from error
+        if client < 0 or not all(np.isfinite(value) and value > 0 for value in values):
+            raise UserError(f"{self.path}, line {line}: got {row}; clients count from 0 and rates are above 0")
+        if client < len(table):  # a trace may describe more clients than the data set has
+            if not np.isnan(table[client, 0]):
+                raise UserError(f"{self.path}, line {line}: client {client} stands twice; keep one line per client")
+            table[client] = values
+
+
+_COLUMNS = ("client", "uplink_mbit_per_second", "downlink_mbit_per_second", "compute_speed")

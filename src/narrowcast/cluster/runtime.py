@@ -1,0 +1,136 @@
+"""The Ray runtime: starts or joins a cluster, runs the driver actor there, and leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Ray reads both when it is imported. Token authentication must be the same for everyone on a cluster, so it is set here
+# and not left to Ray, which would decide by whether a token file happens to lie in the home folder.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray  # noqa: E402
+from ray.exceptions import RayActorError  # noqa: E402
+
+from narrowcast.cluster.driver import Driver  # noqa: E402
+from narrowcast.cluster.failure import FailureBudget  # noqa: E402
+from narrowcast.platform.contracts import Algorithm, Task  # noqa: E402
+from narrowcast.platform.errors import RunFailed, UserError  # noqa: E402
+from narrowcast.platform.rounds import Outcome, Plan, RunState  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 5.0
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_SETTINGS_FRAME = 4
+_OUTCOMES_AHEAD = 16  # rounds that the driver may be ahead of whoever writes them down
+
+
+class RayRuntime(BaseModel):
+    """Client hosts and the driver as Ray actors, on a cluster that is started for the run or joined.
+
+    Without `address`, the cluster of a surrounding Ray job (RAY_ADDRESS) is used, else one is started on this machine
+    and stopped at the end.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["ray"] = "ray"
+    actors: int = Field(2, ge=1, le=4096, description="client hosts; each hosts whichever clients a round brings it")
+    cpus_per_actor: float = Field(1.0, ge=0)
+    address: str | None = Field(None, description="host:port of a running cluster, or auto")
+    max_failures: int = Field(20, ge=0, description="actors that may die in a run before it is given up")
+    round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
+
+    def check(self) -> None:
+        """Ask the cluster's port for an answer; raises `UserError` within seconds where there is none."""
+        address = self._address()
+        if address not in ("local", "auto"):
+            probe(address)
+
+    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Iterator[Outcome]:
+        """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
+        budget = FailureBudget(self.max_failures, self.round_timeout_seconds)
+        with self._cluster():
+            shared = (ray.put(algorithm), ray.put(task))
+            done = state.round_index
+            while True:
+                try:
+                    for outcome in self._stream(plan, shared, state, budget):
+                        state = outcome.state or state
+                        if outcome.record.round > done:
+                            done = outcome.record.round
+                            yield outcome
+                    return
+                except RayActorError as error:
+                    budget = budget.spend(f"the driver died ({type(error).__name__})")
+                    logger.warning("the driver died; it starts over after round %d", state.round_index)
+
+    def _stream(
+        self, plan: Plan, shared: tuple[ray.ObjectRef, ray.ObjectRef], state: RunState, budget: FailureBudget
+    ) -> Iterator[Outcome]:
+        driver = Driver.remote(list(shared), self.actors, self.cpus_per_actor, budget)  # type: ignore[attr-defined]
+        try:
+            stream = driver.play.options(
+                num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD
+            ).remote(plan, state)
+            for reference in stream:
+                yield ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
+        finally:
+            ray.kill(driver)
+
+    def _address(self) -> str:
+        return self.address or os.environ.get("RAY_ADDRESS") or "local"
+
+    @contextmanager
+    def _cluster(self) -> Iterator[None]:
+        address = self._address()
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+        if address == "local":
+            options |= {
+                "num_cpus": max(os.cpu_count() or 1, int(self.actors * self.cpus_per_actor + 0.999)),
+                "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
+            }
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+            raise UserError(f"no Ray cluster could be had at {address}: {error}; start one, or leave out --address") from error
+        try:
+            self._check_size(address)
+            yield
+        finally:
+            ray.shutdown()
+
+    def _check_size(self, address: str) -> None:
+        cpus = ray.cluster_resources().get("CPU", 0.0)
+        if (needed := self.actors * self.cpus_per_actor) > cpus:
+            raise UserError(
+                f"executor.actors = {self.actors} with {self.cpus_per_actor:g} CPUs each need {needed:g} CPUs; the "
+                f"cluster at {address} has {cpus:g}; lower executor.actors or executor.cpus_per_actor"
+            )
+
+
+def probe(address: str) -> None:
+    """Raise `UserError` unless a gRPC server answers at host:port; `ray.init` would try for over a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f'executor.address = "{address}" is no Ray address; give host:port, or auto')
+    try:
+        with socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS) as connection:
+            connection.sendall(_HTTP2_PREFACE)
+            answer = connection.recv(9)
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
+    if len(answer) < 4 or answer[3] != _SETTINGS_FRAME:
+        raise UserError(f"what answers at {address} is no Ray cluster; give the address that `ray start --head` prints")

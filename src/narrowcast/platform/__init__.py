@@ -1,0 +1,1 @@
+"""What every experiment runs on: types, contracts, the round loop, data, models, tracking."""

@@ -1,0 +1,147 @@
+"""Experiment files: YAML 1.2 and dotted overrides, read into frozen models, with errors that name the dotted path."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML, YAMLError
+
+from narrowcast.platform.errors import UserError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+_ERRORS_SHOWN = 4
+
+
+def read_yaml(text: str, origin: str) -> Any:
+    """Parse YAML 1.2, in which 1e-3 is a number, or raise a `UserError` with line and column."""
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise UserError(f"{place}: not valid YAML: {problem}; correct the file") from error
+
+
+def write_yaml(values: Mapping[str, Any], path: Path) -> None:
+    """Write nested plain values as block-style YAML."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    with path.open("w") as stream:
+        yaml.dump(dict(values), stream)
+
+
+def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Set `a.b=value` items in nested values; the value is read as YAML."""
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = path.split(".")
+        if not equals or not all(keys):
+            raise UserError(f'"{override}" is no override; write a.b=value, such as algorithm.rank=8')
+        _set(values, keys, read_yaml(text, f"override {path}"), path)
+    return values
+
+
+def _set(values: Any, keys: Sequence[str], value: Any, path: str) -> None:
+    *parents, last = keys
+    for key in parents:
+        if isinstance(values, list):
+            values = values[_place(values, key, path)]
+            continue
+        if isinstance(values.get(key), str):
+            values[key] = {"kind": values[key]}
+        if not isinstance(values.get(key), dict | list):
+            values[key] = {}
+        values = values[key]
+    if isinstance(values, list):
+        values[_place(values, last, path)] = value
+    else:
+        values[last] = value
+
+
+def _place(values: list[Any], key: str, path: str) -> int:
+    if not key.isdigit() or int(key) >= len(values):
+        raise UserError(f'override {path}: "{key}" is no place in a list of {len(values)}; use 0 to {len(values) - 1}')
+    return int(key)
+
+
+def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
+    """Build the model, or raise one `UserError` that says for each bad value what was got and what is allowed."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{origin}: expected keys and values at the top, got {type(values).__name__}")
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(model, dict(problem)) for problem in error.errors()]
+        more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
+        raise UserError(f"{origin}: " + "; ".join(problems[:_ERRORS_SHOWN]) + more) from error
+
+
+def _explain(model: type[BaseModel], problem: dict[str, Any]) -> str:
+    path, owner = _locate(model, problem["loc"])
+    context = problem.get("ctx", {})
+    got = problem["input"]
+    match problem["type"]:
+        case "extra_forbidden":
+            known = sorted(owner.model_fields)
+            return f"{path} is unknown; known here: {', '.join(known)}{suggest(path.split('.')[-1], known)}"
+        case "union_tag_invalid":
+            known = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
+            tag = context["tag"]
+            return f'{path}.kind = "{tag}" is unknown; known: {", ".join(known)}{suggest(tag, known)}'
+        case "union_tag_not_found":
+            return f"{path}.kind is missing; say which kind it is"
+        case "missing":
+            return f"{path} is missing"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{path} = {got!r}: {message}"
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The closest known word as a question, or nothing."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f'. Did you mean "{close[0]}"?' if close else ""
+
+
+def _locate(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
+    """The dotted path of an error, without the union tags that pydantic puts in, and the model it stands in."""
+    path: list[str] = []
+    owner = model
+    members: dict[str, type[BaseModel]] = {}
+    for step in location:
+        if str(step) in members and (not path or str(step) not in owner.model_fields):
+            owner, members = members[str(step)], {}
+            continue
+        path.append(str(step))
+        if str(step) not in owner.model_fields:
+            continue
+        models = list(_models_in(owner.model_fields[str(step)].annotation))
+        members = {str(each.model_fields["kind"].default): each for each in models if "kind" in each.model_fields}
+        if len(models) == 1:
+            owner = models[0]
+    return ".".join(path), owner
+
+
+def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values as dotted keys; lists of plain values stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+            flat |= flatten({str(place): each for place, each in enumerate(value)}, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

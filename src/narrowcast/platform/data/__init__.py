@@ -1,0 +1,1 @@
+"""Data sets: their types, readers and fetchers."""

@@ -1,0 +1,70 @@
+"""Implicit-feedback interactions, one client per user, as flat arrays that slice without copying."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+NO_ITEM = -1
+"""Stands in `validation` for a user who has no validation item."""
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """The interactions of U users with N items, split leave-last-one-out.
+
+    Shapes:
+        indptr: [U + 1]; user u's training items are `items[indptr[u]:indptr[u + 1]]`.
+        items: [n]; ascending within a user, without repeats.
+        validation, test: [U] held-out items (`NO_ITEM` where there is no validation item).
+        negatives: [U, 99] fixed items against which the held-out item is ranked.
+    """
+
+    name: str
+    source: str
+    n_items: int
+    indptr: IntArray
+    items: IntArray
+    validation: IntArray
+    test: IntArray
+    negatives: IntArray
+
+    @property
+    def n_users(self) -> int:
+        """The number of users, which is the number of clients."""
+        return len(self.indptr) - 1
+
+    @property
+    def examples(self) -> IntArray:
+        """The number of training interactions of every user, [U]."""
+        return np.diff(self.indptr)
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of everything a run can see of this data set."""
+        hasher = hashlib.sha256(f"{self.name}\0{self.n_items}".encode())
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                hasher.update(f"\0{field.name}\0{value.shape}".encode())
+                hasher.update(np.ascontiguousarray(value, dtype="<i8").tobytes())
+        return hasher.hexdigest()
+
+
+class DataSource(Protocol):
+    """A data set as an experiment names it: a frozen model whose `kind` picks it from the catalog."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog."""
+        ...
+
+    def load(self) -> Interactions:
+        """Read the data set, or raise a `UserError` that says where it was looked for and how to fetch it."""
+        ...

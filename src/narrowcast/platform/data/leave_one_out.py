@@ -1,0 +1,119 @@
+"""Leave-one-out splits: a user's last item is ranked against items the user never touched."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from narrowcast.platform.data.interactions import NO_ITEM, IntArray, Interactions
+from narrowcast.platform.errors import UserError
+
+Validation = Literal["second_last", "random", "none"]
+"""How a user's validation item is picked: last training item by time, a seeded random one, or not at all."""
+
+NEGATIVES = 99
+"""Items against which a held-out item is ranked (He et al. 2017)."""
+
+
+def leave_one_out(
+    name: str,
+    source: str,
+    users: IntArray,
+    items: IntArray,
+    timestamps: IntArray,
+    *,
+    validation: Validation,
+    min_interactions: int = 20,
+    seed: int = 0,
+) -> Interactions:
+    """Split interactions given as flat arrays [n] by time; of equal times the later row counts as later.
+
+    Repeated (user, item) rows count once, at their last time. Users with fewer than `min_interactions`
+    items are dropped; the users and items that remain are numbered by ascending original id.
+
+    Raises a `UserError` when nobody has enough interactions, or a user leaves fewer than 99 items to rank
+    against.
+    """
+    rows = order_by_time(users, items, timestamps)
+    users, items = users[rows], items[rows]
+    _, user_index, counts = np.unique(users, return_inverse=True, return_counts=True)
+    enough = counts >= min_interactions
+    if not enough.any():
+        raise UserError(
+            f"{name}: no user has {min_interactions} interactions (the most is {counts.max(initial=0)}); "
+            "lower min_interactions"
+        )
+    kept = enough[user_index]
+    item_ids, items = np.unique(items[kept], return_inverse=True)
+    counts = counts[enough]
+    ends = np.cumsum(counts)
+    indptr = np.concatenate([[0], ends])
+    train = np.ones(len(items), dtype=bool)
+    train[ends - 1] = False
+    train_indptr = indptr - np.arange(len(indptr))
+    train_indptr, train_items, held_out = hold_out(
+        train_indptr, items[train], policy=validation, n_items=len(item_ids), seed=seed
+    )
+    return Interactions(
+        name=name,
+        source=source,
+        n_items=len(item_ids),
+        indptr=train_indptr,
+        items=train_items,
+        validation=held_out,
+        test=items[ends - 1],
+        negatives=draw_negatives(name, indptr, items, n_items=len(item_ids), seed=seed),
+    )
+
+
+def order_by_time(users: IntArray, items: IntArray, timestamps: IntArray) -> IntArray:
+    """Row numbers by user, then time, then row, with only the last of every repeated (user, item) pair."""
+    by_pair = np.lexsort((timestamps, items, users))
+    last = np.ones(len(by_pair), dtype=bool)
+    last[:-1] = (np.diff(users[by_pair]) != 0) | (np.diff(items[by_pair]) != 0)
+    rows = np.sort(by_pair[last])
+    return rows[np.lexsort((timestamps[rows], users[rows]))]
+
+
+def hold_out(
+    indptr: IntArray, items: IntArray, *, policy: Validation, n_items: int, seed: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Take one validation item per user out of training items [n] that stand in time order.
+
+    Returns the new indptr [U + 1], the items left, ascending within a user, and the validation items [U];
+    a user with fewer than two training items keeps them and has `NO_ITEM`.
+    """
+    counts = np.diff(indptr)
+    held_out = np.full(len(counts), NO_ITEM, dtype=np.int64)
+    left = np.ones(len(items), dtype=bool)
+    if policy != "none":
+        able = counts > 1
+        # Jumped: the negatives come from the stream of the same seed and must not follow the policy.
+        random = np.random.Generator(np.random.Philox(seed).jumped())
+        offsets = counts - 1 if policy == "second_last" else random.integers(np.maximum(counts, 1))
+        rows = (indptr[:-1] + offsets)[able]
+        held_out[able] = items[rows]
+        left[rows] = False
+    users = np.repeat(np.arange(len(counts)), counts)[left]
+    remaining = np.concatenate([[0], np.cumsum(np.bincount(users, minlength=len(counts)))])
+    return remaining, np.sort(users * n_items + items[left]) % n_items, held_out
+
+
+def draw_negatives(name: str, indptr: IntArray, items: IntArray, *, n_items: int, seed: int) -> IntArray:
+    """Draw [U, 99] distinct items per user, uniformly from those not in `items[indptr[u]:indptr[u + 1]]`."""
+    free = n_items - np.diff(indptr)
+    if (free < NEGATIVES).any():
+        user = int(np.argmin(free))
+        raise UserError(
+            f"{name}: user {user} (numbered from 0) leaves {free[user]} of {n_items} items to rank against, "
+            f"{NEGATIVES} are needed; use a set with more items, or a lower min_interactions to keep more"
+        )
+    random = np.random.Generator(np.random.Philox(seed))
+    negatives = np.empty((len(free), NEGATIVES), dtype=np.int64)
+    for user, (start, end) in enumerate(pairwise(indptr)):
+        untouched = np.ones(n_items, dtype=bool)
+        untouched[items[start:end]] = False
+        negatives[user] = random.choice(np.flatnonzero(untouched), NEGATIVES, replace=False)
+    return negatives

@@ -1,0 +1,101 @@
+"""The MovieLens data sets of GroupLens as implicit feedback, split leave-last-one-out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.platform.data.fetch import find
+from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.data.leave_one_out import Validation, leave_one_out
+from narrowcast.platform.data.ncf import RATING_COLUMNS, TRAIN, is_ncf, read_columns, read_ncf
+from narrowcast.platform.errors import UserError
+
+MIN_INTERACTIONS = 20
+"""What GroupLens and the published protocol ask of every user."""
+
+INTER_COLUMNS = ("user_id:token", "item_id:token", "timestamp:float")
+
+
+class _MovieLens(BaseModel):
+    """What the sets share; three interactions are a test, a validation and a training item."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    validation: Validation = "second_last"
+    min_interactions: int = Field(default=MIN_INTERACTIONS, ge=3)
+    seed: int = Field(default=0, ge=0)
+
+    def _split(
+        self, name: str, path: Path, columns: tuple[str, str, str], delimiter: str, *, header: bool = False
+    ) -> Interactions:
+        users, items, times = read_columns(path, columns, delimiter=delimiter, header=header)
+        return leave_one_out(
+            name,
+            str(path),
+            users,
+            items,
+            times,
+            validation=self.validation,
+            min_interactions=self.min_interactions,
+            seed=self.seed,
+        )
+
+
+class MovieLens100K(_MovieLens):
+    """943 users, 1682 items, 100,000 ratings, from `ml-100k.inter` (RecBole) or `u.data` (GroupLens)."""
+
+    kind: Literal["ml-100k"] = "ml-100k"
+
+    def load(self) -> Interactions:
+        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        folder = find(self.kind, ("ml-100k.inter", "u.data"))
+        recbole = folder / "ml-100k.inter"
+        if recbole.is_file():
+            return self._split(self.kind, recbole, INTER_COLUMNS, "\t", header=True)
+        return self._split(self.kind, folder / "u.data", RATING_COLUMNS, "\t")
+
+
+class MovieLens1M(_MovieLens):
+    """6040 users, 3706 items, 1,000,209 ratings, with NCF's fixed test items and negatives if they are there.
+
+    `layout` "ncf" reads NCF's files, "ratings" splits `ratings.dat` anew, "auto" takes the first it finds.
+    """
+
+    kind: Literal["ml-1m"] = "ml-1m"
+    layout: Literal["auto", "ncf", "ratings"] = "auto"
+    validation: Validation = "random"
+
+    def load(self) -> Interactions:
+        """Read the set, or raise a `UserError` where it is missing, malformed or lacks what was asked."""
+        folder = find(self.kind, (f"{self.kind}{TRAIN}", f"{self.kind}{TRAIN}.gz", "ratings.dat"))
+        prefix, ratings = folder / self.kind, folder / "ratings.dat"
+        there = {"ncf": is_ncf(prefix), "ratings": ratings.is_file()}
+        layout = next((name for name in there if there[name] and self.layout in (name, "auto")), None)
+        if layout is None:
+            files = sorted(path.name for path in folder.iterdir())
+            raise UserError(
+                f'{folder} has {", ".join(files)}, which is not all of layout "{self.layout}"; '
+                f"use another layout, or move that folder away and run: narrowcast data fetch {self.kind}"
+            )
+        if layout == "ratings":
+            return self._split(self.kind, ratings, ("f0", "f2", "f6"), ":")
+        if self.min_interactions != MIN_INTERACTIONS:
+            raise UserError(
+                f"min_interactions is {self.min_interactions}, but NCF's files fix the users; "
+                'leave it out, or use layout "ratings"'
+            )
+        return read_ncf(self.kind, prefix, validation=self.validation, seed=self.seed)
+
+
+class MovieLensLatestSmall(_MovieLens):
+    """610 users, 9724 rated items, 100,836 ratings, from `ratings.csv`."""
+
+    kind: Literal["ml-latest-small"] = "ml-latest-small"
+
+    def load(self) -> Interactions:
+        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        path = find(self.kind, ("ratings.csv",)) / "ratings.csv"
+        return self._split(self.kind, path, ("userId", "movieId", "timestamp"), ",", header=True)

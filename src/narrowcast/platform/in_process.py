@@ -1,0 +1,40 @@
+"""The runtime without a cluster: chunks one after the other in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.rounds import Outcome, Plan, RunState, rounds
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+
+
+class LocalRuntime(BaseModel):
+    """Play the whole run in this process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["local"] = "local"
+
+    def check(self) -> None:
+        """This process is always there."""
+
+    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Iterator[Outcome]:
+        """Play the rounds that `state` has not seen."""
+        return rounds(plan, algorithm, task, InProcess(algorithm, task), state)
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """Trains the chunks of a round one after the other."""
+
+    algorithm: Algorithm
+    task: Task
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """Train all chunks of a round and return their results in the order of the chunks."""
+        return [self.algorithm.train(broadcast, chunk, self.task) for chunk in chunks]

@@ -1,0 +1,50 @@
+"""Randomness keyed by (seed, purpose, round, client), so that no result depends on who computes it or when.
+
+Two forms: `generator` for a single draw, by numpy's counter-based Philox; and `uniform_bits` for whole cohorts at
+once, where entry (c, j) is the j-th word of the stream of client c, whichever other clients stand beside it.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+# The increment and the two multipliers of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def _mix(words: Words) -> Words:
+    words = (words ^ (words >> np.uint64(30))) * _MIX_1
+    words = (words ^ (words >> np.uint64(27))) * _MIX_2
+    return words ^ (words >> np.uint64(31))
+
+
+def stream_keys(seed: int, purpose: str, round_index: int, clients: NDArray[np.int64]) -> Words:
+    """One key a client, [C], for the streams of `purpose` in this round."""
+    key = np.array([seed], dtype=np.uint64)
+    for part in (zlib.crc32(purpose.encode()), round_index):
+        key = _mix(key + _GOLDEN) ^ _mix(np.array([part], dtype=np.uint64) + _GOLDEN)
+    return _mix(_mix(key + _GOLDEN) + _mix(clients.astype(np.uint64) + _GOLDEN))
+
+
+def uniform_bits(keys: Words, counters: NDArray[np.int64]) -> Words:
+    """The 64 random bits at place `counters` of the stream of each of `keys`; the two broadcast together."""
+    return _mix(keys + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+
+
+def uniform_below(keys: Words, counters: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Integers uniform over 0..bound-1; the bias is below bound / 2**53."""
+    unit = (uniform_bits(keys, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (unit * bounds).astype(np.int64)
+
+
+def generator(seed: int, purpose: str, round_index: int = 0, client: int = 0) -> np.random.Generator:
+    """A numpy generator of its own for one draw of this purpose."""
+    words = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), round_index, client])
+    return np.random.Generator(np.random.Philox(words))

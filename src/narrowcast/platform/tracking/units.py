@@ -1,0 +1,69 @@
+"""Numbers as people read them: decimal bytes, durations, shares and percentages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NOT_KNOWN = "–"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A symbol and how many of the stored units (bits or seconds) it stands for."""
+
+    symbol: str
+    size: float
+
+
+BYTE_UNITS = tuple(
+    Unit(symbol, 8 * 1000.0**power) for power, symbol in enumerate(("B", "kB", "MB", "GB", "TB"))
+)
+TIME_UNITS = (Unit("s", 1), Unit("min", 60), Unit("h", 3600))
+
+
+def axis_unit(units: Sequence[Unit], largest: float) -> Unit:
+    """The coarsest unit of which the largest value of an axis holds at least two."""
+    return next((unit for unit in reversed(units) if largest >= 2 * unit.size), units[0])
+
+
+def format_bits(bits: float) -> str:
+    """Bits as decimal bytes with three digits: `12.3 MB`."""
+    if not math.isfinite(bits):
+        return NOT_KNOWN
+    if bits < 999.5 * BYTE_UNITS[0].size:
+        return f"{bits / 8:.3g} B"
+    unit = next((unit for unit in BYTE_UNITS[1:] if bits < 999.5 * unit.size), BYTE_UNITS[-1])
+    value = bits / unit.size
+    return f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit.symbol}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in its two leading units: `1 h 23 min`."""
+    if not math.isfinite(seconds):
+        return NOT_KNOWN
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h"
+
+
+def format_percent(share: float | None) -> str:
+    """A share between 0 and 1 in percent: `68.41 %`; a dash where it was not measured."""
+    return NOT_KNOWN if share is None or not math.isfinite(share) else f"{100 * share:.2f} %"
+
+
+def format_ratio(part: float, whole: float) -> str:
+    """A part of a whole as a fraction: `1/16.2`; a multiple where it is larger, `1.25 x`."""
+    if not whole > 0:
+        return NOT_KNOWN
+    if part > whole:
+        return f"{part / whole:.3g} x"
+    return f"1/{whole / part:,.1f}" if part else "0"

@@ -1,0 +1,158 @@
+"""The types that data flows through, from a client's profile to the record of a round.
+
+Letters: C clients of a chunk or cohort, U clients in all, N items (rows of the item matrix), d embedding dimension,
+r rank, R rows that a chunk's clients touch, n examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+Arrays = Mapping[str, NDArray[np.generic]]
+"""Named arrays: a server state, the clients' states, a broadcast, a partial sum."""
+
+
+@dataclass(frozen=True)
+class ClientProfile:
+    """What one client brings: its examples, its link and its device.
+
+    Units: bits per second for the links; `compute_speed` is relative to the reference device of the clock.
+    """
+
+    client: int
+    examples: int
+    uplink_bits_per_second: float
+    downlink_bits_per_second: float
+    compute_speed: float
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The profiles of many clients as columns, so that a million of them cost five arrays."""
+
+    client: IntArray
+    examples: IntArray
+    uplink_bits_per_second: FloatArray
+    downlink_bits_per_second: FloatArray
+    compute_speed: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def __getitem__(self, row: int) -> ClientProfile:
+        return ClientProfile(
+            int(self.client[row]),
+            int(self.examples[row]),
+            float(self.uplink_bits_per_second[row]),
+            float(self.downlink_bits_per_second[row]),
+            float(self.compute_speed[row]),
+        )
+
+    def take(self, rows: IntArray) -> Profiles:
+        """The profiles of some of the clients, in the order asked for."""
+        return Profiles(
+            self.client[rows],
+            self.examples[rows],
+            self.uplink_bits_per_second[rows],
+            self.downlink_bits_per_second[rows],
+            self.compute_speed[rows],
+        )
+
+
+class Payload(Protocol):
+    """What crosses a link: it packs itself, and its weight is that of the packed bytes."""
+
+    def wire_bits(self) -> int:
+        """Eight times the length of `to_bytes()`, found without packing."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The bytes that a radio would send."""
+        ...
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Unpack, or raise `PayloadError`; never runs code."""
+        ...
+
+
+class PayloadError(ValueError):
+    """Bytes that are not a payload: truncated, padded, or of another shape than they claim."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A fixed part of a round's cohort: what one call to a client host works on.
+
+    Shapes: clients [C] ascending by place in the chunk; state holds each of these clients' private arrays, [C, ...].
+    """
+
+    round_index: int
+    index: int
+    clients: IntArray
+    state: Arrays
+
+
+@dataclass(frozen=True)
+class ClientLedger:
+    """What each client of a chunk sent, trained and lost in one round; all [C]."""
+
+    client: IntArray
+    rank: IntArray
+    uplink_bits: IntArray
+    examples: IntArray
+    loss: FloatArray
+    delivered: BoolArray
+
+
+@dataclass(frozen=True)
+class RoundLedger:
+    """What each client of a round received, trained, took and sent; all [C], in ascending order of clients."""
+
+    client: IntArray
+    rank: IntArray
+    uplink_bits: IntArray
+    downlink_bits: IntArray
+    examples: IntArray
+    seconds: FloatArray
+    loss: FloatArray
+    delivered: BoolArray
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """What comes back from a chunk: a partial sum, the clients' new states and the ledger."""
+
+    index: int
+    partial: Arrays
+    state: Arrays
+    ledger: ClientLedger
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One row of `rounds.parquet`: a round as the driver saw it.
+
+    `uplink_bits` and `downlink_bits` are of this round alone; those named `total_` add up since round 1.
+    `loss` is the mean over the delivered clients' last local epochs.
+    """
+
+    round: int
+    clients: int
+    delivered: int
+    loss: float
+    mean_rank: float
+    uplink_bits: int
+    downlink_bits: int
+    total_uplink_bits: int
+    total_downlink_bits: int
+    round_simulated_seconds: float
+    simulated_seconds: float

@@ -1,0 +1,232 @@
+import hashlib
+import logging
+import socket
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from narrowcast.platform.data import fetch
+from narrowcast.platform.data.fetch import DataSet, NCFLists, Source, Wheel, Zip
+from narrowcast.platform.errors import UserError
+
+EMPTY_HANDED = "0" * 64
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Keep the test output clean."""
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a web server on this machine and the folder it serves."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty root that is searched and written, with an empty home behind it."""
+    path = tmp_path / "root"
+    path.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(fetch.VARIABLE, str(path))
+    return path
+
+
+def data_set(*sources: Source, extras: tuple[Source, ...] = ()) -> DataSet:
+    return DataSet("toy", "a toy", "none", ("ratings.dat",), sources, extras)
+
+
+def put_zip(folder: Path, members: dict[str, str]) -> str:
+    """Write toy.zip and return its sha256."""
+    with zipfile.ZipFile(folder / "toy.zip", "w") as file:
+        for name, text in members.items():
+            file.writestr(name, text)
+    return sha256(folder / "toy.zip")
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def closed_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_only_the_named_members_come_out_of_an_archive(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    digest = put_zip(served, {"../../evil": "x", "/abs": "x", "toy/ratings.dat": "1::2", "toy/README": "r"})
+    source = Zip(f"{address}/toy.zip", digest, {"toy/ratings.dat": "ratings.dat", "toy/README": "README"})
+    folder = fetch.download(data_set(source), root, progress=False)
+    assert folder == root / "toy"
+    assert sorted(path.relative_to(root.parent) for path in root.rglob("*")) == [
+        Path("root/toy"), Path("root/toy/README"), Path("root/toy/ratings.dat")
+    ]  # fmt: skip
+    assert (folder / "ratings.dat").read_text() == "1::2"
+
+
+def test_a_corrupt_download_leaves_nothing(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    digest = put_zip(served, {"ratings.dat": "1::2"})
+    source = Zip(f"{address}/toy.zip", EMPTY_HANDED, {"ratings.dat": "ratings.dat"})
+    with pytest.raises(
+        UserError, match=f"127.0.0.1.*expected {EMPTY_HANDED} but got {digest}.*by hand"
+    ) as caught:
+        fetch.download(data_set(source), root, progress=False)
+    assert "\n" not in str(caught.value)
+    assert list(root.iterdir()) == []
+
+
+def test_a_failing_source_gives_way_to_the_next(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    digest = put_zip(served, {"half": "x", "ratings.dat": "1::2"})
+    incomplete = Zip(f"{address}/toy.zip", digest, {"half": "half", "gone": "ratings.dat"})
+    whole = Zip(f"{address}/toy.zip", digest, {"ratings.dat": "ratings.dat"})
+    folder = fetch.download(data_set(incomplete, whole), root, progress=False)
+    assert [path.name for path in folder.iterdir()] == ["ratings.dat"]
+
+
+def test_all_failures_are_named_in_one_line(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    (served / "page.zip").write_text("not an archive")
+    closed = closed_port()
+    names = {"ratings.dat": "ratings.dat"}
+    sources = (
+        Zip(f"http://{closed}/toy.zip", EMPTY_HANDED, names),
+        Zip(f"{address}/gone.zip", EMPTY_HANDED, names),
+        Zip(f"{address}/page.zip", sha256(served / "page.zip"), names),
+        Zip(f"{address}/page.zip", sha256(served / "page.zip"), names),
+    )
+    with pytest.raises(UserError) as caught:
+        fetch.download(data_set(*sources), root, progress=False)
+    text = str(caught.value)
+    assert f"{closed}: connection refused; " in text
+    assert "404 Client Error" in text
+    assert "File is not a zip file" in text
+    assert text.endswith(f"put ratings.dat into {root / 'toy'} by hand")
+    assert "\n" not in text
+    assert list(root.iterdir()) == []
+
+
+def test_a_name_that_does_not_resolve_is_said_to_be_so(root: Path) -> None:
+    source = Zip("https://narrowcast.invalid/toy.zip", EMPTY_HANDED, {"ratings.dat": "ratings.dat"})
+    with pytest.raises(UserError, match=r"\(narrowcast.invalid: name not resolved\)"):
+        fetch.download(data_set(source), root, progress=False)
+
+
+def ncf_lists(address: str, served: Path) -> NCFLists:
+    """Serve toy ratings of two users with NCF's lists for them."""
+    (served / "toy.test.rating").write_text("0\t1\t4\t9\n1\t0\t4\t9\n")
+    (served / "toy.test.negative").write_text("(0,1)\t0\n(1,0)\t1\n")
+    names = (".test.rating", ".test.negative")
+    return NCFLists(address, "toy", {name: sha256(served / f"toy{name}") for name in names})
+
+
+RATINGS = "1::50::5::7\n1::40::4::8\n2::40::3::9\n2::50::2::6\n"
+
+
+def test_lists_come_with_their_training_file(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    lists = ncf_lists(address, served)
+    source = Zip(f"{address}/toy.zip", put_zip(served, {"r": RATINGS}), {"r": "ratings.dat"})
+    folder = fetch.download(data_set(source, extras=(lists,)), root, progress=False)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "ratings.dat", "toy.test.negative", "toy.test.rating", "toy.train.rating"
+    ]  # fmt: skip
+    assert (folder / "toy.train.rating").read_text() == "0\t0\t5\t7\n1\t1\t3\t9\n"
+
+
+@pytest.mark.parametrize("ratings", [RATINGS, "1::50::5::7\n2::50::5::7\n"])
+def test_without_lists_the_ratings_stay_alone(
+    web: tuple[str, Path], root: Path, caplog: pytest.LogCaptureFixture, ratings: str
+) -> None:
+    address, served = web
+    lists = ncf_lists(address, served)
+    if ratings == RATINGS:
+        (served / "toy.test.negative").unlink()
+    source = Zip(f"{address}/toy.zip", put_zip(served, {"r": ratings}), {"r": "ratings.dat"})
+    with caplog.at_level(logging.WARNING):
+        folder = fetch.download(data_set(source, extras=(lists,)), root, progress=False)
+    assert [path.name for path in folder.iterdir()] == ["ratings.dat"]
+    assert "toy comes without what 127.0.0.1" in caplog.text
+
+
+def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
+    data = fetch.SETS["ml-100k"]
+    wheel = next(source for source in data.sources if isinstance(source, Wheel))
+    only = DataSet(data.name, data.description, data.licence, data.files, (wheel,))
+    folder = fetch.download(only, root, progress=False)
+    assert [path.name for path in folder.iterdir()] == ["ml-100k.inter"]
+    assert sha256(folder / "ml-100k.inter") == wheel.sha256
+    assert [path.name for path in root.iterdir()] == ["ml-100k"]
+    assert fetch.fetch("ml-100k", progress=False) == folder
+    assert {row.name: row.found for row in fetch.status()} == {
+        "ml-100k": folder, "ml-1m": None, "ml-latest-small": None
+    }  # fmt: skip
+    wrong = DataSet("toy", "", "", data.files, (Wheel(wheel.requirement, wheel.member, EMPTY_HANDED),))
+    with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {wheel.sha256}"):
+        fetch.download(wrong, root, progress=False)
+    assert not (root / "toy").exists()
+
+
+def test_a_package_that_is_not_there_is_said_to_be_so(root: Path) -> None:
+    source = Wheel("recbole==0.0.0", "member", EMPTY_HANDED)
+    with pytest.raises(UserError, match=r"PyPI recbole==0.0.0: ERROR: No matching distribution"):
+        fetch.download(data_set(source), root, progress=False)
+
+
+def test_find_names_the_places_and_the_command(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        fetch.find("ml-1m", ("a.dat", "b.dat"))
+    cache = tmp_path / "home" / ".cache" / "narrowcast" / "data" / "ml-1m"
+    assert str(caught.value) == (
+        f"ml-1m is not here: no a.dat or b.dat in {root / 'ml-1m'} or {cache}; "
+        "run: narrowcast data fetch ml-1m"
+    )
+    cache.mkdir(parents=True)
+    (cache / "b.dat").touch()
+    assert fetch.find("ml-1m", ("a.dat", "b.dat")) == cache
+
+
+def test_the_cache_is_written_where_the_named_root_cannot_be(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, web: tuple[str, Path]
+) -> None:
+    address, served = web
+    source = Zip(f"{address}/toy.zip", put_zip(served, {"r": RATINGS}), {"r": "ratings.dat"})
+    monkeypatch.setitem(fetch.SETS, "toy", data_set(source))
+    occupied = root / "file"
+    occupied.touch()
+    monkeypatch.setenv(fetch.VARIABLE, str(occupied))
+    assert fetch.fetch("toy", progress=False) == tmp_path / "home" / ".cache" / "narrowcast" / "data" / "toy"
+    monkeypatch.setenv("HOME", str(occupied))
+    with pytest.raises(UserError, match="can be written; set NARROWCAST_DATA to a folder that can"):
+        fetch.fetch("toy", progress=False)
+
+
+def test_a_folder_with_other_files_is_left_alone(root: Path) -> None:
+    (root / "toy").mkdir()
+    (root / "toy" / "mine").touch()
+    with pytest.raises(UserError, match=r"toy holds no ratings.dat but other files; move it away"):
+        fetch.download(data_set(), root, progress=False)
+
+
+def test_an_unknown_name_is_a_user_error() -> None:
+    with pytest.raises(
+        UserError, match="no data set 'ml-1b' to fetch; there are ml-100k, ml-1m, ml-latest-small"
+    ):
+        fetch.fetch("ml-1b", progress=True)
