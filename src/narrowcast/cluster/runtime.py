@@ -50,10 +50,19 @@ class RayRuntime(BaseModel):
     round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
 
     def check(self) -> None:
-        """Ask the cluster's port for an answer; raises `UserError` within seconds where there is none."""
+        """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
         address = self._address()
-        if address not in ("local", "auto"):
+        if address == "local":
+            return
+        if address != "auto":
             probe(address)
+        with self._cluster():
+            cpus = ray.cluster_resources().get("CPU", 0.0)
+        if (needed := self.actors * self.cpus_per_actor) > cpus:
+            raise UserError(
+                f"executor.actors = {self.actors} with {self.cpus_per_actor:g} CPUs each need {needed:g} CPUs; the "
+                f"cluster at {address} has {cpus:g}; lower executor.actors or executor.cpus_per_actor"
+            )
 
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Iterator[Outcome]:
         """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
@@ -106,18 +115,9 @@ class RayRuntime(BaseModel):
         except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
             raise UserError(f"no Ray cluster could be had at {address}: {error}; start one, or leave out --address") from error
         try:
-            self._check_size(address)
             yield
         finally:
             ray.shutdown()
-
-    def _check_size(self, address: str) -> None:
-        cpus = ray.cluster_resources().get("CPU", 0.0)
-        if (needed := self.actors * self.cpus_per_actor) > cpus:
-            raise UserError(
-                f"executor.actors = {self.actors} with {self.cpus_per_actor:g} CPUs each need {needed:g} CPUs; the "
-                f"cluster at {address} has {cpus:g}; lower executor.actors or executor.cpus_per_actor"
-            )
 
 
 def probe(address: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TextIO, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML, YAMLError
@@ -27,17 +27,14 @@ def read_yaml(text: str, origin: str) -> Any:
         raise UserError(f"{place}: not valid YAML: {problem}; correct the file") from error
 
 
-def write_yaml(values: Mapping[str, Any], path: Path) -> None:
-    """Write nested plain values as block-style YAML."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    with path.open("w") as stream:
-        yaml.dump(dict(values), stream)
+def write_yaml(values: Mapping[str, Any], target: Path | TextIO) -> None:
+    """Write nested plain values as block-style YAML, in their order."""
+    yaml = YAML(pure=True)
+    yaml.dump(dict(values), target)
 
 
 def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Set `a.b=value` items in nested values; the value is read as YAML."""
+    """Set `a.b=value` items in nested values; the value is read as YAML. Another `kind` starts its section over."""
     for override in overrides:
         path, equals, text = override.partition("=")
         keys = path.split(".")
@@ -60,8 +57,10 @@ def _set(values: Any, keys: Sequence[str], value: Any, path: str) -> None:
         values = values[key]
     if isinstance(values, list):
         values[_place(values, last, path)] = value
-    else:
-        values[last] = value
+        return
+    if last == "kind" and values.get("kind", value) != value:
+        values.clear()  # the fields of one kind mean nothing to another
+    values[last] = value
 
 
 def _place(values: list[Any], key: str, path: str) -> int:

@@ -18,33 +18,21 @@ from rich.text import Text
 
 from narrowcast.platform.config import validate
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.plots import (
-    BLACK,
-    BLUE,
-    GREEN,
-    METRICS,
-    ORANGE,
-    PURPLE,
-    TIME,
-    UPLINK,
-    VERMILLION,
-    column,
-    curve,
-    log_axis,
-    marker,
-    new_figure,
-)
-from narrowcast.platform.tracking.units import (
-    axis_unit,
-    format_bits,
-    format_percent,
-    format_ratio,
-    format_seconds,
-)
+from narrowcast.platform.tracking import plots, units
 
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK)
+_COLOURS = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.ORANGE, plots.BLACK)
 _DASHES = ("-", "--", ":")
-_LEGEND_CHARACTERS = 130  # what a legend row of the figure holds
+_NUMBER_HEADERS = (
+    "rounds",
+    "test\nHR@10",
+    "test\nNDCG@10",
+    "uplink",
+    "of full\nFedMF",
+    "downlink",
+    "simulated\ntime",
+    "wall\ntime",
+)
+_LEGEND_CHARACTERS = 130  # what one row of the figure's legend holds
 
 
 class Best(BaseModel):
@@ -57,7 +45,7 @@ class Best(BaseModel):
 
 
 class RunResult(BaseModel):
-    """What `result.json` holds; `full_uplink_bits` is what FedMF in fp32 would have sent in the same participations."""
+    """What is read of `result.json`; `full_uplink_bits` is what FedMF in fp32 would have sent instead."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -94,39 +82,41 @@ def load_run(folder: Path) -> RunSummary:
             raise UserError(
                 f"{folder}: has no {name}, so it is no finished run; let the run finish or resume it"
             )
-    path = folder / "result.json"
+    result = _read_result(folder / "result.json")
+    history = _read_history(folder / "rounds.parquet")
+    played = int(plots.column(history, "round").max(initial=0))
+    if played != result.rounds:
+        raise UserError(
+            f"{folder}: rounds.parquet ends at round {played} and result.json at round {result.rounds}, "
+            "so it is no finished run; let the run finish or resume it"
+        )
+    return RunSummary(folder, result, history)
+
+
+def _read_result(path: Path) -> RunResult:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path}: unreadable ({_first_line(error)}); resume the run to write it anew"
         ) from error
-    result = validate(RunResult, content, str(path))
-    path = folder / "rounds.parquet"
+    return validate(RunResult, content, str(path))
+
+
+def _read_history(path: Path) -> pa.Table:
     try:
-        history = pq.read_table(path)
-        played = int(column(history, "round").max(initial=0))
-        curve(history, UPLINK, "test.hr@10")
-        curve(history, TIME, "test.hr@10")
-    except (OSError, KeyError, pa.ArrowException) as error:
+        # Without partitioning=None a folder called lr=0.1 would become a column.
+        history = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: unreadable ({_first_line(error)}); run the experiment again") from error
-    if played != result.rounds:
-        raise UserError(
-            f"{folder}: rounds.parquet ends at round {played} and result.json at round {result.rounds}, so it is no "
-            "finished run; let the run finish or resume it"
-        )
-    return RunSummary(folder, result, history)
+    needed = ("round", plots.UPLINK.column, plots.TIME.column)
+    if missing := [name for name in needed if name not in history.column_names]:
+        raise UserError(f"{path}: has no column {', '.join(missing)}; run the experiment again")
+    return history
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def compare(folders: Sequence[Path]) -> Comparison:
-    """Read the runs of some folders, in the order given."""
-    if not folders:
-        raise UserError("no runs to compare; give the folder of at least one finished run")
-    return Comparison(tuple(load_run(folder) for folder in folders))
 
 
 @dataclass(frozen=True)
@@ -145,43 +135,36 @@ class Comparison:
 
     def table(self) -> Table:
         """One row a run, with the best HR@10 on each data set in bold."""
-        table = Table(box=box.SIMPLE_HEAD, caption_justify="left")
-        for header in ("run", "algorithm", "data"):
-            table.add_column(header, overflow="fold")
-        for header in (
-            "rounds",
-            "HR@10",
-            "NDCG@10",
-            "uplink",
-            "of full FedMF",
-            "downlink",
-            "simulated",
-            "wall",
-        ):
-            table.add_column(header, justify="right")
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+        table.add_column("run", overflow="fold")
+        for header in ("algorithm", "data"):
+            table.add_column(header, no_wrap=True)
+        for header in _NUMBER_HEADERS:  # left to wrap: in a narrow terminal a number must not be cut
+            table.add_column(header, justify="right", overflow="fold")
         best: dict[str, float] = {}
         for run in self.runs:
-            hit_rate = run.result.final.get("test.hr@10", 0.0)
-            best[run.result.data] = max(hit_rate, best.get(run.result.data, 0.0))
+            best[run.result.data] = max(best.get(run.result.data, 0.0), _hit_rate(run))
         for label, run in zip(self.labels(), self.runs, strict=True):
             result = run.result
-            hit_rate = result.final.get("test.hr@10")
             table.add_row(
                 Text(label),
                 Text(result.algorithm),
                 Text(result.data),
                 str(result.rounds),
-                Text(format_percent(hit_rate), style="bold" if hit_rate == best[result.data] else ""),
-                format_percent(result.final.get("test.ndcg@10")),
-                format_bits(result.uplink_bits),
-                format_ratio(result.uplink_bits, result.full_uplink_bits),
-                format_bits(result.downlink_bits),
-                format_seconds(result.simulated_seconds),
-                format_seconds(result.wall_seconds),
+                Text(
+                    units.format_percent(result.final.get("test.hr@10")),
+                    style="bold" if 0 < _hit_rate(run) == best[result.data] else "",
+                ),
+                units.format_percent(result.final.get("test.ndcg@10")),
+                units.format_bits(result.uplink_bits),
+                units.format_ratio(result.uplink_bits, result.full_uplink_bits),
+                units.format_bits(result.downlink_bits),
+                units.format_seconds(result.simulated_seconds),
+                units.format_seconds(result.wall_seconds),
             )
         if len(best) > 1:
-            table.caption = (
-                f"Different data sets ({', '.join(best)}): accuracy compares only within one of them."
+            table.caption = Text(
+                f"Different data sets ({', '.join(best)}): accuracy compares only within one."
             )
         return table
 
@@ -190,64 +173,68 @@ class Comparison:
         figure = self.figure()
         known = sorted(figure.canvas.get_supported_filetypes())
         if path.suffix.removeprefix(".").lower() not in known:
-            raise UserError(
-                f'{path}: "{path.suffix}" is no kind of figure; name a file in one of {", ".join(known)}'
-            )
+            raise UserError(f"{path}: not the name of a figure; end it in one of .{', .'.join(known)}")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
 
     def figure(self) -> Figure:
         """Test HR@10 of each run against its cumulative uplink and against its simulated time."""
-        figure, panels = new_figure("Test HR@10 against uplink and simulated time", panels=2)
+        figure, panels = plots.new_figure("Test HR@10 against uplink and simulated time", panels=2)
         labels = self.labels()
-        for cost, axes in zip((UPLINK, TIME), panels, strict=True):
-            curves = [curve(run.history, cost, "test.hr@10") for run in self.runs]
-            unit = axis_unit(cost.units, max(x.max(initial=0.0) for x, _ in curves))
-            for index, (label, (x, y)) in enumerate(zip(labels, curves, strict=True)):
-                drawn = x > 0 if cost is UPLINK else x >= 0
-                axes.plot(
-                    x[drawn] / unit.size,
-                    100 * y[drawn],
-                    color=_COLOURS[index % len(_COLOURS)],
-                    linestyle=_DASHES[index // len(_COLOURS) % len(_DASHES)],
-                    linewidth=1.5,
-                    marker=marker(x),
-                    markersize=3,
-                    label=label,
-                )
-            if cost is UPLINK:
-                log_axis(axes, np.concatenate([x[x > 0] for x, _ in curves]) / unit.size)
+        for cost, axes in zip((plots.UPLINK, plots.TIME), panels, strict=True):
+            curves = [plots.curve(run.history, cost, "test.hr@10") for run in self.runs]
+            spent = [x[-1] for x, _ in curves if len(x)]
+            if not spent:
+                raise UserError("none of the runs measured test.hr@10; give at least one that was evaluated")
+            logarithmic = cost is plots.UPLINK
+            unit = units.axis_unit(cost.units, float(np.median(spent) if logarithmic else max(spent)))
+            for index, (x, y) in enumerate(curves):
+                dashes = _DASHES[index // len(_COLOURS) % len(_DASHES)]
+                line = axes.plot(x / unit.size, 100 * y, dashes, linewidth=1.5, label=labels[index])[0]
+                line.set(color=_COLOURS[index % len(_COLOURS)], marker=plots.marker(x), markersize=3)
+            if logarithmic:
+                plots.log_axis(axes, np.concatenate([x[x > 0] for x, _ in curves]) / unit.size)
             else:
-                axes.set_xlim(left=0)
-            axes.set(xlabel=cost.axis_label(unit), ylabel="test HR@10 (%)")
+                axes.set_xlim(-0.02 * max(spent) / unit.size, 1.03 * max(spent) / unit.size or 1)
+            axes.set(xlabel=f"{cost.label} ({unit.symbol})", ylabel="test HR@10 (%)")
         columns = min(len(labels), max(1, _LEGEND_CHARACTERS // (max(map(len, labels)) + 8)))
-        rows = -(-len(labels) // columns)
-        figure.set_figheight(figure.get_figheight() + 0.2 * rows)
+        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
         figure.legend(
-            panels[0].lines, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+            panels[0].lines, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
         )
         return figure
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Read the runs of some folders, in the order given."""
+    if not folders:
+        raise UserError("no runs to compare; give the folder of at least one finished run")
+    return Comparison(tuple(load_run(folder) for folder in folders))
+
+
+def _hit_rate(run: RunSummary) -> float:
+    return run.result.final.get("test.hr@10", 0.0)
 
 
 def result_table(summary: RunSummary) -> Table:
     """What `narrowcast run` prints at its end, in two columns."""
     result = summary.result
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
+    table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for split in ("test", "validation"):
-        for metric, (label, _) in METRICS.items():
+        for metric, (label, _) in plots.METRICS.items():
             name = f"{split}.{metric}"
             if name in result.final:
                 best = result.best.get(name)
-                beside = f" (best {format_percent(best.value)} in round {best.round})" if best else ""
-                table.add_row(f"{label}, {split}", f"{format_percent(result.final[name])}{beside}")
-    share = format_ratio(result.uplink_bits, result.full_uplink_bits)
-    table.add_row("uplink", f"{format_bits(result.uplink_bits)} ({result.uplink_bits:,} bits)")
-    table.add_row("of full FedMF", f"{share} of {format_bits(result.full_uplink_bits)}")
-    table.add_row("downlink", format_bits(result.downlink_bits))
-    table.add_row("simulated time", format_seconds(result.simulated_seconds))
-    table.add_row("wall time", format_seconds(result.wall_seconds))
+                beside = f" (best {units.format_percent(best.value)} in round {best.round})" if best else ""
+                table.add_row(f"{split} {label}", units.format_percent(result.final[name]) + beside)
+    share = units.format_ratio(result.uplink_bits, result.full_uplink_bits)
+    table.add_row("uplink", f"{units.format_bits(result.uplink_bits)} ({result.uplink_bits:,} bits)")
+    table.add_row("of full FedMF", f"{share} of {units.format_bits(result.full_uplink_bits)}")
+    table.add_row("downlink", units.format_bits(result.downlink_bits))
+    table.add_row("simulated time", units.format_seconds(result.simulated_seconds))
+    table.add_row("wall time", units.format_seconds(result.wall_seconds))
     table.add_row("seed", str(result.seed))
     table.add_row("model sha256", result.model_sha256[:12])
     return table

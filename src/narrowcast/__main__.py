@@ -1,0 +1,5 @@
+"""`python -m narrowcast` is the command line."""
+
+from narrowcast.cli import main
+
+main()

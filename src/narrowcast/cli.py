@@ -1,0 +1,271 @@
+"""The command line: run, compare, data, ui, sync and show."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from narrowcast import __version__
+from narrowcast.platform.config import write_yaml
+from narrowcast.platform.data import fetch
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.tracking.units import format_bits, format_seconds
+
+OUTPUT = click.Path(file_okay=True, path_type=Path)
+_PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
+
+
+class _Commands(click.Group):
+    """Commands in the order in which a newcomer needs them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Federated learning over narrow links: accuracy against bits and time.
+
+    \b
+    narrowcast run scolr-ml100k                       the demo, a packaged experiment
+    narrowcast run scolr-ml100k algorithm.rank=16     with another rank
+    narrowcast run my.yaml --executor local           your own file, without Ray
+    narrowcast compare runs/a runs/b                  a table and a plot of several runs
+    narrowcast ui                                     all runs in the MLflow UI
+    """
+
+
+@cli.command()
+@click.argument("experiment", required=False)
+@click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
+@click.option("--executor", type=click.Choice(["local", "ray"]), help="Play in this process, or on Ray actors.")
+@click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --executor ray.")
+@click.option("--resume", metavar="RUN", help="Go on with a run of the output folder from its last checkpoint.")
+@click.option("--output", type=OUTPUT, default=Path("runs"), show_default=True, help="Folder of all runs.")
+def run(
+    experiment: str | None,
+    overrides: tuple[str, ...],
+    executor: str | None,
+    address: str | None,
+    resume: str | None,
+    output: Path,
+) -> None:
+    """Play EXPERIMENT: a YAML file, or the name of a packaged one (see `narrowcast show`).
+
+    Any value of the file can be set on the command line by its dotted path, such as algorithm.rank=8 or
+    rounds=200. A section can be replaced by its kind: fleet=lognormal. With --resume, EXPERIMENT may be left
+    out; results are the same as those of a run that was never interrupted.
+    """
+    from narrowcast import session
+    from narrowcast.experiment import load_experiment
+
+    # A word with a = is an override even where the experiment is left out.
+    if experiment is not None and "=" in experiment and resume:
+        overrides, experiment = (experiment, *overrides), None
+    if executor is not None:
+        overrides = (*overrides, f"executor.kind={executor}")
+    if address is not None:
+        overrides = (*overrides, "executor.kind=ray", f'executor.address="{address}"')
+    if experiment is None and resume is None:
+        raise UserError("no experiment given; name a packaged one (narrowcast show lists them) or a YAML file")
+    if resume is not None:
+        folder = output / resume
+        config = folder / "config.yaml"
+        changed = None
+        if experiment is not None or (overrides and config.is_file()):
+            changed = load_experiment(experiment or str(config), overrides)
+        prepared = session.prepare_resume(folder, changed)
+    else:
+        prepared = session.prepare(load_experiment(str(experiment), overrides), output)
+    name = prepared.folder.name
+    with _Progress(name, prepared.state.round_index, prepared.experiment.rounds) as progress:
+        try:
+            result = session.run(prepared, progress.show)
+        except RunFailed as error:
+            raise RunFailed(f"{error} [narrowcast run --resume {name} --output {output}]") from error
+        except KeyboardInterrupt:
+            raise RunFailed(f"interrupted; go on with: narrowcast run --resume {name} --output {output}") from None
+    _report(prepared.folder, result, session.hide_password(prepared.uri))
+
+
+class _Progress:
+    """A bar on a terminal, a line now and then otherwise."""
+
+    def __init__(self, name: str, done: int, rounds: int) -> None:
+        self._rounds = rounds
+        self._bar = tqdm(total=rounds, initial=done, desc=name, unit="round") if sys.stderr.isatty() else None
+        self._metrics = ""
+        if self._bar is None:
+            print(f"{name}: {rounds} rounds" + (f", going on after round {done}" if done else ""), flush=True)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Show a round that was written down."""
+        if "test.hr@10" in row:
+            self._metrics = f"HR@10 {row['test.hr@10']:.4f}  "
+        facts = (
+            f"{self._metrics}loss {row['loss']:.3f}  up {format_bits(row['total_uplink_bits'])}  "
+            f"simulated {format_seconds(row['simulated_seconds'])}"
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(facts, refresh=False)
+            self._bar.update()
+        elif row["round"] % max(1, self._rounds // _PLAIN_LINES) == 0 or row["round"] == self._rounds:
+            print(f"round {row['round']}/{self._rounds}  {facts}", flush=True)
+
+
+def _report(folder: Path, result: Mapping[str, Any], uri: str) -> None:
+    from narrowcast.platform.tracking.compare import load_run, result_table
+
+    console = Console()
+    console.print(result_table(load_run(folder)))
+    console.print(f"plots   {folder / 'plots'}", highlight=False, soft_wrap=True)
+    console.print(f"MLflow  {uri}  run {result['mlflow_run_id']}", highlight=False, soft_wrap=True)
+    console.print(f"        look at it with: narrowcast ui --output {folder.parent}", highlight=False, soft_wrap=True)
+
+
+@cli.command()
+@click.argument("experiment", required=False)
+@click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
+def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
+    """List the packaged experiments, or print EXPERIMENT as it would run, every default filled in."""
+    from narrowcast.experiment import load_experiment, packaged_experiments
+
+    if experiment is None:
+        table = Table("experiment", "what it is", box=None, pad_edge=False)
+        for name, summary in packaged_experiments().items():
+            table.add_row(name, summary)
+        Console().print(table)
+        return
+    write_yaml(load_experiment(experiment, overrides).plain(), sys.stdout)
+
+
+@cli.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--output", type=OUTPUT, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option("--plot", type=OUTPUT, help="Where to draw; compare.png in the output folder by default.")
+def compare(runs: tuple[str, ...], output: Path, plot: Path | None) -> None:
+    """Compare finished runs by accuracy, bits and time: a table, and a plot.
+
+    RUN is the name of a run in the output folder, or the path of a run's folder.
+    """
+    from narrowcast.platform.tracking.compare import compare as compare_runs
+
+    comparison = compare_runs([_run_folder(name, output) for name in runs])
+    Console().print(comparison.table())
+    target = plot or output / "compare.png"
+    try:
+        comparison.draw(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target} ({error.strerror}); give another place with --plot") from error
+    click.echo(f"plot    {target}")
+
+
+def _run_folder(name: str, output: Path) -> Path:
+    return output / name if (output / name).is_dir() or not Path(name).is_dir() else Path(name)
+
+
+@cli.group()
+def data() -> None:
+    """The data sets: which are here, and how to get them."""
+
+
+@data.command("list")
+def list_data() -> None:
+    """List the data sets, their licences and where they were found."""
+    table = Table("name", "what it is", "licence", "found", box=None, pad_edge=False)
+    for row in fetch.status():
+        table.add_row(row.name, row.description, row.licence, str(row.found or f"no: narrowcast data fetch {row.name}"))
+    Console().print(table)
+    click.echo("looked in " + ", then ".join(str(root) for root in fetch.roots()))
+
+
+@data.command("fetch")
+@click.argument("name")
+def fetch_data(name: str) -> None:
+    """Download the data set NAME, check it and unpack it."""
+    click.echo(f"{name} is in {fetch.fetch(name, progress=sys.stderr.isatty())}")
+
+
+@cli.command()
+@click.option("--output", type=OUTPUT, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
+def ui(output: Path, port: int) -> None:
+    """Open the MLflow UI on the runs of the output folder, for this machine only (127.0.0.1)."""
+    from narrowcast.platform.tracking.mlflow_run import Tracking
+
+    uri = Tracking().resolve(output)
+    if uri.startswith(("http://", "https://")):
+        raise UserError(f"the runs are tracked at {uri}; open that address in a browser")
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise UserError(f"no runs in {output}; make some with narrowcast run, or give their folder with --output")
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
+    click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
+    command = ["mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    try:
+        subprocess.run([sys.executable, "-m", *command], check=True)
+    except subprocess.CalledProcessError as error:
+        raise RunFailed(f"the MLflow UI stopped with status {error.returncode}") from error
+    except KeyboardInterrupt:
+        click.echo()
+
+
+@cli.command()
+@click.argument("run_name", metavar="RUN")
+@click.option("--output", type=OUTPUT, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option("--tracking-uri", help="The store, where it is not the one the run started with.")
+def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
+    """Send to MLflow what it missed of RUN while its store was down."""
+    from narrowcast import session
+
+    sent = session.sync(_run_folder(run_name, output), tracking_uri)
+    click.echo(f"{run_name}: {sent} rounds sent, MLflow is up to date")
+
+
+def main() -> NoReturn:
+    """Run the command line: status 0, 1 for a failed run, 2 for bad input, always without a traceback."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        status = cli(standalone_mode=False)
+    except UserError as error:
+        _fail(str(error), 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except RunFailed as error:
+        _fail(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted", 1)
+    sys.exit(status or 0)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    click.echo(f"narrowcast: {message}", err=True)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""An experiment: everything a run is made of, in one frozen model that reads from and writes to YAML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict, Field
+
+from narrowcast.algorithms.local_training.batches import LocalTraining
+from narrowcast.catalog import ALGORITHMS, DATA, FLEETS, MODELS, RUNTIMES, TRAINING_DEFAULTS, one_of
+from narrowcast.cluster.fleet import Tiers
+from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.platform.config import apply_overrides, flatten, read_yaml, suggest, validate
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.data.interactions import DataSource, Interactions
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.rounds import Plan, Runtime
+from narrowcast.platform.tracking.mlflow_run import Tracking
+
+if TYPE_CHECKING:
+    AnyAlgorithm, AnyData, AnyFleet, AnyModel, AnyRuntime = Algorithm, DataSource, Tiers, MatrixFactorisation, Runtime
+else:
+    AnyAlgorithm, AnyData, AnyFleet, AnyModel, AnyRuntime = (
+        one_of(kinds) for kinds in (ALGORITHMS, DATA, FLEETS, MODELS, RUNTIMES)
+    )
+
+PACKAGED = files("narrowcast") / "experiments"
+_NOT_IDENTITY = ("name", "executor", "tracking", "rounds", "evaluate_every", "checkpoint_every")
+
+
+class Experiment(Plan):
+    """One federated run: data, model, algorithm, fleet, and where it is played and tracked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][\w.-]*$", description="name of the run and of its folder")
+    data: AnyData
+    model: AnyModel = MatrixFactorisation()
+    algorithm: AnyAlgorithm
+    training: LocalTraining = LocalTraining()
+    fleet: AnyFleet = Tiers()
+    executor: AnyRuntime = RayRuntime()
+    tracking: Tracking = Tracking()
+
+    def task(self, data: Interactions) -> Task:
+        """What the clients' hosts hold, or a `UserError` where the parts do not fit together."""
+        profiles = self.fleet.profiles(data.examples, self.seed)
+        task = Task(data=data, profiles=profiles, model=self.model, training=self.training, seed=self.seed)
+        self.algorithm.check(task)
+        return task
+
+    def plain(self) -> dict[str, Any]:
+        """Nested plain values, as the YAML file has them, without secrets."""
+        values: dict[str, Any] = json.loads(self.model_dump_json())
+        values["tracking"] = json.loads(self.tracking.without_secrets().model_dump_json())
+        return values
+
+    def identity(self) -> dict[str, Any]:
+        """The dotted values that the results of a round depend on."""
+        return flatten({key: value for key, value in self.plain().items() if key not in _NOT_IDENTITY})
+
+    def digest(self) -> str:
+        """The sha256 of `identity`."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def load_experiment(name_or_path: str, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment from a YAML file, or from the packaged one of this name."""
+    text, origin = _find(name_or_path)
+    values = read_yaml(text, origin)
+    if not isinstance(values, dict):
+        raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
+    values.setdefault("name", Path(origin).stem)
+    return build_experiment(apply_overrides(values, overrides), origin)
+
+
+def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
+    """Fill in the data set's training defaults and validate."""
+    data = values.get("data")
+    kind = data.get("kind") if isinstance(data, dict) else data
+    training = values.get("training", {})
+    if isinstance(training, dict):
+        values = {**values, "training": {**TRAINING_DEFAULTS.get(str(kind), {}), **training}}
+    return validate(Experiment, values, origin)
+
+
+def packaged_experiments() -> dict[str, str]:
+    """The names of the packaged experiments and what their first comment line says of them."""
+    entries = sorted(PACKAGED.iterdir(), key=lambda entry: entry.name)
+    yaml_files = [entry for entry in entries if entry.name.endswith(".yaml")]
+    return {entry.name.removesuffix(".yaml"): entry.read_text().splitlines()[0].lstrip("# ") for entry in yaml_files}
+
+
+def _find(name_or_path: str) -> tuple[str, str]:
+    packaged = PACKAGED / f"{name_or_path}.yaml"
+    if "/" not in name_or_path and packaged.is_file():
+        return packaged.read_text(), f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    try:
+        return path.read_text(), str(path)
+    except FileNotFoundError:
+        known = packaged_experiments()
+        raise UserError(
+            f'no experiment "{name_or_path}": neither a file nor a packaged experiment; '
+            f"packaged: {', '.join(known)}{suggest(name_or_path, known)}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as an experiment file: {error}") from error

@@ -1,0 +1,114 @@
+"""The journal of a run: one JSON line a round, written before anything else hears of the round.
+
+It is what resume, the tables and late deliveries to MLflow are made from. A round that is played again after a resume
+has the same results, so its first line stands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.types import Profiles
+
+_FILE = "journal.jsonl"
+
+
+@dataclass
+class Journal:
+    """The rounds of a run so far; `rounds` are flat rows, `clients` the ledger of each round as columns."""
+
+    path: Path
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[str, list[Any]]] = field(default_factory=list)
+
+    @property
+    def last_round(self) -> int:
+        """The last round that was written down."""
+        return self.rounds[-1]["round"] if self.rounds else 0
+
+    @classmethod
+    def open(cls, folder: Path) -> Journal:
+        """Read what is there; a line that a crash cut short is dropped."""
+        journal = cls(folder / _FILE)
+        if journal.path.exists():
+            text = journal.path.read_text()
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:
+                journal.path.write_text(whole)
+            for line in whole.splitlines():
+                entry = json.loads(line)
+                journal.rounds.append(entry["round"])
+                journal.clients.append(entry["clients"])
+        return journal
+
+    def append(self, outcome: Outcome, logged_at_ms: int) -> bool:
+        """Write a round down, unless it stands there already; whether it was written."""
+        if outcome.record.round <= self.last_round:
+            return False
+        wall_seconds = self.rounds[-1]["wall_seconds"] if self.rounds else 0.0
+        row = {
+            **asdict(outcome.record),
+            "round_wall_seconds": outcome.wall_seconds,
+            "wall_seconds": wall_seconds + outcome.wall_seconds,
+            "logged_at_ms": logged_at_ms,
+            **outcome.metrics,
+        }
+        ledger = {name: values.tolist() for name, values in vars(outcome.ledger).items()}
+        with self.path.open("a") as stream:
+            stream.write(json.dumps({"round": row, "clients": ledger}) + "\n")
+        self.rounds.append(row)
+        self.clients.append(ledger)
+        return True
+
+    def rounds_table(self) -> pa.Table:
+        """One row a round; metrics are null where a round was not evaluated."""
+        columns = dict.fromkeys(name for row in self.rounds for name in row)
+        return pa.table({name: [row.get(name) for row in self.rounds] for name in columns})
+
+    def clients_table(self, profiles: Profiles) -> pa.Table:
+        """One row a client and round, with the client's uplink rate."""
+        names = self.clients[0] if self.clients else {}
+        columns: dict[str, list[Any]] = {
+            name: [value for ledger in self.clients for value in ledger[name]] for name in names
+        }
+        rounds = [
+            row["round"] for row, ledger in zip(self.rounds, self.clients, strict=True) for _ in ledger["client"]
+        ]
+        rates = profiles.uplink_bits_per_second[columns.get("client", [])].tolist() if rounds else []
+        return pa.table({"round": rounds, **columns, "uplink_bits_per_second": rates})
+
+    def write_tables(self, profiles: Profiles) -> tuple[pa.Table, pa.Table]:
+        """Write `rounds.parquet` and `clients.parquet` beside the journal, and return them."""
+        rounds, clients = self.rounds_table(), self.clients_table(profiles)
+        pq.write_table(rounds, self.path.with_name("rounds.parquet"))
+        pq.write_table(clients, self.path.with_name("clients.parquet"))
+        return rounds, clients
+
+    def final_metrics(self) -> dict[str, float]:
+        """The metrics of the last evaluation, and the loss of the last round."""
+        metrics: dict[str, float] = {}
+        for row in self.rounds:
+            metrics |= evaluation(row)
+        return metrics | ({"loss": self.rounds[-1]["loss"]} if self.rounds else {})
+
+    def best_metrics(self) -> dict[str, dict[str, float]]:
+        """The highest value of each metric, and its round."""
+        best: dict[str, dict[str, float]] = {}
+        for row in self.rounds:
+            for name, value in evaluation(row).items():
+                if name not in best or value > best[name]["value"]:
+                    best[name] = {"value": value, "round": row["round"]}
+        return best
+
+
+def evaluation(row: Mapping[str, Any]) -> dict[str, float]:
+    """The entries of a round's row that come from an evaluation: those with a dot in their name."""
+    return {name: value for name, value in row.items() if "." in name}

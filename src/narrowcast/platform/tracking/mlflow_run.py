@@ -1,0 +1,267 @@
+"""A run in MLflow: opened before round 1, fed one batch a round by a thread, closed with its artifacts.
+
+The journal comes first: a thread sends what stands in it and notes how far it got in `tracking.json`, so that a store
+that goes away delays the metrics and loses none. Sending a round twice leaves one copy, since a metric's timestamp is
+the journal's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import requests
+from pydantic import BaseModel, ConfigDict, Field
+
+# Bounds on how long a call to a store that is down may take, and no calls home; all are read by MLflow at run time.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "5")
+
+from mlflow import MlflowClient  # noqa: E402
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag  # noqa: E402
+from mlflow.exceptions import MlflowException  # noqa: E402
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor  # noqa: E402
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NAME  # noqa: E402
+from sqlalchemy.exc import SQLAlchemyError  # noqa: E402
+
+from narrowcast.platform.checkpoint import write_atomically  # noqa: E402
+from narrowcast.platform.data.interactions import Interactions  # noqa: E402
+from narrowcast.platform.errors import UserError  # noqa: E402
+
+logger = logging.getLogger(__name__)
+STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)
+_CURSOR = "tracking.json"
+_HIDDEN = "***"
+_RETRY_SECONDS = 5.0
+_PROBE_SECONDS = 5.0
+_PARAMS_AT_ONCE = 100
+
+for _noisy in ("alembic", "mlflow"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
+
+
+class Tracking(BaseModel):
+    """Where runs are tracked: `uri`, else MLFLOW_TRACKING_URI, else an SQLite file in the output folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str | None = None
+    experiment: str = Field("narrowcast", min_length=1, description="the MLflow experiment that runs go to")
+    system_metrics: bool = True
+    flush_seconds: float = Field(30.0, ge=0, description="wait at the end for a store that lags or is down")
+
+    def resolve(self, output: Path) -> str:
+        """The tracking URI in force."""
+        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.resolve()}/mlflow.db"
+
+    def without_secrets(self) -> Tracking:
+        """The same without a user's name and password in the URI."""
+        return self.model_copy(update={"uri": hide_password(self.uri) if self.uri else None})
+
+
+def hide_password(uri: str) -> str:
+    """The URI with `***` in place of what stands before its @."""
+    parts = urlsplit(uri)
+    if "@" not in parts.netloc:
+        return uri
+    return urlunsplit(parts._replace(netloc=f"{_HIDDEN}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def is_hidden(uri: str) -> bool:
+    """Whether the URI went through `hide_password` and lost something."""
+    return f"//{_HIDDEN}@" in uri
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How much of a run the store has; `uri` without secrets."""
+
+    uri: str
+    run_id: str
+    sent_rounds: int = 0
+    closed: bool = False
+
+    @classmethod
+    def load(cls, folder: Path) -> Cursor:
+        """Read `tracking.json` of a run's folder."""
+        try:
+            return cls(**json.loads((folder / _CURSOR).read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{folder} holds no run that was tracked ({error}); give a run's folder") from error
+
+    def save(self, folder: Path) -> None:
+        """Write `tracking.json`."""
+        write_atomically(folder / _CURSOR, json.dumps(asdict(self)).encode())
+
+
+def check_store(uri: str) -> None:
+    """Raise `UserError` within seconds where no tracking store answers at the URI."""
+    shown = hide_password(uri)
+    try:
+        if urlsplit(uri).scheme in ("http", "https"):
+            requests.get(f"{uri.rstrip('/')}/health", timeout=_PROBE_SECONDS).raise_for_status()
+        elif uri.startswith("sqlite:///"):
+            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        MlflowClient(uri).search_experiments(max_results=1)
+    except STORE_ERRORS as error:
+        raise UserError(
+            f"no MLflow store answers at {shown} ({_reason(error)}); start it, or set tracking.uri or "
+            "MLFLOW_TRACKING_URI to one that does"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
+        error = getattr(error.args[0], "reason", None) or error.args[0]
+    text = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
+
+
+def open_run(
+    tracking: Tracking,
+    output: Path,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    data: Interactions,
+) -> tuple[str, str]:
+    """Create the MLflow run with its params, tags and data set; its URI and run id."""
+    uri = tracking.resolve(output)
+    client = MlflowClient(uri)
+    try:
+        run = client.create_run(
+            _experiment_id(client, uri, tracking.experiment, output), run_name=name, tags={**tags, MLFLOW_RUN_NAME: name}
+        )
+        entries = [Param(key, str(value)) for key, value in params.items()]
+        for start in range(0, len(entries), _PARAMS_AT_ONCE):
+            client.log_batch(run.info.run_id, params=entries[start : start + _PARAMS_AT_ONCE])
+        client.log_inputs(run.info.run_id, [_dataset_input(data)])
+    except STORE_ERRORS as error:
+        raise UserError(f"the MLflow store at {hide_password(uri)} took no run ({_reason(error)}); check it") from error
+    return uri, run.info.run_id
+
+
+def _experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> str:
+    known = client.get_experiment_by_name(name)
+    if known is not None:
+        return str(known.experiment_id)
+    artifacts = (output.resolve() / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
+    return str(client.create_experiment(name, artifact_location=artifacts))
+
+
+def _dataset_input(data: Interactions) -> DatasetInput:
+    sizes = {"users": data.n_users, "items": data.n_items, "training_interactions": len(data.items)}
+    dataset = Dataset(
+        name=data.name,
+        digest=data.digest[:32],
+        source_type="local",
+        source=json.dumps({"uri": data.source}),
+        profile=json.dumps(sizes),
+    )
+    return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])
+
+
+def send_round(client: MlflowClient, run_id: str, row: Mapping[str, Any]) -> None:
+    """Send one round's row as one batch of metrics."""
+    metrics = [
+        Metric(metric_name(name), float(value), row["logged_at_ms"], row["round"])
+        for name, value in row.items()
+        if name not in ("round", "logged_at_ms")
+    ]
+    client.log_batch(run_id, metrics=metrics)
+
+
+def metric_name(name: str) -> str:
+    """The name with the one character that MLflow refuses spelled out: hr@10 is hr_at_10."""
+    return name.replace("@", "_at_")
+
+
+class Sender:
+    """A thread that sends the journal's rounds, keeps trying while the store is down, and remembers how far it got."""
+
+    def __init__(self, folder: Path, uri: str, cursor: Cursor, rounds: Sequence[Mapping[str, Any]]) -> None:
+        """`rounds` is the journal's growing list of rows; it is only read here."""
+        self._folder, self._uri, self._rounds = folder, uri, rounds
+        self.cursor = cursor
+        self._client = MlflowClient(uri)
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mlflow-sender", daemon=True)
+        self._thread.start()
+
+    def notify(self) -> None:
+        """There are new rounds in the journal."""
+        self._news.set()
+
+    def _run(self) -> None:
+        down = False
+        while not (self._closing.is_set() and (down or self._caught_up())):
+            try:
+                while not self._caught_up():
+                    send_round(self._client, self.cursor.run_id, self._rounds[self.cursor.sent_rounds])
+                    self.cursor = replace(self.cursor, sent_rounds=self.cursor.sent_rounds + 1)
+                    if down:
+                        down = False
+                        logger.warning("the MLflow store answers again")
+                self.cursor.save(self._folder)
+            except STORE_ERRORS as error:
+                if not down:
+                    logger.warning("the MLflow store is down (%s); metrics wait on disk", _reason(error))
+                down = True
+            self._news.wait(_RETRY_SECONDS)
+            self._news.clear()
+
+    def _caught_up(self) -> bool:
+        return self.cursor.sent_rounds >= len(self._rounds)
+
+    def close(self, wait_seconds: float) -> bool:
+        """Send what is left, for at most this long; whether all was sent."""
+        self._closing.set()
+        self._news.set()
+        self._thread.join(wait_seconds)
+        self.cursor.save(self._folder)
+        return self._caught_up()
+
+
+def monitor_system(uri: str, run_id: str, *, enabled: bool, resume: bool) -> Callable[[], None]:
+    """Log the machine's load to the run until the returned function is called."""
+    if not enabled:
+        return lambda: None
+    monitor = SystemMetricsMonitor(run_id, resume_logging=resume, tracking_uri=uri)
+    monitor.start()
+    return monitor.finish  # type: ignore[no-any-return]
+
+
+def reopen_run(uri: str, run_id: str) -> None:
+    """Mark a run as running again, or raise `UserError` where the store does not know it."""
+    try:
+        MlflowClient(uri).update_run(run_id, status="RUNNING")
+    except STORE_ERRORS as error:
+        raise UserError(f"the store at {hide_password(uri)} cannot go on with MLflow run {run_id} ({_reason(error)})") from error
+
+
+def close_run(folder: Path, uri: str, cursor: Cursor, status: str, tags: Mapping[str, str]) -> bool:
+    """Log the run's folder as artifacts and end the MLflow run; False where the store is down."""
+    client = MlflowClient(uri)
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                client.log_artifacts(cursor.run_id, str(path), path.name)
+            elif path.name not in (_CURSOR, "journal.jsonl"):
+                client.log_artifact(cursor.run_id, str(path))
+        client.log_batch(cursor.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        client.set_terminated(cursor.run_id, status)
+    except STORE_ERRORS as error:
+        logger.warning("the MLflow store is down (%s)", _reason(error))
+        return False
+    replace(cursor, closed=True).save(folder)
+    return True

@@ -1,0 +1,239 @@
+"""From an experiment to a finished run: its folder, journal, checkpoints, plots and MLflow run around the round loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from narrowcast import __version__
+from narrowcast.algorithms.codecs.rows import rows_wire_bits
+from narrowcast.experiment import Experiment, build_experiment
+from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from narrowcast.platform.config import flatten, read_yaml, write_yaml
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.rounds import RunState, model_sha256, start
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.mlflow_run import (
+    Cursor,
+    Sender,
+    check_store,
+    close_run,
+    hide_password,
+    is_hidden,
+    monitor_system,
+    open_run,
+    reopen_run,
+)
+from narrowcast.platform.tracking.plots import draw_plots
+
+logger = logging.getLogger(__name__)
+_SYNC_SECONDS = 3600.0
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has passed every check and written nothing yet."""
+
+    experiment: Experiment
+    task: Task
+    state: RunState
+    folder: Path
+    uri: str
+
+
+def prepare(experiment: Experiment, output: Path) -> Prepared:
+    """Check everything that a new run needs: data, fit of the parts, cluster, store, output folder."""
+    task = experiment.task(experiment.data.load())
+    experiment.executor.check()
+    writable(output)
+    uri = experiment.tracking.resolve(output)
+    check_store(uri)
+    return Prepared(experiment, task, start(experiment.algorithm, task), free_folder(output, experiment.name), uri)
+
+
+def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
+    """Check everything that going on with a run needs; `changed` may differ only in what results do not depend on."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        known = sorted(entry.parent.name for entry in folder.parent.glob("*/config.yaml"))
+        raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
+    experiment = build_experiment(read_yaml(path.read_text(), str(path)), str(path))
+    if changed is not None:
+        before, now = experiment.identity(), changed.identity()
+        if differing := sorted(key for key in before | now if before.get(key) != now.get(key)):
+            shown = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in differing[:3])
+            raise UserError(f"{folder.name} was run with another configuration: {shown}; resume with its own")
+        experiment = changed
+    state, digest = load_checkpoint(folder / "checkpoint")
+    if digest != experiment.digest():
+        raise UserError(f"the checkpoint in {folder} is not of its config.yaml; start the run again")
+    if experiment.rounds < state.round_index:
+        raise UserError(f"{folder.name} has played {state.round_index} rounds already; rounds = {experiment.rounds}")
+    task = experiment.task(experiment.data.load())
+    experiment.executor.check()
+    writable(folder)
+    uri = experiment.tracking.resolve(folder.parent)
+    check_store(uri)
+    return Prepared(experiment, task, state, folder, uri)
+
+
+def writable(folder: Path) -> None:
+    """Make the folder, or raise `UserError` where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}); give another folder with --output") from error
+
+
+def free_folder(output: Path, name: str) -> Path:
+    """OUTPUT/name, or OUTPUT/name-2 and so on where that is taken."""
+    folder, number = output / name, 1
+    while folder.exists():
+        number += 1
+        folder = output / f"{name}-{number}"
+    return folder
+
+
+def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
+    """Play a run to its end and return its result; on failure or interruption what was reached is kept for a resume."""
+    experiment, task, folder, uri = prepared.experiment, prepared.task, prepared.folder, prepared.uri
+    resuming = folder.exists()
+    tags = run_tags(experiment)
+    if resuming:
+        cursor = Cursor.load(folder)
+        reopen_run(uri, cursor.run_id)
+    else:
+        params = flatten(experiment.plain())
+        uri, run_id = open_run(experiment.tracking, folder.parent, folder.name, params, tags, task.data)
+        cursor = Cursor(hide_password(uri), run_id)
+        folder.mkdir()
+        cursor.save(folder)
+    write_yaml(experiment.plain(), folder / "config.yaml")
+    journal = Journal.open(folder)
+    sender = Sender(folder, uri, cursor, journal.rounds)
+    stop_monitor = monitor_system(
+        uri, cursor.run_id, enabled=experiment.tracking.system_metrics, resume=resuming
+    )
+    status = "FAILED"
+    try:
+        state = play(prepared, journal, sender, progress)
+        result = finish(prepared, journal, state, cursor.run_id)
+        status = "FINISHED"
+        tags = {**tags, "model_sha256": result["model_sha256"]}
+        return result
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    except OSError as error:
+        raise RunFailed(f"cannot go on writing to {folder} ({error}); make room, then resume the run") from error
+    finally:
+        stop_monitor()
+        sent = sender.close(experiment.tracking.flush_seconds)
+        if not (sent and close_run(folder, uri, sender.cursor, status, tags)):
+            logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
+
+
+def play(prepared: Prepared, journal: Journal, sender: Sender, progress: Progress) -> RunState:
+    """Play the rounds, write each down, and hand it on."""
+    experiment, state = prepared.experiment, prepared.state
+    digest = experiment.digest()
+    outcomes = experiment.executor.play(experiment, experiment.algorithm, prepared.task, state)
+    with closing(outcomes):  # type: ignore[type-var]  # a generator, as every runtime returns
+        for outcome in outcomes:
+            if journal.append(outcome, logged_at_ms=int(time.time() * 1000)):
+                sender.notify()
+            if outcome.state is not None:
+                state = outcome.state
+                save_checkpoint(prepared.folder / "checkpoint", state, digest)
+            progress(journal.rounds[outcome.record.round - 1])
+    return state
+
+
+def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -> dict[str, Any]:
+    """Write tables, plots and `result.json`."""
+    experiment, task, folder = prepared.experiment, prepared.task, prepared.folder
+    rounds, clients = journal.write_tables(task.profiles)
+    draw_plots(rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
+    participations = sum(row["clients"] for row in journal.rounds)
+    result = {
+        "name": folder.name,
+        "algorithm": experiment.algorithm.kind,
+        "data": task.data.name,
+        "executor": experiment.executor.kind,
+        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
+        "best": journal.best_metrics(),
+        "rounds": state.round_index,
+        "uplink_bits": state.uplink_bits,
+        "downlink_bits": state.downlink_bits,
+        "full_uplink_bits": participations * full_upload_bits(experiment, task),
+        "simulated_seconds": state.simulated_seconds,
+        "wall_seconds": journal.rounds[-1]["wall_seconds"],
+        "model_sha256": model_sha256(experiment.algorithm, state),
+        "mlflow_run_id": run_id,
+        "seed": experiment.seed,
+        "git_commit": git_commit(),
+        "narrowcast_version": __version__,
+    }
+    write_atomically(folder / "result.json", json.dumps(result, indent=2).encode())
+    return result
+
+
+def full_upload_bits(experiment: Experiment, task: Task) -> int:
+    """What one upload of full FedMF weighs: every row of the item matrix in float32, with its row mask."""
+    n_items = task.data.n_items
+    return rows_wire_bits(
+        n_rows=n_items, sent_rows=n_items, rank=experiment.model.embedding_dim, layout="all", mask=True
+    )
+
+
+def run_tags(experiment: Experiment) -> dict[str, str]:
+    """The tags that runs are found by."""
+    return {
+        "algorithm": experiment.algorithm.kind,
+        "data": experiment.data.kind,
+        "executor": experiment.executor.kind,
+        "seed": str(experiment.seed),
+        "git_commit": git_commit() or "unknown",
+        "narrowcast_version": __version__,
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that narrowcast is imported from, marked where it has changes; None elsewhere."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def sync(folder: Path, uri: str | None) -> int:
+    """Send what the store missed of a run; the number of rounds sent."""
+    cursor = Cursor.load(folder)
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or cursor.uri
+    if uri == cursor.uri and is_hidden(uri):
+        raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
+    check_store(uri)
+    journal = Journal.open(folder)
+    missing = len(journal.rounds) - cursor.sent_rounds
+    sender = Sender(folder, uri, cursor, journal.rounds)
+    sent = sender.close(_SYNC_SECONDS)
+    done = (folder / "result.json").is_file()
+    if not (sent and close_run(folder, uri, sender.cursor, "FINISHED" if done else "FAILED", {})):
+        raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
+    return missing

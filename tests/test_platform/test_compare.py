@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.compare import compare, load_run, result_table
+
+N_ROUNDS = 20
+
+
+def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes: Any) -> Path:
+    folder.mkdir(parents=True)
+    index = np.arange(1, N_ROUNDS + 1)
+    curve = hit_rate * index / N_ROUNDS
+    rounds = {
+        "round": index,
+        "total_uplink_bits": index * 8_000_000 * scale,
+        "simulated_seconds": index * 249.0,
+        "test.hr@10": pa.array(curve, mask=index % 5 != 0),
+    }
+    pq.write_table(pa.table(rounds), folder / "rounds.parquet")
+    result = {
+        "name": folder.name,
+        "algorithm": "scolr",
+        "data": "ml-1m",
+        "seed": 17,
+        "rounds": N_ROUNDS,
+        "final": {
+            "test.hr@10": hit_rate,
+            "test.ndcg@10": 0.4012,
+            "validation.hr@10": 0.701,
+            "validation.ndcg@10": 0.4133,
+        },
+        "best": {"test.hr@10": {"value": 0.6902, "round": 15}},
+        "uplink_bits": 160_000_000 * scale,
+        "downlink_bits": 8_000_000_000,
+        "full_uplink_bits": 2_592_000_000,
+        "simulated_seconds": 4980.0,
+        "wall_seconds": 83.0,
+        "model_sha256": "0123456789abcdef" * 4,
+        "mlflow_run_id": None,
+        "git_commit": None,
+    }
+    (folder / "result.json").write_text(json.dumps(result | changes), encoding="utf-8")
+    return folder
+
+
+def cells(table: Table, row: int) -> list[str]:
+    columns = [list(column.cells) for column in table.columns]
+    return [str(column[row]) for column in columns]
+
+
+def printed(table: Table) -> str:
+    console = Console(width=140, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "lr=0.1" / "adaptive"))
+    assert run.folder == tmp_path / "lr=0.1" / "adaptive"
+    assert run.result.name == "adaptive"
+    assert run.result.uplink_bits == 160_000_000
+    assert run.result.best["test.hr@10"].round == 15
+    assert run.history.num_rows == N_ROUNDS
+    assert "lr" not in run.history.column_names
+
+
+def test_the_table_has_the_numbers_of_the_files(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "adaptive"), write_run(tmp_path / "full", 0.6931, 20, algorithm="fedmf")]
+    table = compare(folders).table()
+    assert cells(table, 0)[:6] == ["adaptive", "scolr", "ml-1m", "20", "68.41 %", "40.12 %"]
+    assert cells(table, 0)[6:] == ["20.0 MB", "1/16.2", "1.00 GB", "1 h 23 min", "1 min 23 s"]
+    assert cells(table, 1)[:8] == ["full", "fedmf", "ml-1m", "20", "69.31 %", "40.12 %", "400 MB", "1.23 x"]
+    assert table.caption is None
+    assert "68.41 %" in printed(table)
+
+
+def bold_rows(table: Table) -> list[int]:
+    hit_rates = list(table.columns[4].cells)
+    return [row for row, cell in enumerate(hit_rates) if isinstance(cell, Text) and cell.style == "bold"]
+
+
+def test_the_best_hit_rate_is_bold(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / str(index), value) for index, value in enumerate((0.5, 0.7, 0.6))]
+    assert bold_rows(compare(folders).table()) == [1]
+
+
+def test_runs_on_different_data_are_told_apart(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "a", 0.5),
+        write_run(tmp_path / "b", 0.7, data="ml-100k"),
+        write_run(tmp_path / "c", 0.6),
+    ]
+    table = compare(folders).table()
+    assert "Different data sets (ml-1m, ml-100k)" in str(table.caption)
+    assert bold_rows(table) == [1, 2]
+
+
+def test_an_unmeasured_metric_is_a_dash_and_never_the_best(tmp_path: Path) -> None:
+    table = compare([write_run(tmp_path / "a", final={})]).table()
+    assert cells(table, 0)[4:6] == ["–", "–"]
+    assert bold_rows(table) == []
+
+
+def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "first" / "run[1]"), write_run(tmp_path / "second" / "run[1]")]
+    assert compare(folders).labels() == [f"run[1] ({folder})" for folder in folders]
+
+
+def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path) -> None:
+    assert "run[red]" in printed(compare([write_run(tmp_path / "run[red]")]).table())
+
+
+def test_no_number_is_cut_in_a_narrow_terminal(tmp_path: Path) -> None:
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(compare([write_run(tmp_path / "adaptive")]).table())
+    assert "…" not in capture.get()
+    assert "23 s" in capture.get()
+
+
+@pytest.mark.parametrize("n_runs", [1, 3, 12])
+def test_the_figure_has_a_line_a_run_and_a_legend_that_covers_no_data(n_runs: int, tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"scolr-rank-{index}", 0.5 + index / 100) for index in range(n_runs)]
+    figure = compare(folders).figure()
+    figure.draw_without_rendering()
+    uplink, time = figure.axes
+    assert uplink.get_xscale() == "log"
+    assert (uplink.get_xlabel(), time.get_xlabel()) == ("cumulative uplink (MB)", "simulated time (min)")
+    assert uplink.get_ylabel() == time.get_ylabel() == "test HR@10 (%)"
+    for axes in (uplink, time):
+        assert [line.get_label() for line in axes.lines] == [folder.name for folder in folders]
+        looks = {(str(line.get_color()), str(line.get_linestyle())) for line in axes.lines}
+        assert len(looks) == n_runs
+    assert np.asarray(uplink.lines[0].get_xdata()).tolist() == [5.0, 10.0, 15.0, 20.0]
+    assert np.asarray(time.lines[0].get_xdata()).tolist() == pytest.approx([20.75, 41.5, 62.25, 83.0])
+    assert np.asarray(time.lines[-1].get_ydata())[-1] == pytest.approx(50 + n_runs - 1)
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= figure.bbox.width
+    assert not box.count_overlaps([axes.get_tightbbox() for axes in figure.axes])
+    assert uplink.get_window_extent().height > 0.5 * figure.bbox.height
+
+
+def test_the_figure_is_written_as_its_suffix_says(tmp_path: Path) -> None:
+    comparison = compare([write_run(tmp_path / "adaptive")])
+    path = tmp_path / "new" / "comparison.png"
+    comparison.draw(path)
+    image = matplotlib.image.imread(path)
+    assert image[..., :3].std() > 0.02
+    comparison.draw(tmp_path / "comparison.svg")
+    assert "<svg" in (tmp_path / "comparison.svg").read_text(encoding="utf-8")
+
+
+def test_a_suffix_that_is_no_figure_is_refused(tmp_path: Path) -> None:
+    comparison = compare([write_run(tmp_path / "adaptive")])
+    with pytest.raises(
+        UserError, match=r"comparison\.docx: not the name of a figure; end it in one of .*\.png"
+    ):
+        comparison.draw(tmp_path / "comparison.docx")
+
+
+def test_runs_without_an_evaluation_have_no_figure(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "adaptive")
+    history = pq.read_table(folder / "rounds.parquet").drop_columns(["test.hr@10"])
+    pq.write_table(history, folder / "rounds.parquet")
+    with pytest.raises(UserError, match="none of the runs measured"):
+        compare([folder]).figure()
+
+
+def test_the_result_of_a_run_in_two_columns(tmp_path: Path) -> None:
+    table = result_table(load_run(write_run(tmp_path / "adaptive")))
+    rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert rows == {
+        "test HR@10": "68.41 % (best 69.02 % in round 15)",
+        "test NDCG@10": "40.12 %",
+        "validation HR@10": "70.10 %",
+        "validation NDCG@10": "41.33 %",
+        "uplink": "20.0 MB (160,000,000 bits)",
+        "of full FedMF": "1/16.2 of 324 MB",
+        "downlink": "1.00 GB",
+        "simulated time": "1 h 23 min",
+        "wall time": "1 min 23 s",
+        "seed": "17",
+        "model sha256": "0123456789ab",
+    }
+    assert "┃" not in printed(table)
+
+
+def break_missing_folder(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def break_no_result(folder: Path) -> None:
+    (folder / "result.json").unlink()
+
+
+def break_no_rounds(folder: Path) -> None:
+    (folder / "rounds.parquet").unlink()
+
+
+def break_cut_result(folder: Path) -> None:
+    path = folder / "result.json"
+    path.write_text(path.read_text(encoding="utf-8")[:40], encoding="utf-8")
+
+
+def break_result_key(folder: Path) -> None:
+    path = folder / "result.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["uplink_bits"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def break_cut_rounds(folder: Path) -> None:
+    path = folder / "rounds.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def break_round_column(folder: Path) -> None:
+    pq.write_table(pa.table({"round": [N_ROUNDS]}), folder / "rounds.parquet")
+
+
+def break_last_rounds(folder: Path) -> None:
+    history = pq.read_table(folder / "rounds.parquet")
+    pq.write_table(history.slice(0, 12), folder / "rounds.parquet")
+
+
+@pytest.mark.parametrize(
+    ("break_run", "message"),
+    [
+        (break_missing_folder, "no such folder; give the folder of a run"),
+        (break_no_result, r"has no result\.json, so it is no finished run; let the run finish or resume it"),
+        (break_no_rounds, r"has no rounds\.parquet, so it is no finished run"),
+        (break_cut_result, r"result\.json: unreadable .*; resume the run"),
+        (break_result_key, r"result\.json: uplink_bits is missing"),
+        (break_cut_rounds, r"rounds\.parquet: unreadable .*; run the experiment again"),
+        (break_round_column, r"has no column total_uplink_bits, simulated_seconds"),
+        (break_last_rounds, r"ends at round 12 and result\.json at round 20"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_refused_in_one_line(break_run: Any, message: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "adaptive")
+    break_run(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        load_run(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(UserError, match="no runs to compare"):
+        compare([])
