@@ -41,5 +41,5 @@ TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 def one_of(kinds: Kinds) -> Any:
     """The type of a field whose `kind` picks a class; the kind alone, as a string, stands for its defaults."""
     classes = tuple(kinds.values())
-    union = Annotated[Union[classes], Field(discriminator="kind")] if len(classes) > 1 else classes[0]
+    union = Annotated[Union[classes], Field(discriminator="kind")] if len(classes) > 1 else classes[0]  # noqa: UP007
     return Annotated[union, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)]

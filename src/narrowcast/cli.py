@@ -29,14 +29,14 @@ _PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
 class _Commands(click.Group):
     """Commands in the order in which a newcomer needs them."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """Federated learning over narrow links: accuracy against bits and time.
+    r"""Federated learning over narrow links: accuracy against bits and time.
 
     \b
     narrowcast run scolr-ml100k                       the demo, a packaged experiment
@@ -70,6 +70,7 @@ def run(
     """
     from narrowcast import session
     from narrowcast.experiment import load_experiment
+    from narrowcast.platform.tracking.mlflow_run import hide_password
 
     # A word with a = is an override even where the experiment is left out.
     if experiment is not None and "=" in experiment and resume:
@@ -97,7 +98,7 @@ def run(
             raise RunFailed(f"{error} [narrowcast run --resume {name} --output {output}]") from error
         except KeyboardInterrupt:
             raise RunFailed(f"interrupted; go on with: narrowcast run --resume {name} --output {output}") from None
-    _report(prepared.folder, result, session.hide_password(prepared.uri))
+    _report(prepared.folder, result, hide_password(prepared.uri))
 
 
 class _Progress:
@@ -224,7 +225,18 @@ def ui(output: Path, port: int) -> None:
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
     click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
-    command = ["mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command = [
+        "mlflow",
+        "ui",
+        "--backend-store-uri",
+        uri,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     try:
         subprocess.run([sys.executable, "-m", *command], check=True)
     except subprocess.CalledProcessError as error:

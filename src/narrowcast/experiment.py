@@ -24,7 +24,11 @@ from narrowcast.platform.rounds import Plan, Runtime
 from narrowcast.platform.tracking.mlflow_run import Tracking
 
 if TYPE_CHECKING:
-    AnyAlgorithm, AnyData, AnyFleet, AnyModel, AnyRuntime = Algorithm, DataSource, Tiers, MatrixFactorisation, Runtime
+    AnyAlgorithm = Algorithm
+    AnyData = DataSource
+    AnyFleet = Tiers
+    AnyModel = MatrixFactorisation
+    AnyRuntime = Runtime
 else:
     AnyAlgorithm, AnyData, AnyFleet, AnyModel, AnyRuntime = (
         one_of(kinds) for kinds in (ALGORITHMS, DATA, FLEETS, MODELS, RUNTIMES)

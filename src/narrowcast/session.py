@@ -1,4 +1,4 @@
-"""From an experiment to a finished run: its folder, journal, checkpoints, plots and MLflow run around the round loop."""
+"""From an experiment to a finished run: folder, journal, checkpoints, plots and MLflow around the round loop."""
 
 from __future__ import annotations
 
@@ -125,9 +125,7 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
     write_yaml(experiment.plain(), folder / "config.yaml")
     journal = Journal.open(folder)
     sender = Sender(folder, uri, cursor, journal.rounds)
-    stop_monitor = monitor_system(
-        uri, cursor.run_id, enabled=experiment.tracking.system_metrics, resume=resuming
-    )
+    stop_monitor = monitor_system(uri, cursor.run_id, enabled=experiment.tracking.system_metrics, resume=resuming)
     status = "FAILED"
     try:
         state = play(prepared, journal, sender, progress)
@@ -152,7 +150,7 @@ def play(prepared: Prepared, journal: Journal, sender: Sender, progress: Progres
     experiment, state = prepared.experiment, prepared.state
     digest = experiment.digest()
     outcomes = experiment.executor.play(experiment, experiment.algorithm, prepared.task, state)
-    with closing(outcomes):  # type: ignore[type-var]  # a generator, as every runtime returns
+    with closing(outcomes):
         for outcome in outcomes:
             if journal.append(outcome, logged_at_ms=int(time.time() * 1000)):
                 sender.notify()

@@ -111,7 +111,7 @@ def test_runs_on_different_data_are_told_apart(tmp_path: Path) -> None:
 
 def test_an_unmeasured_metric_is_a_dash_and_never_the_best(tmp_path: Path) -> None:
     table = compare([write_run(tmp_path / "a", final={})]).table()
-    assert cells(table, 0)[4:6] == ["–", "–"]
+    assert cells(table, 0)[4:6] == ["-", "-"]
     assert bold_rows(table) == []
 
 
@@ -157,6 +157,15 @@ def test_the_figure_has_a_line_a_run_and_a_legend_that_covers_no_data(n_runs: in
     assert uplink.get_window_extent().height > 0.5 * figure.bbox.height
 
 
+def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    names = ["_hidden", "a$b_{$c", "long-name-" * 8]
+    figure = compare([write_run(tmp_path / name) for name in names]).figure()
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert legend.get_window_extent().x1 <= figure.bbox.width
+
+
 def test_the_figure_is_written_as_its_suffix_says(tmp_path: Path) -> None:
     comparison = compare([write_run(tmp_path / "adaptive")])
     path = tmp_path / "new" / "comparison.png"
@@ -169,9 +178,7 @@ def test_the_figure_is_written_as_its_suffix_says(tmp_path: Path) -> None:
 
 def test_a_suffix_that_is_no_figure_is_refused(tmp_path: Path) -> None:
     comparison = compare([write_run(tmp_path / "adaptive")])
-    with pytest.raises(
-        UserError, match=r"comparison\.docx: not the name of a figure; end it in one of .*\.png"
-    ):
+    with pytest.raises(UserError, match=r"comparison\.docx: not the name of a figure; end it in one of .*\.png"):
         comparison.draw(tmp_path / "comparison.docx")
 
 
@@ -246,9 +253,9 @@ def break_last_rounds(folder: Path) -> None:
     ("break_run", "message"),
     [
         (break_missing_folder, "no such folder; give the folder of a run"),
-        (break_no_result, r"has no result\.json, so it is no finished run; let the run finish or resume it"),
+        (break_no_result, r"has no result\.json, so it is no finished run; .* --resume adaptive --output "),
         (break_no_rounds, r"has no rounds\.parquet, so it is no finished run"),
-        (break_cut_result, r"result\.json: unreadable .*; resume the run"),
+        (break_cut_result, r"result\.json: unreadable .* --resume adaptive"),
         (break_result_key, r"result\.json: uplink_bits is missing"),
         (break_cut_rounds, r"rounds\.parquet: unreadable .*; run the experiment again"),
         (break_round_column, r"has no column total_uplink_bits, simulated_seconds"),

@@ -84,9 +84,7 @@ def test_a_corrupt_download_leaves_nothing(web: tuple[str, Path], root: Path) ->
     address, served = web
     digest = put_zip(served, {"ratings.dat": "1::2"})
     source = Zip(f"{address}/toy.zip", EMPTY_HANDED, {"ratings.dat": "ratings.dat"})
-    with pytest.raises(
-        UserError, match=f"127.0.0.1.*expected {EMPTY_HANDED} but got {digest}.*by hand"
-    ) as caught:
+    with pytest.raises(UserError, match=f"127.0.0.1.*expected {EMPTY_HANDED} but got {digest}.*by hand") as caught:
         fetch.download(data_set(source), root, progress=False)
     assert "\n" not in str(caught.value)
     assert list(root.iterdir()) == []
@@ -195,8 +193,7 @@ def test_find_names_the_places_and_the_command(root: Path, tmp_path: Path) -> No
         fetch.find("ml-1m", ("a.dat", "b.dat"))
     cache = tmp_path / "home" / ".cache" / "narrowcast" / "data" / "ml-1m"
     assert str(caught.value) == (
-        f"ml-1m is not here: no a.dat or b.dat in {root / 'ml-1m'} or {cache}; "
-        "run: narrowcast data fetch ml-1m"
+        f"ml-1m is not here: no a.dat or b.dat in {root / 'ml-1m'} or {cache}; run: narrowcast data fetch ml-1m"
     )
     cache.mkdir(parents=True)
     (cache / "b.dat").touch()
@@ -226,7 +223,5 @@ def test_a_folder_with_other_files_is_left_alone(root: Path) -> None:
 
 
 def test_an_unknown_name_is_a_user_error() -> None:
-    with pytest.raises(
-        UserError, match="no data set 'ml-1b' to fetch; there are ml-100k, ml-1m, ml-latest-small"
-    ):
+    with pytest.raises(UserError, match="no data set 'ml-1b' to fetch; there are ml-100k, ml-1m, ml-latest-small"):
         fetch.fetch("ml-1b", progress=True)

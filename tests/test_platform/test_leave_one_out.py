@@ -61,9 +61,7 @@ def test_split_equals_a_plain_reference(validation: Validation, least: int, seed
 
 def test_a_random_validation_item_leaves_training_and_the_rest_is_as_without() -> None:
     without, drawn = split(random_rows(), "none"), split(random_rows(), "random")
-    for (before, _, test), (after, held_out, same_test) in zip(
-        as_lists(without), as_lists(drawn), strict=True
-    ):
+    for (before, _, test), (after, held_out, same_test) in zip(as_lists(without), as_lists(drawn), strict=True):
         assert sorted([*after, held_out]) == before
         assert test == same_test
     assert np.array_equal(without.negatives, drawn.negatives)
@@ -121,7 +119,5 @@ def test_too_few_interactions_is_a_user_error() -> None:
 
 def test_too_few_items_to_rank_against_is_a_user_error() -> None:
     rows = np.zeros(30, dtype=np.int64), np.arange(30), np.arange(30)
-    with pytest.raises(
-        UserError, match=r"user 0 .* leaves 0 of 30 items .* 99 are needed; use a set with more"
-    ):
+    with pytest.raises(UserError, match=r"user 0 .* leaves 0 of 30 items .* 99 are needed; use a set with more"):
         split(rows)

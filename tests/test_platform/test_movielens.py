@@ -57,9 +57,7 @@ def check_disjoint(data: Interactions) -> None:
     assert (np.diff(data.items)[np.diff(users) == 0] > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("validation", "train"), [("second_last", 98_114), ("random", 98_114), ("none", 99_057)]
-)
+@pytest.mark.parametrize(("validation", "train"), [("second_last", 98_114), ("random", 98_114), ("none", 99_057)])
 def test_ml_100k(ml_100k: Path, validation: Validation, train: int) -> None:
     data = MovieLens100K(validation=validation).load()
     assert (data.name, data.n_users, data.n_items, len(data.items)) == ("ml-100k", 943, 1682, train)
@@ -248,9 +246,7 @@ def test_second_last_needs_times(prefix: Path) -> None:
         ("test.rating", "1\t8", "1\tx", "invalid value 'x'"),
     ],
 )
-def test_malformed_ncf_files_are_user_errors(
-    prefix: Path, file: str, old: str, new: str, message: str
-) -> None:
+def test_malformed_ncf_files_are_user_errors(prefix: Path, file: str, old: str, new: str, message: str) -> None:
     path = prefix.with_name(f"tiny.{file}")
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(UserError, match=f"^{prefix}.*{message}"):

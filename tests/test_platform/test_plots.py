@@ -96,9 +96,7 @@ def test_a_run_of_which_nothing_was_measured_has_no_figures(tmp_path: Path) -> N
     ("cost", "label", "last"),
     [(UPLINK, "cumulative uplink (MB)", 200.0), (TIME, "simulated time (min)", 50.0)],
 )
-def test_accuracy_is_plotted_in_percent_against_a_cost_with_its_unit(
-    cost: Cost, label: str, last: float
-) -> None:
+def test_accuracy_is_plotted_in_percent_against_a_cost_with_its_unit(cost: Cost, label: str, last: float) -> None:
     rounds = rounds_table(200)
     figure = accuracy_figure(rounds, cost, "a run: accuracy")
     assert figure is not None

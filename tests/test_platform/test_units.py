@@ -90,8 +90,6 @@ def test_an_uplink_axis_takes_the_coarsest_unit_that_fits(largest_bits: float, s
     assert axis_unit(BYTE_UNITS, largest_bits).symbol == symbol
 
 
-@pytest.mark.parametrize(
-    ("largest", "symbol"), [(0, "s"), (119, "s"), (120, "min"), (7199, "min"), (7200, "h")]
-)
+@pytest.mark.parametrize(("largest", "symbol"), [(0, "s"), (119, "s"), (120, "min"), (7199, "min"), (7200, "h")])
 def test_a_time_axis_takes_the_coarsest_unit_that_fits(largest: float, symbol: str) -> None:
     assert axis_unit(TIME_UNITS, largest).symbol == symbol

@@ -49,7 +49,7 @@ class HostPool:
     """
 
     def __init__(
-        self, algorithm: ray.ObjectRef, task: ray.ObjectRef, hosts: int, cpus: float, budget: FailureBudget
+        self, algorithm: ray.ObjectRef[Any], task: ray.ObjectRef[Any], hosts: int, cpus: float, budget: FailureBudget
     ) -> None:
         self._arguments = (algorithm, task)
         self._cpus = cpus
@@ -63,7 +63,7 @@ class HostPool:
         """Train all chunks of a round and return their results in the order of the chunks."""
         shared = ray.put(dict(broadcast))
         results: dict[int, ChunkResult] = {}
-        calls: dict[ray.ObjectRef, tuple[int, list[Chunk]]] = {}
+        calls: dict[ray.ObjectRef[Any], tuple[int, list[Chunk]]] = {}
         for host, part in enumerate(deal(chunks, len(self._hosts))):
             if part:
                 calls[self._hosts[host].train.remote(shared, part)] = (host, part)
@@ -79,14 +79,19 @@ class HostPool:
                 deadline = time.monotonic() + self._budget.round_timeout_seconds
             if problem:
                 self._budget = self._budget.spend(problem)
-                logger.warning("round %d: client host %d: %s; its chunks start over", chunks[0].round_index, host, problem)
+                logger.warning(
+                    "round %d: client host %d: %s; its chunks start over",
+                    chunks[0].round_index,
+                    host,
+                    problem,
+                )
                 ray.kill(self._hosts[host])
                 self._hosts[host] = self._start()
                 calls[self._hosts[host].train.remote(shared, part)] = (host, part)
         return [results[chunk.index] for chunk in chunks]
 
     @staticmethod
-    def _collect(call: ray.ObjectRef, results: dict[int, ChunkResult]) -> str:
+    def _collect(call: ray.ObjectRef[Any], results: dict[int, ChunkResult]) -> str:
         """Keep the results of a call; what went wrong, or nothing."""
         try:
             results |= {result.index: result for result in ray.get(call)}

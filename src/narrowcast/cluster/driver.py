@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import Any
 
 import ray
 
@@ -17,7 +18,7 @@ class Driver:
     """Owns the client hosts of a run; dies with the process that started it."""
 
     def __init__(
-        self, shared: list[ray.ObjectRef], hosts: int, cpus_per_host: float, budget: FailureBudget
+        self, shared: list[ray.ObjectRef[Any]], hosts: int, cpus_per_host: float, budget: FailureBudget
     ) -> None:
         # References inside a list arrive as references, so that the hosts read the same objects.
         algorithm, task = shared
@@ -25,6 +26,6 @@ class Driver:
         self._task: Task = ray.get(task)
         self._pool = HostPool(algorithm, task, hosts, cpus_per_host, budget)
 
-    def play(self, plan: Plan, state: RunState) -> Iterator[Outcome]:
+    def play(self, plan: Plan, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen."""
         yield from rounds(plan, self._algorithm, self._task, self._pool, state)

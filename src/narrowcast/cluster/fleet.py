@@ -93,15 +93,18 @@ class LogNormalFleet(BaseModel):
         uplink, downlink, speed = (
             quantity.median * np.exp(quantity.sigma * row)
             for quantity, row in zip(
-                (self.uplink_mbit_per_second, self.downlink_mbit_per_second, self.compute_speed), draw, strict=True
+                (self.uplink_mbit_per_second, self.downlink_mbit_per_second, self.compute_speed),
+                draw,
+                strict=True,
             )
         )
         return Profiles(np.arange(len(examples)), examples, uplink * _MEGABIT, downlink * _MEGABIT, speed)
 
 
 class TraceFleet(BaseModel):
-    """Profiles from a CSV file with the columns client (0, 1, ...), uplink_mbit_per_second, downlink_mbit_per_second and
-    compute_speed; every client of the data set must be in it.
+    """Profiles from a CSV file with a line for every client of the data set.
+
+    Its columns are client (0, 1, ...), uplink_mbit_per_second, downlink_mbit_per_second and compute_speed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -122,7 +125,9 @@ class TraceFleet(BaseModel):
         with self.path.open(newline="") as lines:
             reader = csv.DictReader(lines)
             if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
-                raise UserError(f"{self.path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}")
+                raise UserError(
+                    f"{self.path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}"
+                )
             for row in reader:
                 self._read(row, reader.line_num, table)
         if (absent := np.flatnonzero(np.isnan(table[:, 0]))).size:

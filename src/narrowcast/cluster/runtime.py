@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import ray  # noqa: E402
-from ray.exceptions import RayActorError  # noqa: E402
+import ray
+from ray.exceptions import RayActorError
 
-from narrowcast.cluster.driver import Driver  # noqa: E402
-from narrowcast.cluster.failure import FailureBudget  # noqa: E402
-from narrowcast.platform.contracts import Algorithm, Task  # noqa: E402
-from narrowcast.platform.errors import RunFailed, UserError  # noqa: E402
-from narrowcast.platform.rounds import Outcome, Plan, RunState  # noqa: E402
+from narrowcast.cluster.driver import Driver
+from narrowcast.cluster.failure import FailureBudget
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.rounds import Outcome, Plan, RunState
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RayRuntime(BaseModel):
                 f"cluster at {address} has {cpus:g}; lower executor.actors or executor.cpus_per_actor"
             )
 
-    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Iterator[Outcome]:
+    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
         budget = FailureBudget(self.max_failures, self.round_timeout_seconds)
         with self._cluster():
@@ -83,8 +83,8 @@ class RayRuntime(BaseModel):
                     logger.warning("the driver died; it starts over after round %d", state.round_index)
 
     def _stream(
-        self, plan: Plan, shared: tuple[ray.ObjectRef, ray.ObjectRef], state: RunState, budget: FailureBudget
-    ) -> Iterator[Outcome]:
+        self, plan: Plan, shared: tuple[ray.ObjectRef[Any], ray.ObjectRef[Any]], state: RunState, budget: FailureBudget
+    ) -> Generator[Outcome, None, None]:
         driver = Driver.remote(list(shared), self.actors, self.cpus_per_actor, budget)  # type: ignore[attr-defined]
         try:
             stream = driver.play.options(
@@ -113,7 +113,9 @@ class RayRuntime(BaseModel):
         try:
             ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
-            raise UserError(f"no Ray cluster could be had at {address}: {error}; start one, or leave out --address") from error
+            raise UserError(
+                f"no Ray cluster could be had at {address}: {error}; start one, or leave out --address"
+            ) from error
         try:
             yield
         finally:

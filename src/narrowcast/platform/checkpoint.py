@@ -23,7 +23,12 @@ def save_checkpoint(folder: Path, state: RunState, digest: str) -> None:
     tensors |= {f"server/{name}": np.ascontiguousarray(values) for name, values in state.server.items()}
     tensors |= {f"clients/{name}": np.ascontiguousarray(values) for name, values in state.clients.items()}
     numbers = {name: str(getattr(state, name)) for name in _NUMBERS}
-    metadata = {**numbers, "simulated_seconds": state.simulated_seconds.hex(), "config": digest, "format": _FORMAT}
+    metadata = {
+        **numbers,
+        "simulated_seconds": state.simulated_seconds.hex(),
+        "config": digest,
+        "format": _FORMAT,
+    }
     write_atomically(folder / _FILE, save(tensors, metadata))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from narrowcast.platform.errors import UserError
 

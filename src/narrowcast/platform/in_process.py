@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,9 +21,9 @@ class LocalRuntime(BaseModel):
     kind: Literal["local"] = "local"
 
     def check(self) -> None:
-        """This process is always there."""
+        """Nothing can be missing: the process is there."""
 
-    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Iterator[Outcome]:
+    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen."""
         return rounds(plan, algorithm, task, InProcess(algorithm, task), state)
 

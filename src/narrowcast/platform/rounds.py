@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.clock import Clock
@@ -88,7 +89,7 @@ class Runtime(Protocol):
         """Raise a `UserError` where the runtime cannot be had, before anything is written."""
         ...
 
-    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Iterator[Outcome]:
+    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen; clean up after the last, or when the iterator is closed."""
         ...
 
@@ -107,7 +108,9 @@ def start(algorithm: Algorithm, task: Task) -> RunState:
     )
 
 
-def rounds(plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, state: RunState) -> Iterator[Outcome]:
+def rounds(
+    plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, state: RunState
+) -> Generator[Outcome, None, None]:
     """Play the rounds that `state` has not seen yet, one `Outcome` each."""
     while state.round_index < plan.rounds:
         began = time.perf_counter()
@@ -200,14 +203,19 @@ def fold(results: list[ChunkResult]) -> Arrays:
 
 
 def weigh(
-    plan: Plan, task: Task, state: RunState, broadcast: Broadcast, update_bits: IntArray, results: list[ChunkResult]
+    plan: Plan,
+    task: Task,
+    state: RunState,
+    broadcast: Broadcast,
+    update_bits: IntArray,
+    results: list[ChunkResult],
 ) -> RoundLedger:
     """What each client of the round received, computed and sent, in ascending order of clients."""
     parts = [result.ledger for result in results]
     client = np.concatenate([part.client for part in parts])
     order = np.argsort(client)
 
-    def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+    def column(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(part, name) for part in parts])[order]
 
     client, examples, uplink_bits = client[order], column("examples"), column("uplink_bits")

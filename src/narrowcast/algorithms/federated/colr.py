@@ -102,7 +102,12 @@ class CoLR(LowRank):
 
 
 def train_components(
-    algorithm: LowRank, broadcast: Arrays, chunk: Chunk, task: Task, batches: ChunkBatches, components: BoolArray
+    algorithm: LowRank,
+    broadcast: Arrays,
+    chunk: Chunk,
+    task: Task,
+    batches: ChunkBatches,
+    components: BoolArray,
 ) -> ChunkResult:
     """Train each client's own components of A; `components` [C, r] is in the order of `batches.order`.
 

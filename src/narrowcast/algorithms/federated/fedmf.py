@@ -46,6 +46,7 @@ class FedMF(BaseModel):
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Q, or its changed rows for a client that holds the last round's."""
+        del task
         item_factors = np.asarray(server[ITEM_FACTORS])
         changed = np.flatnonzero(server[_CHANGED])
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
@@ -57,9 +58,7 @@ class FedMF(BaseModel):
         batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         user_factors = np.asarray(chunk.state[USER_FACTORS])[batches.order]
         item_factors = np.array(broadcast[ITEM_FACTORS])
-        result = train_rows(
-            torch.from_numpy(item_factors), torch.from_numpy(user_factors), batches, task.training
-        )
+        result = train_rows(torch.from_numpy(item_factors), torch.from_numpy(user_factors), batches, task.training)
         every_column = np.ones(user_factors.shape, dtype=bool)
         return finish_chunk(task, chunk, batches, result, every_column, self.aggregation, self.rows)
 

@@ -51,7 +51,9 @@ def _steps(batches: ChunkBatches, like: Tensor) -> _Steps:
     )
 
 
-def train_rows(item_factors: Tensor, user_factors: Tensor, batches: ChunkBatches, training: LocalTraining) -> LocalResult:
+def train_rows(
+    item_factors: Tensor, user_factors: Tensor, batches: ChunkBatches, training: LocalTraining
+) -> LocalResult:
     """Train whole item rows: q_i -= lr (g p + 2 wd q_i) per row, p -= lr (mean g x + 2 wd p).
 
     Shapes: item_factors [N, d]; user_factors [C, d] in the order of `batches.order`.

@@ -179,8 +179,7 @@ SETS = {
             ),
             extras=(
                 NCFLists(
-                    "https://raw.githubusercontent.com/hexiangnan/neural_collaborative_filtering/"
-                    f"{_NCF_COMMIT}/Data",
+                    f"https://raw.githubusercontent.com/hexiangnan/neural_collaborative_filtering/{_NCF_COMMIT}/Data",
                     "ml-1m",
                     {
                         TEST: "231ae11eb060b643a8c58c063cd17ffc743b54f569afb073d1abb6cf126b88b5",
@@ -228,10 +227,7 @@ def find(name: str, candidates: Sequence[str]) -> Path:
 
 def status() -> list[Status]:
     """Every data set that can be fetched, and where it was found."""
-    return [
-        Status(data.name, data.description, data.licence, _found(data.name, data.files))
-        for data in SETS.values()
-    ]
+    return [Status(data.name, data.description, data.licence, _found(data.name, data.files)) for data in SETS.values()]
 
 
 def fetch(name: str, *, progress: bool) -> Path:
@@ -252,9 +248,7 @@ def download(data: DataSet, root: Path, *, progress: bool) -> Path:
     """
     folder = root / data.name
     if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(
-            f"{folder} holds no {' or '.join(data.files)} but other files; move it away and retry"
-        )
+        raise UserError(f"{folder} holds no {' or '.join(data.files)} but other files; move it away and retry")
     failures = []
     for source in data.sources:
         with tempfile.TemporaryDirectory(dir=root, prefix=".fetch-") as name:
@@ -272,8 +266,7 @@ def download(data: DataSet, root: Path, *, progress: bool) -> Path:
             fresh.replace(folder)
             return folder
     raise UserError(
-        f"{data.name} could not be fetched ({'; '.join(failures)}); put {' or '.join(data.files)} "
-        f"into {folder} by hand"
+        f"{data.name} could not be fetched ({'; '.join(failures)}); put {' or '.join(data.files)} into {folder} by hand"
     )
 
 
@@ -332,6 +325,4 @@ def _writable_root() -> Path:
                 return root
         except OSError as error:
             _log.info("%s cannot be written: %s", root, error)
-    raise UserError(
-        f"none of {', '.join(map(str, roots()))} can be written; set {VARIABLE} to a folder that can"
-    )
+    raise UserError(f"none of {', '.join(map(str, roots()))} can be written; set {VARIABLE} to a folder that can")

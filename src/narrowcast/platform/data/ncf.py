@@ -57,9 +57,7 @@ def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> I
     if min(items.min(), test_items.min(), negatives.min()) < 0:
         raise UserError(f"{prefix}: a negative item id; number the items from 0")
     if validation == "second_last" and np.ptp(times) == 0:
-        raise UserError(
-            f'{train}: has no times, so validation cannot be "second_last"; use "random" or "none"'
-        )
+        raise UserError(f'{train}: has no times, so validation cannot be "second_last"; use "random" or "none"')
     n_items = 1 + int(max(items.max(), test_items.max(), negatives.max()))
     by_user = np.argsort(test_users)
     test_items, negatives = test_items[by_user], negatives[by_user]

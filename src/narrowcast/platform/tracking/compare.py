@@ -79,16 +79,14 @@ def load_run(folder: Path) -> RunSummary:
         raise UserError(f"{folder}: no such folder; give the folder of a run, the one with result.json in it")
     for name in ("result.json", "rounds.parquet"):
         if not (folder / name).is_file():
-            raise UserError(
-                f"{folder}: has no {name}, so it is no finished run; let the run finish or resume it"
-            )
+            raise UserError(f"{folder}: has no {name}, so it is no finished run; {_finish(folder)}")
     result = _read_result(folder / "result.json")
     history = _read_history(folder / "rounds.parquet")
     played = int(plots.column(history, "round").max(initial=0))
     if played != result.rounds:
         raise UserError(
             f"{folder}: rounds.parquet ends at round {played} and result.json at round {result.rounds}, "
-            "so it is no finished run; let the run finish or resume it"
+            f"so it is no finished run; {_finish(folder)}"
         )
     return RunSummary(folder, result, history)
 
@@ -97,9 +95,7 @@ def _read_result(path: Path) -> RunResult:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: unreadable ({_first_line(error)}); resume the run to write it anew"
-        ) from error
+        raise UserError(f"{path}: unreadable ({_first_line(error)}); {_finish(path.parent)}") from error
     return validate(RunResult, content, str(path))
 
 
@@ -113,6 +109,10 @@ def _read_history(path: Path) -> pa.Table:
     if missing := [name for name in needed if name not in history.column_names]:
         raise UserError(f"{path}: has no column {', '.join(missing)}; run the experiment again")
     return history
+
+
+def _finish(folder: Path) -> str:
+    return f"let it finish or go on with: narrowcast run --resume {folder.name} --output {folder.parent}"
 
 
 def _first_line(error: Exception) -> str:
@@ -163,9 +163,7 @@ class Comparison:
                 units.format_seconds(result.wall_seconds),
             )
         if len(best) > 1:
-            table.caption = Text(
-                f"Different data sets ({', '.join(best)}): accuracy compares only within one."
-            )
+            table.caption = Text(f"Different data sets ({', '.join(best)}): accuracy compares only within one.")
         return table
 
     def draw(self, path: Path) -> None:
@@ -199,9 +197,11 @@ class Comparison:
             axes.set(xlabel=f"{cost.label} ({unit.symbol})", ylabel="test HR@10 (%)")
         columns = min(len(labels), max(1, _LEGEND_CHARACTERS // (max(map(len, labels)) + 8)))
         figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
-        figure.legend(
+        legend = figure.legend(
             panels[0].lines, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
         )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
         return figure
 
 

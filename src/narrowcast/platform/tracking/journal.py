@@ -79,9 +79,7 @@ class Journal:
         columns: dict[str, list[Any]] = {
             name: [value for ledger in self.clients for value in ledger[name]] for name in names
         }
-        rounds = [
-            row["round"] for row, ledger in zip(self.rounds, self.clients, strict=True) for _ in ledger["client"]
-        ]
+        rounds = [row["round"] for row, ledger in zip(self.rounds, self.clients, strict=True) for _ in ledger["client"]]
         rates = profiles.uplink_bits_per_second[columns.get("client", [])].tolist() if rounds else []
         return pa.table({"round": rounds, **columns, "uplink_bits_per_second": rates})
 

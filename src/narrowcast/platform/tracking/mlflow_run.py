@@ -26,16 +26,16 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "5")
 
-from mlflow import MlflowClient  # noqa: E402
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag  # noqa: E402
-from mlflow.exceptions import MlflowException  # noqa: E402
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor  # noqa: E402
-from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NAME  # noqa: E402
-from sqlalchemy.exc import SQLAlchemyError  # noqa: E402
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NAME
+from sqlalchemy.exc import SQLAlchemyError
 
-from narrowcast.platform.checkpoint import write_atomically  # noqa: E402
-from narrowcast.platform.data.interactions import Interactions  # noqa: E402
-from narrowcast.platform.errors import UserError  # noqa: E402
+from narrowcast.platform.checkpoint import write_atomically
+from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.errors import UserError
 
 logger = logging.getLogger(__name__)
 STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)
@@ -139,7 +139,9 @@ def open_run(
     client = MlflowClient(uri)
     try:
         run = client.create_run(
-            _experiment_id(client, uri, tracking.experiment, output), run_name=name, tags={**tags, MLFLOW_RUN_NAME: name}
+            _experiment_id(client, uri, tracking.experiment, output),
+            run_name=name,
+            tags={**tags, MLFLOW_RUN_NAME: name},
         )
         entries = [Param(key, str(value)) for key, value in params.items()]
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
@@ -238,7 +240,7 @@ def monitor_system(uri: str, run_id: str, *, enabled: bool, resume: bool) -> Cal
         return lambda: None
     monitor = SystemMetricsMonitor(run_id, resume_logging=resume, tracking_uri=uri)
     monitor.start()
-    return monitor.finish  # type: ignore[no-any-return]
+    return monitor.finish
 
 
 def reopen_run(uri: str, run_id: str) -> None:
@@ -246,7 +248,9 @@ def reopen_run(uri: str, run_id: str) -> None:
     try:
         MlflowClient(uri).update_run(run_id, status="RUNNING")
     except STORE_ERRORS as error:
-        raise UserError(f"the store at {hide_password(uri)} cannot go on with MLflow run {run_id} ({_reason(error)})") from error
+        raise UserError(
+            f"the store at {hide_password(uri)} cannot go on with MLflow run {run_id} ({_reason(error)})"
+        ) from error
 
 
 def close_run(folder: Path, uri: str, cursor: Cursor, status: str, tags: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NOT_KNOWN = "–"
+NOT_KNOWN = "-"
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,7 @@ class Unit:
     size: float
 
 
-BYTE_UNITS = tuple(
-    Unit(symbol, 8 * 1000.0**power) for power, symbol in enumerate(("B", "kB", "MB", "GB", "TB"))
-)
+BYTE_UNITS = tuple(Unit(symbol, 8 * 1000.0**power) for power, symbol in enumerate(("B", "kB", "MB", "GB", "TB")))
 TIME_UNITS = (Unit("s", 1), Unit("min", 60), Unit("h", 3600))
 
 

@@ -1,0 +1,44 @@
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench ui clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUNS := runs
+
+# Data sets kept beside the checkout are used where they are; everything else is fetched on demand.
+ifneq ($(wildcard ../shared/data),)
+export NARROWCAST_DATA ?= $(abspath ../shared/data)
+endif
+
+help: ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 12
+
+venv: $(VENV)/installed ## the virtual environment, with pinned versions
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: venv ## SCoLR on MovieLens-100K with unequal links, on a local Ray
+	$(BIN)/narrowcast data fetch ml-100k
+	$(BIN)/narrowcast run scolr-ml100k --output $(RUNS)
+
+lint: venv ## style and types
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+test: lint ## style, types and all tests
+	$(BIN)/python -m pytest
+
+bench: venv ## seconds per round, in this process and on Ray actors
+	$(BIN)/python benchmarks/seconds_per_round.py
+
+ui: venv ## the MLflow UI on the runs made here
+	$(BIN)/narrowcast ui --output $(RUNS)
+
+clean: ## remove the virtual environment and caches, keep the runs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,27 @@
+"""What all tests share: where data is found, a home of their own, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Read when Ray and narrowcast are imported, so set before any test module is.
+_BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+if _BESIDE.is_dir():
+    os.environ.setdefault("NARROWCAST_DATA", str(_BESIDE))
+os.environ.pop("RAY_ADDRESS", None)
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_process_left() -> Iterator[None]:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=20)
+    assert not alive, f"processes left behind: {[process.cmdline() for process in alive]}"

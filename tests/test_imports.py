@@ -1,0 +1,56 @@
+"""Who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import narrowcast
+
+ROOT = Path(narrowcast.__file__).parent
+PARTS = ("platform", "algorithms", "tuning", "cluster")
+# Composition roots stand at the top of the package and may import everything.
+MAY_IMPORT = {
+    "platform": {"platform"},
+    "algorithms": {"platform", "algorithms"},
+    "tuning": {"platform", "tuning"},
+    "cluster": {"platform", "cluster"},
+}
+ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform/tracking"}
+OF_PLATFORM = {"narrowcast.platform." + name for name in ("types", "contracts", "seeds", "errors", "data", "models")}
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(str(node.module))
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_keep_to_the_rules(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "narrowcast" and room in PARTS:
+            assert parts[1] in MAY_IMPORT[room], f"{room} must not import {name}"
+        if room == "algorithms" and parts[:2] == ["narrowcast", "platform"]:
+            assert ".".join(parts[:3]) in OF_PLATFORM, f"algorithms may import only types and contracts, not {name}"
+        if parts[0] in ONLY_IN:
+            home = ONLY_IN[parts[0]]
+            assert str(path.relative_to(ROOT)).startswith(f"{home}/"), f"{parts[0]} belongs in {home}"
+
+
+def test_the_rules_see_the_rooms() -> None:
+    rooms = {path.relative_to(ROOT).parts[0] for path in modules()}
+    assert {"platform", "algorithms", "cluster", "cli.py", "catalog.py"} <= rooms
