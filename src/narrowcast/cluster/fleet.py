@@ -122,17 +122,20 @@ class TraceFleet(BaseModel):
         """One profile for each entry of `examples`; raises `UserError` where the file lacks or repeats a client."""
         del seed
         table = np.full((len(examples), len(_COLUMNS) - 1), np.nan)
-        with self.path.open(newline="") as lines:
-            reader = csv.DictReader(lines)
-            if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
-                raise UserError(
-                    f"{self.path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}"
-                )
-            for row in reader:
-                self._read(row, reader.line_num, table)
+        try:
+            with self.path.open(newline="", encoding="utf-8") as lines:
+                self._read_all(csv.DictReader(lines), table)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{self.path}: cannot be read as a CSV file: {error}") from error
         if (absent := np.flatnonzero(np.isnan(table[:, 0]))).size:
             raise UserError(f"{self.path} lacks {absent.size} of {len(examples)} clients, first {absent[0]}; add them")
         return Profiles(np.arange(len(examples)), examples, table[:, 0] * _MEGABIT, table[:, 1] * _MEGABIT, table[:, 2])
+
+    def _read_all(self, reader: csv.DictReader[str], table: NDArray[np.float64]) -> None:
+        if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
+            raise UserError(f"{self.path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}")
+        for row in reader:
+            self._read(row, reader.line_num, table)
 
     def _read(self, row: dict[str, str], line: int, table: NDArray[np.float64]) -> None:
         try:

@@ -83,7 +83,7 @@ class RowsPayload:
             if len(rest) < _SEED_BYTES:
                 raise PayloadError("the payload ends inside its seed")
             seed, rest = int.from_bytes(rest[:_SEED_BYTES], "little"), rest[_SEED_BYTES:]
-        rows = np.arange(n_rows) if flags & _HAS_ALL_ROWS else np.empty(0, dtype=np.int64)
+        rows: IntArray | None = None
         if flags & _HAS_MASK:
             mask_bytes = -(-n_rows // 8)
             if len(rest) < mask_bytes:
@@ -92,10 +92,12 @@ class RowsPayload:
             if bits[n_rows:].any():
                 raise PayloadError("the row mask has bits beyond the last row")
             rows, rest = np.flatnonzero(bits[:n_rows]), rest[mask_bytes:]
-        sent = n_rows if flags & _HAS_ALL_ROWS else len(rows)
+        sent = n_rows if rows is None or flags & _HAS_ALL_ROWS else len(rows)
         if len(rest) != 4 * sent * rank:
             raise PayloadError(f"the payload should end with {4 * sent * rank} bytes of values, got {len(rest)}")
         values = np.frombuffer(rest, dtype="<f4").astype(np.float32).reshape(sent, rank)
+        if rows is None:
+            rows = np.arange(n_rows if rank else 0)  # only now is n_rows known to be no bigger than the bytes
         if flags & _HAS_ALL_ROWS:
             values = values[rows]
         layout: RowLayout = "all" if flags & _HAS_ALL_ROWS else "touched"

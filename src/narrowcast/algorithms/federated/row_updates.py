@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -115,7 +116,7 @@ def partial_sum(
         weight = np.bincount(rows, minlength=n_rows)[:, None].astype(np.float64)
     total = np.zeros((n_rows, changes.shape[1]), dtype=np.float32)
     starts = np.flatnonzero(np.diff(client_of_row, prepend=-1))
-    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+    for start, stop in pairwise([*starts, len(rows)]):
         total[rows[start:stop]] += changes[start:stop]  # the rows of one client are distinct
     return {SUM: total, WEIGHT: weight}
 

@@ -36,18 +36,19 @@ class _Steps:
 
     rows: list[Tensor]
     labels: list[Tensor]
-    valid: list[Tensor]
+    padding: list[Tensor]
     inverse_sizes: list[Tensor]
 
 
 def _steps(batches: ChunkBatches, like: Tensor) -> _Steps:
     cuts = batches.active.tolist()
-    valid = torch.from_numpy(batches.valid).to(like)
+    padding = torch.from_numpy(~batches.valid).to(like.device)
+    sizes = torch.from_numpy(batches.sizes).to(like)
     return _Steps(
         rows=list(torch.from_numpy(batches.rows).to(like.device).split(cuts)),
         labels=list(torch.from_numpy(batches.labels).to(like).split(cuts)),
-        valid=list(valid.split(cuts)),
-        inverse_sizes=list(valid.sum(dim=1, keepdim=True).reciprocal_().split(cuts)),
+        padding=list(padding.split(cuts)),
+        inverse_sizes=list(sizes.unsqueeze(1).reciprocal_().split(cuts)),
     )
 
 
@@ -62,19 +63,21 @@ def train_rows(
     before = item_factors[torch.from_numpy(batches.row_items)]
     table = torch.cat([before, before.new_zeros(1, before.shape[1])])
     users = user_factors.clone()
-    shrink = 1 - 2 * training.learning_rate * training.weight_decay
+    decay = 2 * training.weight_decay
+    shrink = 1 - training.learning_rate * decay
     scores = []
-    for rows, labels, valid, inverse_sizes in zip(*_fields(steps), strict=True):
+    for rows, labels, padding, inverse_sizes in zip(*_fields(steps), strict=True):
         active = len(rows)
         p = users[:active].clone()
         x = table.index_select(0, rows.view(-1)).view(*rows.shape, -1)
         z = torch.bmm(x, p.unsqueeze(2)).squeeze(2)
         scores.append(z)
-        g = (torch.sigmoid(z) - labels).mul_(valid)
+        g = (torch.sigmoid(z) - labels).masked_fill_(padding, 0)
         mean_gradient = torch.bmm(g.unsqueeze(1), x).squeeze(1).mul_(inverse_sizes)
-        users[:active].mul_(shrink).sub_(mean_gradient, alpha=training.learning_rate)
+        users[:active].sub_(mean_gradient.add_(p, alpha=decay), alpha=training.learning_rate)
         x = torch.baddbmm(x, g.unsqueeze(2), p.unsqueeze(1), beta=shrink, alpha=-training.learning_rate)
         table.index_copy_(0, rows.view(-1), x.view(-1, x.shape[2]))
+        table[-1] = 0  # a diverged client leaves no NaN for the others' padding
     return LocalResult(table[:-1] - before, users, _last_epoch_loss(scores, steps, batches))
 
 
@@ -100,10 +103,9 @@ def train_low_rank(
     table = basis.new_zeros(len(row_items) + 1, len(basis))
     users = user_factors.clone()
     step_scale = components * (gradient_scale * training.learning_rate)
-    user_shrink = 1 - 2 * training.learning_rate * training.weight_decay
     decay = 2 * training.weight_decay
     scores = []
-    for rows, labels, valid, inverse_sizes in zip(*_fields(steps), strict=True):
+    for rows, labels, padding, inverse_sizes in zip(*_fields(steps), strict=True):
         active = len(rows)
         p = users[:active].clone()
         basis_p = p @ basis.T
@@ -113,19 +115,20 @@ def train_low_rank(
         a = table.index_select(0, flat_rows).view(*rows.shape, -1)
         z = torch.baddbmm(torch.bmm(q, p.unsqueeze(2)), a, basis_p.unsqueeze(2)).squeeze(2)
         scores.append(z)
-        g = (torch.sigmoid(z) - labels).mul_(valid)
+        g = (torch.sigmoid(z) - labels).masked_fill_(padding, 0)
         mean_gradient = torch.bmm(g.unsqueeze(1), q).squeeze(1)
         mean_gradient.addmm_(torch.bmm(g.unsqueeze(1), a).squeeze(1), basis).mul_(inverse_sizes)
-        users[:active].mul_(user_shrink).sub_(mean_gradient, alpha=training.learning_rate)
+        users[:active].sub_(mean_gradient.add_(p, alpha=decay), alpha=training.learning_rate)
         basis_x = basis_items.index_select(0, flat_items).addmm_(a.view(-1, len(basis)), gram).view_as(a)
         gradient = torch.baddbmm(basis_x, g.unsqueeze(2), basis_p.unsqueeze(1), beta=decay)
         a = torch.addcmul(a, gradient, step_scale[:active].unsqueeze(1), value=-1)
         table.index_copy_(0, flat_rows, a.view(-1, len(basis)))
+        table[-1] = 0
     return LocalResult(table[:-1], users, _last_epoch_loss(scores, steps, batches))
 
 
 def _fields(steps: _Steps) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    return steps.rows, steps.labels, steps.valid, steps.inverse_sizes
+    return steps.rows, steps.labels, steps.padding, steps.inverse_sizes
 
 
 def _last_epoch_loss(scores: list[Tensor], steps: _Steps, batches: ChunkBatches) -> Tensor:
@@ -133,8 +136,8 @@ def _last_epoch_loss(scores: list[Tensor], steps: _Steps, batches: ChunkBatches)
     n_clients = len(batches.order)
     if not scores:
         return torch.zeros(n_clients)
-    z, labels, valid = torch.cat(scores), torch.cat(steps.labels), torch.cat(steps.valid)
-    batch_loss = ((torch.nn.functional.softplus(z) - labels * z) * valid).sum(dim=1)
+    z, labels, padding = torch.cat(scores), torch.cat(steps.labels), torch.cat(steps.padding)
+    batch_loss = torch.nn.functional.softplus(torch.where(labels > 0, -z, z)).masked_fill_(padding, 0).sum(dim=1)
     active = torch.from_numpy(batches.active)
     step = torch.repeat_interleave(torch.arange(len(active)), active)
     place = torch.arange(len(step)) - torch.repeat_interleave(active.cumsum(0) - active, active)

@@ -1,0 +1,102 @@
+"""Results do not depend on where a run is played, nor on who dies meanwhile: real Ray, real data, real kills."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from narrowcast.cluster.failure import FailureBudget
+from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROUNDS = 6
+# Fifteen to a chunk makes four chunks; twelve epochs make a round last long enough to be killed in its midst.
+SETTINGS = (f"rounds={ROUNDS}", "chunk_size=15", "training.epochs=12", "checkpoint_every=2", "evaluate_every=3")
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return load_experiment("scolr-ml100k", SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def in_process(experiment: Experiment) -> list[Outcome]:
+    return list(play(experiment, LocalRuntime()))
+
+
+def play(experiment: Experiment, runtime: Runtime) -> Iterator[Outcome]:
+    task = experiment.task(experiment.data.load())
+    yield from runtime.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+
+
+def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
+    state = outcomes[-1].state
+    assert state is not None
+    return model_sha256(experiment.algorithm, state)
+
+
+def kill_one(actor: str) -> int:
+    """SIGKILL the first process of this actor class among our descendants."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if any(f"ray::{actor}" in part for part in process.cmdline()):
+                    process.send_signal(signal.SIGKILL)
+                    return process.pid
+            except psutil.NoSuchProcess:
+                continue
+        time.sleep(0.05)
+    raise AssertionError(f"no process of {actor} to kill")
+
+
+@pytest.mark.parametrize("actors", [1, 2, 4])
+def test_ray_gives_the_in_process_results(experiment: Experiment, in_process: list[Outcome], actors: int) -> None:
+    outcomes = list(play(experiment, RayRuntime(actors=actors)))
+    assert sha256(experiment, outcomes) == sha256(experiment, in_process)
+    assert [outcome.record for outcome in outcomes] == [outcome.record for outcome in in_process]
+    assert [outcome.metrics for outcome in outcomes] == [outcome.metrics for outcome in in_process]
+
+
+def test_client_hosts_killed_in_mid_round_change_nothing(experiment: Experiment, in_process: list[Outcome]) -> None:
+    outcomes, killed = [], []
+    for outcome in play(experiment, RayRuntime(actors=2)):
+        outcomes.append(outcome)
+        if outcome.record.round in (1, 3):
+            time.sleep(0.05)  # the driver is now at work on a later round
+            killed.append(kill_one("ClientHost"))
+    assert len(set(killed)) == 2
+    assert sha256(experiment, outcomes) == sha256(experiment, in_process)
+    assert [outcome.record for outcome in outcomes] == [outcome.record for outcome in in_process]
+
+
+def test_a_killed_driver_starts_over_from_the_last_state(experiment: Experiment, in_process: list[Outcome]) -> None:
+    outcomes = []
+    for outcome in play(experiment, RayRuntime(actors=1)):
+        outcomes.append(outcome)
+        if outcome.record.round == 3:
+            kill_one("Driver")
+    assert [outcome.record for outcome in outcomes] == [outcome.record for outcome in in_process]
+    assert sha256(experiment, outcomes) == sha256(experiment, in_process)
+
+
+def test_too_many_failures_end_the_run_with_advice(experiment: Experiment) -> None:
+    with pytest.raises(RunFailed, match=r"executor.max_failures"):
+        for outcome in play(experiment, RayRuntime(actors=1, max_failures=0)):
+            if outcome.record.round == 1:
+                kill_one("ClientHost")
+
+
+def test_a_failure_budget_is_spent_one_by_one() -> None:
+    budget = FailureBudget(failures_left=1, round_timeout_seconds=1).spend("first")
+    with pytest.raises(RunFailed, match="last: second"):
+        budget.spend("second")

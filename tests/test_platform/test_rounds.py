@@ -1,0 +1,308 @@
+"""The round loop: who is sampled, what is charged, what is committed, and what stops a run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.local_training.batches import LocalTraining
+from narrowcast.cluster.fleet import LogNormalFleet
+from narrowcast.platform.clock import Clock
+from narrowcast.platform.contracts import Algorithm, Broadcast, Task
+from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, play, rounds, sample_cohort, start
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+
+ALGORITHMS: list[Algorithm] = [FedMF(), CoLR(), SCoLR()]
+by_kind = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each.kind)
+
+
+def make_task(n_users: int = 12, n_items: int = 130, dimension: int = 8, **training: Any) -> Task:
+    random = np.random.default_rng(0)
+    orders = [random.permutation(n_items) for _ in range(n_users)]
+    counts = random.integers(1, 25, n_users)
+    data = Interactions(
+        name="tiny",
+        source="random",
+        n_items=n_items,
+        indptr=np.concatenate([[0], np.cumsum(counts)]),
+        items=np.concatenate([np.sort(order[:count]) for order, count in zip(orders, counts, strict=True)]),
+        validation=np.array([order[-1] for order in orders]),
+        test=np.array([order[-2] for order in orders]),
+        negatives=np.stack([order[-101:-2] for order in orders]),
+    )
+    profiles = LogNormalFleet().profiles(data.examples, seed=0)
+    settings = LocalTraining(**{"batch_size": 16, **training})
+    return Task(data, profiles, MatrixFactorisation(embedding_dim=dimension), settings, seed=0)
+
+
+def run(plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = None) -> list[Outcome]:
+    return list(rounds(plan, algorithm, task, InProcess(algorithm, task), state or start(algorithm, task)))
+
+
+@pytest.mark.parametrize(("n_clients", "per_round"), [(10, 3), (10, 10), (7, 4), (943, 60), (5, 1), (5, 100), (1, 1)])
+def test_round_robin_sees_every_client_equally_often(n_clients: int, per_round: int) -> None:
+    plan = Plan(clients_per_round=per_round)
+    size = min(per_round, n_clients)
+    rotation = -(-n_clients // size)
+    cohorts = [sample_cohort(plan, n_clients, round_index) for round_index in range(1, 3 * rotation + 1)]
+    seen = np.zeros(n_clients, dtype=int)
+    for played, cohort in enumerate(cohorts, start=1):
+        assert len(set(cohort)) == len(cohort) == size
+        seen[cohort] += 1
+        assert seen.min() == played * size // n_clients
+        assert seen.max() == -(-played * size // n_clients)
+    for first in range(2 * rotation):
+        assert len(set(np.concatenate(cohorts[first : first + rotation]))) == n_clients
+
+
+def test_round_robin_is_shuffled_by_the_seed() -> None:
+    first, again, other = (sample_cohort(Plan(seed=seed), 943, 1) for seed in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert set(first) != set(other)
+    assert np.ptp(first) > 500
+
+
+@pytest.mark.parametrize(("n_clients", "per_round"), [(20, 6), (20, 20), (20, 100), (20, 1)])
+def test_uniform_sampling_has_no_repeats_and_favours_nobody(n_clients: int, per_round: int) -> None:
+    plan = Plan(clients_per_round=per_round, sampling="uniform")
+    size = min(per_round, n_clients)
+    cohorts = [sample_cohort(plan, n_clients, round_index) for round_index in range(1, 1001)]
+    assert all(len(set(cohort)) == len(cohort) == size for cohort in cohorts)
+    seen = np.bincount(np.concatenate(cohorts), minlength=n_clients)
+    share = size / n_clients
+    assert np.abs(seen - 1000 * share).max() <= 4.5 * (1000 * share * (1 - share)) ** 0.5
+    assert len({tuple(cohort) for cohort in cohorts}) > 1
+
+
+class Recorder:
+    """An algorithm that notes the bytes of what it broadcasts, by packing it."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+        self.full_bits: list[int] = []
+        self.update_bits: list[int | None] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._algorithm, name)
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        sent = self._algorithm.broadcast(server, task, round_index)
+        self.full_bits.append(8 * len(sent.full.to_bytes()))
+        self.update_bits.append(None if sent.update is None else 8 * len(sent.update.to_bytes()))
+        return sent
+
+
+@by_kind
+@pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
+def test_catch_up_charges_the_missed_rounds_or_the_whole_model(algorithm: Algorithm, sampling: str) -> None:
+    recorder = Recorder(algorithm)
+    plan = Plan(rounds=12, clients_per_round=4, sampling=sampling, chunk_size=3)
+    last_seen: dict[int, int] = {}
+    cases = set()
+    for outcome in run(plan, recorder, make_task()):
+        now, full = outcome.record.round, recorder.full_bits[outcome.record.round - 1]
+        for client, got in zip(outcome.ledger.client.tolist(), outcome.ledger.downlink_bits.tolist(), strict=True):
+            if client not in last_seen:
+                cases.add("newcomer")
+                assert got == full
+            else:
+                updates = [
+                    recorder.update_bits[round_index - 1] for round_index in range(last_seen[client] + 1, now + 1)
+                ]
+                assert got == min(full, sum(updates))
+                cases.add("whole model" if sum(updates) > full else "update")
+            last_seen[client] = now
+    assert {"newcomer"} < cases, cases
+    assert recorder.update_bits[0] is None
+
+
+@by_kind
+def test_every_round_charges_one_update_from_the_second_round_on(algorithm: Algorithm) -> None:
+    recorder = Recorder(algorithm)
+    plan = Plan(rounds=5, clients_per_round=4, downlink="every_round")
+    for outcome in run(plan, recorder, make_task()):
+        full, update = recorder.full_bits[outcome.record.round - 1], recorder.update_bits[outcome.record.round - 1]
+        wanted = full if update is None else min(full, update)
+        assert outcome.ledger.downlink_bits.tolist() == [wanted] * 4
+
+
+def test_catch_up_by_hand() -> None:
+    """12 clients in fours: all are newcomers until round 3, and miss two rounds each time from then on."""
+    recorder = Recorder(CoLR(rank=1, rows="all"))
+    plan = Plan(rounds=6, clients_per_round=4)
+    charged = [outcome.ledger.downlink_bits.tolist() for outcome in run(plan, recorder, make_task())]
+    full = 8 * (13 + 8 + 130 * 8 * 4)  # header, seed, Q
+    update = 8 * (13 + 8 + 130 * 4)  # header, seed, A
+    assert charged == [[full] * 4] * 3 + [[3 * update] * 4] * 3
+    assert 3 * update < full
+
+
+@by_kind
+def test_totals_add_up(algorithm: Algorithm) -> None:
+    plan = Plan(rounds=5, clients_per_round=5, chunk_size=2, checkpoint_every=1, evaluate_every=2)
+    totals = np.zeros(3)
+    for outcome in run(plan, algorithm, make_task()):
+        record, ledger, state = outcome.record, outcome.ledger, outcome.state
+        assert state is not None
+        totals += ledger.uplink_bits.sum(), ledger.downlink_bits.sum(), record.round_simulated_seconds
+        assert (record.uplink_bits, record.downlink_bits) == (ledger.uplink_bits.sum(), ledger.downlink_bits.sum())
+        assert np.allclose(
+            (record.total_uplink_bits, record.total_downlink_bits, record.simulated_seconds), totals, rtol=1e-12
+        )
+        assert (state.uplink_bits, state.downlink_bits) == (record.total_uplink_bits, record.total_downlink_bits)
+        assert (record.clients, record.delivered) == (5, 5)
+        assert (np.diff(ledger.client) > 0).all()
+        assert record.loss == pytest.approx(ledger.loss.mean())
+        assert record.mean_rank == pytest.approx(ledger.rank.mean())
+        assert (state.last_round[ledger.client] == record.round).all()
+        assert (set(outcome.metrics) > {"test.hr@10", "test.ndcg@10"}) == (record.round in (2, 4, 5))
+
+
+def test_simulated_seconds_by_hand() -> None:
+    clock = Clock(seconds_per_example=1e-3, compute_slowdown=5, compute_overhead_seconds=2, server_seconds=0.75)
+    task, total = make_task(epochs=3), 0.0
+    for outcome in run(Plan(rounds=3, clients_per_round=4, clock=clock), FedMF(), task):
+        wanted = []
+        ledger = outcome.ledger
+        for place, client in enumerate(ledger.client):
+            profile = task.profiles[client]
+            examples = 3 * 5 * profile.examples  # epochs x (one positive and four negatives)
+            assert ledger.examples[place] == examples
+            wanted.append(
+                ledger.downlink_bits[place] / profile.downlink_bits_per_second
+                + 5 * examples * 1e-3 / profile.compute_speed
+                + 2
+                + ledger.uplink_bits[place] / profile.uplink_bits_per_second
+            )
+        assert ledger.seconds.tolist() == pytest.approx(wanted)
+        assert outcome.record.round_simulated_seconds == pytest.approx(max(wanted) + 0.75)
+        total += max(wanted) + 0.75
+        assert outcome.record.simulated_seconds == pytest.approx(total)
+
+
+@by_kind
+def test_a_client_that_diverged_is_dropped_and_the_run_goes_on(algorithm: Algorithm) -> None:
+    task, plan = make_task(), Plan(rounds=6, clients_per_round=4, chunk_size=4, checkpoint_every=1)
+    bad = int(sample_cohort(plan, 12, 1)[1])
+    state = start(algorithm, task)
+    users = np.array(state.clients[USER_FACTORS])
+    users[bad] = np.nan
+    outcomes = run(plan, algorithm, task, replace(state, clients={USER_FACTORS: users}))
+    assert [outcome.record.delivered for outcome in outcomes] == [3, 4, 4, 3, 4, 4]
+    for outcome in outcomes:
+        assert outcome.ledger.client[~outcome.ledger.delivered].tolist() in ([], [bad])
+        assert np.isfinite(outcome.record.loss)
+        assert outcome.state is not None
+        assert np.isfinite(outcome.state.server[ITEM_FACTORS]).all()
+        assert np.isnan(outcome.state.clients[USER_FACTORS][bad]).all()
+        assert np.isfinite(np.delete(outcome.state.clients[USER_FACTORS], bad, axis=0)).all()
+        # It did upload, in vain.
+        assert (outcome.ledger.uplink_bits > 0).all()
+
+
+@pytest.mark.parametrize("algorithm", [CoLR(), SCoLR()], ids=lambda each: each.kind)
+def test_an_absurd_learning_rate_delivers_nothing_and_keeps_what_was(algorithm: Algorithm) -> None:
+    task = make_task(learning_rate=1e30, epochs=3)
+    before = start(algorithm, task)
+    (outcome,) = run(Plan(rounds=1, chunk_size=5), algorithm, task, before)
+    assert outcome.record.delivered == 0
+    assert outcome.state is not None
+    assert np.array_equal(outcome.state.server[ITEM_FACTORS], before.server[ITEM_FACTORS])
+    assert np.array_equal(outcome.state.clients[USER_FACTORS], before.clients[USER_FACTORS])
+
+
+def test_a_diverged_global_model_fails_the_run_with_advice() -> None:
+    # Every client's own change is finite (about 1e38), the sum of twelve of them is not.
+    task = make_task(learning_rate=2e38, epochs=1, batch_size=1000, weight_decay=0.0)
+    state = start(FedMF(), task)
+    state = replace(state, clients={USER_FACTORS: np.ones_like(state.clients[USER_FACTORS])})
+    with np.errstate(over="ignore"), pytest.raises(RunFailed) as caught:
+        run(Plan(rounds=2), FedMF(), task, state)
+    assert str(caught.value) == (
+        "round 1: the global model is no longer finite; lower training.learning_rate (now 2e+38) and run again"
+    )
+
+
+@by_kind
+@pytest.mark.parametrize("sampling", ["round_robin", "uniform"])
+def test_a_resumed_run_equals_the_straight_one(algorithm: Algorithm, sampling: str) -> None:
+    plan = Plan(rounds=7, clients_per_round=5, chunk_size=2, sampling=sampling, checkpoint_every=3, evaluate_every=2)
+    task = make_task()
+    straight = run(plan, algorithm, task)
+    assert [outcome.state is not None for outcome in straight] == [False, False, True, False, False, True, True]
+    middle = straight[2].state
+    assert middle is not None
+    resumed = run(plan, algorithm, task, middle)
+    assert [outcome.record for outcome in resumed] == [outcome.record for outcome in straight[3:]]
+    assert [outcome.metrics for outcome in resumed] == [outcome.metrics for outcome in straight[3:]]
+    assert sha(algorithm, resumed) == sha(algorithm, straight)
+    assert sha(algorithm, run(plan.model_copy(update={"rounds": 6}), algorithm, task)) != sha(algorithm, straight)
+    assert run(plan, algorithm, task, straight[-1].state) == []
+
+
+def sha(algorithm: Algorithm, outcomes: list[Outcome]) -> str:
+    state = outcomes[-1].state
+    assert state is not None
+    return model_sha256(algorithm, state)
+
+
+def test_a_round_changes_neither_the_state_it_starts_from_nor_absent_clients() -> None:
+    algorithm, task = FedMF(), make_task()
+    before = start(algorithm, task)
+    digest, users = model_sha256(algorithm, before), before.clients[USER_FACTORS].copy()
+    after, _, ledger = play(Plan(clients_per_round=5), algorithm, task, InProcess(algorithm, task), before)
+    assert model_sha256(algorithm, before) == digest
+    changed = (after.clients[USER_FACTORS] != users).any(axis=1)
+    assert np.flatnonzero(changed).tolist() == ledger.client.tolist()
+
+
+def test_model_sha256_sees_every_array_and_its_shape() -> None:
+    algorithm, task = FedMF(), make_task()
+    state = start(algorithm, task)
+    server, clients = dict(state.server), dict(state.clients)
+    digests = [
+        model_sha256(algorithm, changed)
+        for changed in (
+            state,
+            replace(state, server={**server, ITEM_FACTORS: np.nextafter(server[ITEM_FACTORS], np.float32(9))}),
+            replace(state, clients={USER_FACTORS: clients[USER_FACTORS][::-1]}),
+            replace(state, clients={USER_FACTORS: clients[USER_FACTORS].reshape(8, 12)}),
+            replace(state, clients={USER_FACTORS: clients[USER_FACTORS].astype(np.float64)}),
+        )
+    ]
+    assert len(set(digests)) == 5
+    assert model_sha256(algorithm, replace(state, round_index=9)) == digests[0]
+
+
+class CountThreads:
+    """Notes how many threads torch has while chunks are trained."""
+
+    def __init__(self, algorithm: Algorithm, task: Task) -> None:
+        self.inner = InProcess(algorithm, task)
+        self.threads: set[int] = set()
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        self.threads.add(torch.get_num_threads())
+        return self.inner.train(broadcast, chunks)
+
+
+def test_rounds_are_computed_with_one_thread_and_leave_the_setting_as_it_was() -> None:
+    algorithm, task = FedMF(), make_task()
+    executor, before = CountThreads(algorithm, task), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in rounds(Plan(rounds=2), algorithm, task, executor, start(algorithm, task)):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert executor.threads == {1}
