@@ -23,6 +23,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 
 OUTPUT = click.Path(file_okay=True, path_type=Path)
+_PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 _PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
 
 
@@ -133,10 +134,14 @@ class _Progress:
             print(f"round {row['round']}/{self._rounds}  {facts}", flush=True)
 
 
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+
+
 def _report(folder: Path, result: Mapping[str, Any], uri: str) -> None:
     from narrowcast.platform.tracking.compare import load_run, result_table
 
-    console = Console()
+    console = _console()
     console.print(result_table(load_run(folder)))
     console.print(f"plots   {folder / 'plots'}", highlight=False, soft_wrap=True)
     console.print(f"MLflow  {uri}  run {result['mlflow_run_id']}", highlight=False, soft_wrap=True)
@@ -154,7 +159,7 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
         table = Table("experiment", "what it is", box=None, pad_edge=False)
         for name, summary in packaged_experiments().items():
             table.add_row(name, summary)
-        Console().print(table)
+        _console().print(table)
         return
     write_yaml(load_experiment(experiment, overrides).plain(), sys.stdout)
 
@@ -171,7 +176,7 @@ def compare(runs: tuple[str, ...], output: Path, plot: Path | None) -> None:
     from narrowcast.platform.tracking.compare import compare as compare_runs
 
     comparison = compare_runs([_run_folder(name, output) for name in runs])
-    Console().print(comparison.table())
+    _console().print(comparison.table())
     target = plot or output / "compare.png"
     try:
         comparison.draw(target)
@@ -195,7 +200,7 @@ def list_data() -> None:
     table = Table("name", "what it is", "licence", "found", box=None, pad_edge=False)
     for row in fetch.status():
         table.add_row(row.name, row.description, row.licence, str(row.found or f"no: narrowcast data fetch {row.name}"))
-    Console().print(table)
+    _console().print(table)
     click.echo("looked in " + ", then ".join(str(root) for root in fetch.roots()))
 
 

@@ -78,6 +78,11 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     state, digest = load_checkpoint(folder / "checkpoint")
     if digest != experiment.digest():
         raise UserError(f"the checkpoint in {folder} is not of its config.yaml; start the run again")
+    if (written := Journal.open(folder).last_round) < state.round_index:
+        raise UserError(
+            f"{folder / 'journal.jsonl'} ends at round {written}, the checkpoint at {state.round_index}; "
+            "start the run again"
+        )
     if experiment.rounds < state.round_index:
         raise UserError(f"{folder.name} has played {state.round_index} rounds already; rounds = {experiment.rounds}")
     task = experiment.task(experiment.data.load())
@@ -122,6 +127,7 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
         cursor = Cursor(hide_password(uri), run_id)
         folder.mkdir()
         cursor.save(folder)
+        save_checkpoint(folder / "checkpoint", prepared.state, experiment.digest())
     write_yaml(experiment.plain(), folder / "config.yaml")
     journal = Journal.open(folder)
     sender = Sender(folder, uri, cursor, journal.rounds)

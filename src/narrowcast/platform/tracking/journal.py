@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds import Outcome
 from narrowcast.platform.types import Profiles
 
@@ -43,10 +44,12 @@ class Journal:
             whole = text[: text.rfind("\n") + 1]
             if whole != text:
                 journal.path.write_text(whole)
-            for line in whole.splitlines():
-                entry = json.loads(line)
-                journal.rounds.append(entry["round"])
-                journal.clients.append(entry["clients"])
+            try:
+                entries = [json.loads(line) for line in whole.splitlines()]
+                journal.rounds.extend(entry["round"] for entry in entries)
+                journal.clients.extend(entry["clients"] for entry in entries)
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{journal.path} is damaged ({error}); start the run again") from error
         return journal
 
     def append(self, outcome: Outcome, logged_at_ms: int) -> bool:
