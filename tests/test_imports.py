@@ -19,7 +19,9 @@ MAY_IMPORT = {
     "cluster": {"platform", "cluster"},
 }
 ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform/tracking"}
-OF_PLATFORM = {"narrowcast.platform." + name for name in ("types", "contracts", "seeds", "errors", "data", "models")}
+OF_PLATFORM = {
+    "narrowcast.platform." + name for name in ("types", "contracts", "seeds", "errors", "kinds", "data", "models")
+}
 
 
 def modules() -> list[Path]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Union
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel
 
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
@@ -36,10 +36,3 @@ TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ml-latest-small": {"learning_rate": 0.5, "batch_size": 64, "weight_decay": 5e-4, "epochs": 2},
 }
 """Local training per data set. ml-1m: the code released with CoLR (Nguyen et al., WWW 2024)."""
-
-
-def one_of(kinds: Kinds) -> Any:
-    """The type of a field whose `kind` picks a class; the kind alone, as a string, stands for its defaults."""
-    classes = tuple(kinds.values())
-    union = Annotated[Union[classes], Field(discriminator="kind")] if len(classes) > 1 else classes[0]  # noqa: UP007
-    return Annotated[union, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)]

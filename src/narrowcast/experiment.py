@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, Field
 
 from narrowcast.algorithms.local_training.batches import LocalTraining
-from narrowcast.catalog import ALGORITHMS, DATA, FLEETS, MODELS, RUNTIMES, TRAINING_DEFAULTS, one_of
+from narrowcast.catalog import ALGORITHMS, DATA, FLEETS, MODELS, RUNTIMES, TRAINING_DEFAULTS
 from narrowcast.cluster.fleet import Tiers
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.platform.config import apply_overrides, flatten, read_yaml, suggest, validate
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.interactions import DataSource, Interactions
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.rounds import Plan, Runtime
 from narrowcast.platform.tracking.mlflow_run import Tracking

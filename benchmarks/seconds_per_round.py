@@ -1,0 +1,91 @@
+"""Seconds per round of packaged experiments: in this process, and on Ray with one and with two actors.
+
+Each repeat plays the same rounds from the same seed on a fresh runtime; the first rounds of each are not counted, the
+median over repeats is reported, and all runtimes must end with the same model.
+
+    python benchmarks/seconds_per_round.py [--experiments fedmf-ml1m ...] [--rounds 60] [--repeats 5] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.rounds import Runtime, model_sha256, start
+
+WARM_UP_ROUNDS = 5
+
+
+def main() -> None:
+    arguments = _arguments()
+    overrides = [f"rounds={WARM_UP_ROUNDS + arguments.rounds}", "evaluate_every=1000000", "checkpoint_every=1000000"]
+    rows = []
+    for name in arguments.experiments:
+        experiment = load_experiment(name, overrides)
+        runtimes: dict[str, Runtime] = {
+            "local": LocalRuntime(),
+            "ray, 1 actor": RayRuntime(actors=1),
+            "ray, 2 actors": RayRuntime(actors=2),
+        }
+        repeats = [
+            {kind: seconds_per_round(experiment, runtime) for kind, runtime in runtimes.items()}
+            for _ in range(arguments.repeats)
+        ]
+        hashes = {digest for repeat in repeats for _, digest in repeat.values()}
+        if len(hashes) != 1:
+            raise SystemExit(f"{name}: the runtimes disagree on the model, {len(hashes)} different ones")
+        figures = {kind: median(repeat[kind][0] for repeat in repeats) for kind in runtimes}
+        rows.append({"experiment": name, "model_sha256": hashes.pop(), "seconds_per_round": figures})
+    report = {
+        "rows": rows,
+        "rounds": arguments.rounds,
+        "repeats": arguments.repeats,
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg(),
+    }
+    _print(report)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2))
+
+
+def seconds_per_round(experiment: Experiment, runtime: Runtime) -> tuple[float, str]:
+    """The median round after the warm-up, and the hash of the model at the end."""
+    task = experiment.task(experiment.data.load())
+    outcomes = list(runtime.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task)))
+    state = outcomes[-1].state
+    assert state is not None, "the last round has a checkpoint"
+    counted = [outcome.wall_seconds for outcome in outcomes[WARM_UP_ROUNDS:-1]]  # the last round is evaluated
+    return median(counted), model_sha256(experiment.algorithm, state)
+
+
+def _print(report: dict) -> None:
+    table = Table("experiment", "runtime", "s/round", "x local", title="Seconds per round, medians")
+    for row in report["rows"]:
+        figures = row["seconds_per_round"]
+        for kind, seconds in figures.items():
+            table.add_row(row["experiment"], kind, f"{seconds:.4f}", f"{seconds / figures['local']:.2f}")
+    Console(width=100).print(table)
+    print(f"{report['machine']}; load average {report['load_average'][0]:.2f}; same models everywhere")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiments", nargs="+", default=["fedmf-ml1m", "colr-ml1m", "scolr-ml1m", "scolr-ml100k"])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
