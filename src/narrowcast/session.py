@@ -218,12 +218,23 @@ def run_tags(experiment: Experiment) -> dict[str, str]:
 
 def git_commit() -> str | None:
     """The commit of the checkout that narrowcast is imported from, marked where it has changes; None elsewhere."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commands = (
+        [
+            *git,
+            "ls-files",
+            "--error-unmatch",
+            Path(__file__).name,
+        ],  # fails where another project's checkout surrounds us
+        [*git, "describe", "--always", "--dirty", "--abbrev=40"],
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        answers = [
+            subprocess.run(command, capture_output=True, text=True, timeout=10, check=True) for command in commands
+        ]
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return answers[-1].stdout.strip()
 
 
 def sync(folder: Path, uri: str | None) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 import requests
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,7 +31,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_RUN_NAME
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_DATASET_CONTEXT,
+    MLFLOW_RUN_NAME,
+    MLFLOW_SOURCE_NAME,
+    MLFLOW_SOURCE_TYPE,
+    MLFLOW_USER,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from narrowcast.platform.checkpoint import write_atomically
@@ -141,7 +148,13 @@ def open_run(
         run = client.create_run(
             _experiment_id(client, uri, tracking.experiment, output),
             run_name=name,
-            tags={**tags, MLFLOW_RUN_NAME: name},
+            tags={
+                **tags,
+                MLFLOW_RUN_NAME: name,
+                MLFLOW_USER: psutil.Process().username(),
+                MLFLOW_SOURCE_NAME: "narrowcast",
+                MLFLOW_SOURCE_TYPE: "LOCAL",
+            },
         )
         entries = [Param(key, str(value)) for key, value in params.items()]
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
