@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +27,7 @@ from narrowcast.platform.tracking.units import format_bits, format_seconds
 OUTPUT = click.Path(file_okay=True, path_type=Path)
 _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 _PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
+_stopping = threading.Event()
 
 
 class _Commands(click.Group):
@@ -37,7 +40,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    r"""Federated learning over narrow links: accuracy against bits and time.
+    """Federated learning over narrow links: accuracy against bits and time.
 
     \b
     narrowcast run scolr-ml100k                       the demo, a packaged experiment
@@ -45,7 +48,7 @@ def cli() -> None:
     narrowcast run my.yaml --executor local           your own file, without Ray
     narrowcast compare runs/a runs/b                  a table and a plot of several runs
     narrowcast ui                                     all runs in the MLflow UI
-    """
+    """  # noqa: D301 - click wants the character
 
 
 @cli.command()
@@ -92,13 +95,14 @@ def run(
     else:
         prepared = session.prepare(load_experiment(str(experiment), overrides), output)
     name = prepared.folder.name
+    again = shlex.join(["narrowcast", "run", "--resume", name, "--output", str(output)])
     with _Progress(name, prepared.state.round_index, prepared.experiment.rounds) as progress:
         try:
             result = session.run(prepared, progress.show)
         except RunFailed as error:
-            raise RunFailed(f"{error} [narrowcast run --resume {name} --output {output}]") from error
+            raise RunFailed(f"{error} [{again}]") from error
         except KeyboardInterrupt:
-            raise RunFailed(f"interrupted; go on with: narrowcast run --resume {name} --output {output}") from None
+            raise RunFailed(f"interrupted; go on with: {again}") from None
     _report(prepared.folder, result, hide_password(prepared.uri))
 
 
@@ -121,6 +125,8 @@ class _Progress:
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a round that was written down."""
+        if _stopping.is_set():
+            raise KeyboardInterrupt  # the one that _stop raised was lost in a callback
         if "test.hr@10" in row:
             self._metrics = f"HR@10 {row['test.hr@10']:.4f}  "
         facts = (
@@ -265,11 +271,17 @@ def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
 def main() -> NoReturn:
     """Run the command line: status 0, 1 for a failed run, 2 for bad input, always without a traceback."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _stopping.clear()
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
     try:
         status = cli(standalone_mode=False)
     except UserError as error:
         _fail(str(error), 2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except RunFailed as error:
@@ -277,6 +289,12 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 1)
     sys.exit(status or 0)
+
+
+def _stop(*_: object) -> NoReturn:
+    _stopping.set()
+    signal.alarm(0)  # Ray's own handler may have armed one that aborts the process
+    raise KeyboardInterrupt
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -16,13 +17,13 @@ from typing import Any
 
 from narrowcast import __version__
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
-from narrowcast.experiment import Experiment, build_experiment
+from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint, write_atomically
-from narrowcast.platform.config import flatten, read_yaml, write_yaml
+from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds import RunState, model_sha256, start
-from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import (
     Cursor,
     Sender,
@@ -50,6 +51,7 @@ class Prepared:
     state: RunState
     folder: Path
     uri: str
+    resuming: bool = False
 
 
 def prepare(experiment: Experiment, output: Path) -> Prepared:
@@ -68,29 +70,31 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     if not path.is_file():
         known = sorted(entry.parent.name for entry in folder.parent.glob("*/config.yaml"))
         raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
-    experiment = build_experiment(read_yaml(path.read_text(), str(path)), str(path))
+    experiment = load_experiment(str(path))
     if changed is not None:
         before, now = experiment.identity(), changed.identity()
         if differing := sorted(key for key in before | now if before.get(key) != now.get(key)):
             shown = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in differing[:3])
             raise UserError(f"{folder.name} was run with another configuration: {shown}; resume with its own")
         experiment = changed
-    state, digest = load_checkpoint(folder / "checkpoint")
+    writable(folder)
+    with alone(folder):
+        state, digest = load_checkpoint(folder / "checkpoint")
+        written = Journal.open(folder).last_round
     if digest != experiment.digest():
         raise UserError(f"the checkpoint in {folder} is not of its config.yaml; start the run again")
-    if (written := Journal.open(folder).last_round) < state.round_index:
+    if written < state.round_index:
         raise UserError(
             f"{folder / 'journal.jsonl'} ends at round {written}, the checkpoint at {state.round_index}; "
             "start the run again"
         )
-    if experiment.rounds < state.round_index:
-        raise UserError(f"{folder.name} has played {state.round_index} rounds already; rounds = {experiment.rounds}")
+    if experiment.rounds < written:
+        raise UserError(f"{folder.name} has played {written} rounds already; rounds = {experiment.rounds}")
     task = experiment.task(experiment.data.load())
     experiment.executor.check()
-    writable(folder)
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)
-    return Prepared(experiment, task, state, folder, uri)
+    return Prepared(experiment, task, state, folder, uri, resuming=True)
 
 
 def writable(folder: Path) -> None:
@@ -115,23 +119,41 @@ def free_folder(output: Path, name: str) -> Path:
 
 def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
     """Play a run to its end and return its result; on failure or interruption what was reached is kept for a resume."""
-    experiment, task, folder, uri = prepared.experiment, prepared.task, prepared.folder, prepared.uri
-    resuming = folder.exists()
-    tags = run_tags(experiment)
-    if resuming:
-        cursor = Cursor.load(folder)
-        reopen_run(uri, cursor.run_id)
-    else:
-        params = flatten(experiment.plain())
-        uri, run_id = open_run(experiment.tracking, folder.parent, folder.name, params, tags, task.data)
-        cursor = Cursor(hide_password(uri), run_id)
+    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
+    if prepared.resuming:
+        with alone(folder):
+            cursor = Cursor.load(folder)
+            reopen_run(uri, cursor.run_id)
+            return _play_tracked(prepared, cursor, progress)
+    try:
         folder.mkdir()
+    except FileExistsError:
+        raise UserError(f"another run has just taken {folder}; start this one again") from None
+    try:
+        params, tags = flatten(experiment.plain()), run_tags(experiment)
+        uri, run_id = open_run(experiment.tracking, folder.parent, folder.name, params, tags, prepared.task.data)
+    except BaseException:
+        folder.rmdir()
+        raise
+    with alone(folder):
+        cursor = Cursor(hide_password(uri), run_id)
         cursor.save(folder)
         save_checkpoint(folder / "checkpoint", prepared.state, experiment.digest())
-    write_yaml(experiment.plain(), folder / "config.yaml")
+        return _play_tracked(prepared, cursor, progress)
+
+
+def _play_tracked(prepared: Prepared, cursor: Cursor, progress: Progress) -> dict[str, Any]:
+    """Play with the journal, MLflow and the machine's load written meanwhile, and close all of them."""
+    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
+    tags = run_tags(experiment)
+    config = io.StringIO()
+    write_yaml(experiment.plain(), config)
+    write_atomically(folder / "config.yaml", config.getvalue().encode())
     journal = Journal.open(folder)
     sender = Sender(folder, uri, cursor, journal.rounds)
-    stop_monitor = monitor_system(uri, cursor.run_id, enabled=experiment.tracking.system_metrics, resume=resuming)
+    stop_monitor = monitor_system(
+        uri, cursor.run_id, enabled=experiment.tracking.system_metrics, resume=prepared.resuming
+    )
     status = "FAILED"
     try:
         state = play(prepared, journal, sender, progress)
@@ -244,11 +266,14 @@ def sync(folder: Path, uri: str | None) -> int:
     if uri == cursor.uri and is_hidden(uri):
         raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
     check_store(uri)
-    journal = Journal.open(folder)
-    missing = len(journal.rounds) - cursor.sent_rounds
-    sender = Sender(folder, uri, cursor, journal.rounds)
-    sent = sender.close(_SYNC_SECONDS)
-    done = (folder / "result.json").is_file()
-    if not (sent and close_run(folder, uri, sender.cursor, "FINISHED" if done else "FAILED", {})):
-        raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
-    return missing
+    with alone(folder):
+        cursor = Cursor.load(folder)
+        journal = Journal.open(folder)
+        sender = Sender(folder, uri, cursor, journal.rounds)
+        sent = sender.close(_SYNC_SECONDS)
+        path, status, tags = folder / "result.json", "FAILED", {}
+        if path.is_file():
+            status, tags = "FINISHED", {"model_sha256": json.loads(path.read_text())["model_sha256"]}
+        if not (sent and close_run(folder, uri, sender.cursor, status, tags)):
+            raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
+    return len(journal.rounds) - cursor.sent_rounds

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -110,12 +112,19 @@ class RayRuntime(BaseModel):
                 "include_dashboard": False,
                 "_node_ip_address": "127.0.0.1",
             }
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+                signal.alarm(0)
+                raise KeyboardInterrupt from None
             raise UserError(
                 f"no Ray cluster could be had at {address}: {error}; start one, or leave out --address"
             ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own arms an alarm that aborts the process
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, get_args
@@ -75,11 +76,17 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
     if not isinstance(values, Mapping):
         raise UserError(f"{origin}: expected keys and values at the top, got {type(values).__name__}")
     try:
-        return model.model_validate(values)
+        valid = model.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(model, dict(problem)) for problem in error.errors()]
+        # A misspelt key first: it is why another is missing.
+        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        problems = [_explain(model, dict(problem)) for problem in found]
         more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
         raise UserError(f"{origin}: " + "; ".join(problems[:_ERRORS_SHOWN]) + more) from error
+    for path, value in flatten(valid.model_dump(mode="json")).items():
+        if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
+            raise UserError(f"{origin}: {path} = {value}: should be a finite number")
+    return valid
 
 
 def _explain(model: type[BaseModel], problem: dict[str, Any]) -> str:

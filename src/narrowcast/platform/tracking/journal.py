@@ -6,8 +6,11 @@ has the same results, so its first line stands.
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,17 @@ from narrowcast.platform.rounds import Outcome
 from narrowcast.platform.types import Profiles
 
 _FILE = "journal.jsonl"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep every other process from playing or sending this run, or raise `UserError` where one does."""
+    with (folder / _FILE).open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is at work on {folder}; wait for its end, or stop it") from None
+        yield
 
 
 @dataclass
@@ -40,16 +54,19 @@ class Journal:
         """Read what is there; a line that a crash cut short is dropped."""
         journal = cls(folder / _FILE)
         if journal.path.exists():
-            text = journal.path.read_text()
-            whole = text[: text.rfind("\n") + 1]
-            if whole != text:
-                journal.path.write_text(whole)
+            content = journal.path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            if whole != content:
+                os.truncate(journal.path, len(whole))
             try:
                 entries = [json.loads(line) for line in whole.splitlines()]
                 journal.rounds.extend(entry["round"] for entry in entries)
                 journal.clients.extend(entry["clients"] for entry in entries)
+                numbers = [row["round"] for row in journal.rounds]
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{journal.path} is damaged ({error}); start the run again") from error
+            if numbers != list(range(1, len(numbers) + 1)):
+                raise UserError(f"{journal.path} is damaged (a round is missing); start the run again")
         return journal
 
     def append(self, outcome: Outcome, logged_at_ms: int) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import psutil
 import requests
@@ -26,10 +27,13 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "5")
+# MLflow would print the address of each run that ends, with the password in it.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.utils.mlflow_tags import (
     MLFLOW_DATASET_CONTEXT,
@@ -38,6 +42,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_TYPE,
     MLFLOW_USER,
 )
+from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from narrowcast.platform.checkpoint import write_atomically
@@ -52,8 +57,9 @@ _RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PARAMS_AT_ONCE = 100
 
-for _noisy in ("alembic", "mlflow"):
-    logging.getLogger(_noisy).setLevel(logging.ERROR)
+# One line of ours says that the store is down; theirs would be many, with the password in some.
+for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
+    logging.getLogger(_noisy).setLevel(logging.CRITICAL)
 
 
 class Tracking(BaseModel):
@@ -77,10 +83,7 @@ class Tracking(BaseModel):
 
 def hide_password(uri: str) -> str:
     """The URI with `***` in place of what stands before its @."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc=f"{_HIDDEN}@{parts.netloc.rpartition('@')[2]}"))
+    return re.sub(r"//[^/?#]*@", f"//{_HIDDEN}@", uri, count=1)
 
 
 def is_hidden(uri: str) -> bool:
@@ -113,13 +116,21 @@ class Cursor:
 def check_store(uri: str) -> None:
     """Raise `UserError` within seconds where no tracking store answers at the URI."""
     shown = hide_password(uri)
+    if is_hidden(uri):
+        raise UserError(f"the password of the MLflow store {uri} is not kept; give all of it as tracking.uri=")
+    if uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
+        raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
     try:
         if urlsplit(uri).scheme in ("http", "https"):
             requests.get(f"{uri.rstrip('/')}/health", timeout=_PROBE_SECONDS).raise_for_status()
-        elif uri.startswith("sqlite:///"):
-            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        elif re.split(r"[+:]", uri)[0] in DATABASE_ENGINES:
+            if uri.startswith("sqlite:///"):
+                Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+            engine = create_engine(uri)
+            engine.connect().close()  # where this fails, MLflow would go on trying for two minutes
+            engine.dispose()
         MlflowClient(uri).search_experiments(max_results=1)
-    except STORE_ERRORS as error:
+    except (*STORE_ERRORS, ValueError, ImportError) as error:  # a malformed URI, a database without its driver
         raise UserError(
             f"no MLflow store answers at {shown} ({_reason(error)}); start it, or set tracking.uri or "
             "MLFLOW_TRACKING_URI to one that does"
@@ -129,7 +140,8 @@ def check_store(uri: str) -> None:
 def _reason(error: BaseException) -> str:
     while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
         error = getattr(error.args[0], "reason", None) or error.args[0]
-    text = str(error).splitlines()[0] if str(error) else ""
+    lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
+    text = re.sub(r"//[^/\s]*@", f"//{_HIDDEN}@", lines[0] if lines else "")
     return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
 
 
@@ -219,7 +231,8 @@ class Sender:
 
     def _run(self) -> None:
         down = False
-        while not (self._closing.is_set() and (down or self._caught_up())):
+        while True:
+            last = self._closing.is_set()  # one more try then, for a store that has just come back
             try:
                 while not self._caught_up():
                     send_round(self._client, self.cursor.run_id, self._rounds[self.cursor.sent_rounds])
@@ -232,6 +245,8 @@ class Sender:
                 if not down:
                     logger.warning("the MLflow store is down (%s); metrics wait on disk", _reason(error))
                 down = True
+            if last and (down or self._caught_up()):
+                return
             self._news.wait(_RETRY_SECONDS)
             self._news.clear()
 
@@ -243,7 +258,8 @@ class Sender:
         self._closing.set()
         self._news.set()
         self._thread.join(wait_seconds)
-        self.cursor.save(self._folder)
+        if not self._thread.is_alive():
+            self.cursor.save(self._folder)
         return self._caught_up()
 
 

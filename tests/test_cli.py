@@ -1,0 +1,285 @@
+"""Bad input on the command line: one line that says what was got and what to do, and nothing half-written."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from command_line import TINY, assert_refused, narrowcast, run_folders, terminated_after
+
+# MLflow's queries make SQLAlchemy warn.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+ANSWER_SECONDS = 15.0
+
+
+class Broken(BaseHTTPRequestHandler):
+    """Answers everything with status 500."""
+
+    def do_GET(self) -> None:
+        self.send_error(500)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def broken_server() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output folder with a finished run `done`, and `cut`, which a SIGTERM ended after a few of its rounds."""
+    output = tmp_path_factory.mktemp("runs")
+    assert narrowcast("run", *TINY, "--output", output, "name=done").status == 0
+    with terminated_after(2, output / "cut"):
+        said = narrowcast("run", *TINY, "--output", output, "name=cut", "rounds=1000000", "checkpoint_every=1")
+    assert_refused(said, f"interrupted; go on with: narrowcast run --resume cut --output {output}", status=1)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("words", "phrases"),
+    [
+        (["algorithm.rnk=3"], ["algorithm.rnk is unknown; known here: ", 'Did you mean "rank"?']),
+        (["round=3"], ["round is unknown", 'Did you mean "rounds"?']),
+        (["algorithm.kind=scolar"], ['algorithm.kind = "scolar" is unknown; known: fedmf, colr, scolr. Did you mean']),
+        (["algorithm.rank=many"], ["algorithm.rank = 'many'", "should be a valid integer"]),
+        (["algorithm.rank=65"], ["algorithm.rank = 65 is above model.embedding_dim = 64; use a rank of 1 to 64"]),
+        (["clients_per_round=0"], ["clients_per_round = 0: should be greater than or equal to 1"]),
+        (["data.min_interactions=5000"], ["no user has 5000 interactions", "lower min_interactions"]),
+        (["fleet.tiers=[]"], ["fleet.tiers = []", "at least 1 item"]),
+        (["fleet={kind: trace, path: no.csv}"], ["no file no.csv; give the path of a CSV file with the columns"]),
+        (["training.learning_rate=.nan"], ["training.learning_rate = nan", "should be greater than 0"]),
+        (["training.learning_rate=.inf"], ["training.learning_rate = inf", "should be a finite number"]),
+        (["training.learning_rate=-0.5"], ["training.learning_rate = -0.5", "should be greater than 0"]),
+        (["data={kind: ncf, path: lists/ml}"], ["lists/ml.train.rating (or ml.train.rating.gz) is not there; give"]),
+        (["name=a b"], ["name = 'a b'", "should match pattern"]),
+        ([f"name={'a' * 300}"], ["name = 'aaa", "should have at most 100 characters"]),
+        (["rank"], ['"rank" is no override; write a.b=value, such as algorithm.rank=8']),
+        (["algorithm={kind"], ["override algorithm, line 1, column ", "not valid YAML"]),
+        (["--executor", "cloud"], ["'cloud' is not one of 'local', 'ray'"]),
+        (["--bogus"], ["No such option '--bogus'"]),
+    ],
+)
+def test_a_bad_setting(tmp_path: Path, words: list[str], phrases: list[str]) -> None:
+    assert_refused(narrowcast("run", *TINY, "--output", tmp_path, *words), *phrases)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "phrases"),
+    [
+        (b"rounds: 2\ndata: {kind: ml-100k\nalgorithm: x\n", ["my.yaml, line 3, column 10: not valid YAML"]),
+        (b"\x80\x00\xff" * 50, ["my.yaml: cannot be read as an experiment file"]),
+        (b"", ["my.yaml: expected keys and values, got NoneType"]),
+        (b"- 1\n", ["my.yaml: expected keys and values, got list"]),
+        (b"rounds: 2\n", ["my.yaml: data is missing; algorithm is missing"]),
+        (None, ['no experiment "', "neither a file nor a packaged experiment; packaged: colr-ml1m, "]),
+    ],
+)
+def test_a_bad_file(tmp_path: Path, content: bytes | None, phrases: list[str]) -> None:
+    path, output = tmp_path / "my.yaml", tmp_path / "runs"
+    if content is not None:
+        path.write_bytes(content)
+    assert_refused(narrowcast("run", path, "--output", output), *phrases)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "phrases"),
+    [
+        (["run"], ["no experiment given; name a packaged one (narrowcast show lists them) or a YAML file"]),
+        (["run", "scolr-ml10k"], ['no experiment "scolr-ml10k"', 'Did you mean "scolr-ml100k"?']),
+        (["run", "."], [".: cannot be read as an experiment file"]),
+        (["run", "--resume", "nope"], ["no run at runs/nope; runs in runs: none"]),
+        (["show", "scolr-ml10k"], ['Did you mean "scolr-ml100k"?']),
+        (["compare"], ["Missing argument 'RUN...'"]),
+        (["compare", "nope"], ["runs/nope: no such folder; give the folder of a run"]),
+        (["sync", "nope"], ["runs/nope holds no run that was tracked", "give a run's folder"]),
+        (["ui"], ["no runs in runs; make some with narrowcast run, or give their folder with --output"]),
+        (["ui", "--port", "0"], ["0 is not in the range 1<=x<=65535"]),
+        (["data", "fetch", "ml-10k"], ["no data set 'ml-10k' to fetch; there are ml-100k, ml-1m, ml-latest-small"]),
+        (["fly"], ["No such command 'fly'"]),
+    ],
+)
+def test_a_bad_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], phrases: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(narrowcast(*words), *phrases)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "phrases"),
+    [
+        (None, ["no ml-100k.inter or u.data in ", "run: narrowcast data fetch ml-100k"]),
+        ("user_id:token\titem_id:token\trating:float\ttimestamp:float\n", ["no user has 20 interactions"]),
+        ("", ["ml-100k.inter: Empty CSV file; get the file anew"]),
+    ],
+)
+def test_a_data_set_that_is_missing_or_has_no_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, phrases: list[str]
+) -> None:
+    named, home, output = tmp_path / "data", tmp_path / "home", tmp_path / "runs"
+    monkeypatch.setenv("NARROWCAST_DATA", str(named))
+    monkeypatch.setenv("HOME", str(home))
+    if content is None:
+        phrases = [*phrases, f"{named}/ml-100k or {home}/.cache/narrowcast/data/ml-100k"]
+    else:
+        (named / "ml-100k").mkdir(parents=True)
+        (named / "ml-100k" / "ml-100k.inter").write_text(content)
+    assert_refused(narrowcast("run", *TINY, "--output", output), *phrases)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("below", ["", "below", "below/that"])
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    output = tmp_path / "file" / below
+    said = narrowcast("run", *TINY, "--output", output)
+    assert_refused(said, f"cannot write to {output} (", "give another folder with --output")
+
+
+@pytest.mark.parametrize(
+    ("listener", "phrase"),
+    [
+        ("closed_port", "Connection refused); start one, or leave out --address"),
+        ("silent_server", "timed out); start one, or leave out --address"),
+        ("broken_server", "is no Ray cluster; give the address that `ray start --head` prints"),
+    ],
+)
+def test_no_ray_cluster_at_the_address(
+    tmp_path: Path, request: pytest.FixtureRequest, listener: str, phrase: str
+) -> None:
+    address, began = f"127.0.0.1:{request.getfixturevalue(listener)}", time.monotonic()
+    said = narrowcast("run", "scolr-ml100k", "--address", address, "--output", tmp_path)
+    assert time.monotonic() - began < ANSWER_SECONDS
+    assert_refused(said, address, phrase)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("address", ["here", "127.0.0.1", "127.0.0.1:", ":6379", "127.0.0.1:ray"])
+def test_a_malformed_ray_address(tmp_path: Path, address: str) -> None:
+    said = narrowcast("run", "scolr-ml100k", "--address", address, "--output", tmp_path)
+    assert_refused(said, f'executor.address = "{address}" is no Ray address; give host:port, or auto')
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("listener", "phrase"),
+    [("closed_port", "Connection refused"), ("silent_server", "timed out"), ("broken_server", "500 Server Error")],
+)
+def test_no_tracking_store_at_the_address(
+    tmp_path: Path, request: pytest.FixtureRequest, listener: str, phrase: str
+) -> None:
+    port, began = request.getfixturevalue(listener), time.monotonic()
+    said = narrowcast("run", *TINY, "--output", tmp_path, f"tracking.uri=http://me:secret@127.0.0.1:{port}")
+    assert time.monotonic() - began < ANSWER_SECONDS
+    assert_refused(said, f"no MLflow store answers at http://***@127.0.0.1:{port} (", phrase, "start it, or set")
+    assert "secret" not in said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("uri", "phrase"),
+    [
+        ("gopher://x/y", "no MLflow store answers at gopher://x/y ("),
+        ("http://", "No host supplied"),
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("word", "no MLflow store answers at word ("),
+        ("sqlite://", 'tracking.uri = "sqlite://" names no file; write sqlite:///path/to/mlflow.db'),
+        ("sqlite:////", "unable to open database file"),
+        ("postgresql+nodriver://me:secret@127.0.0.1:1/x", "no MLflow store answers at postgresql+nodriver://***@"),
+    ],
+)
+def test_a_malformed_tracking_uri(tmp_path: Path, uri: str, phrase: str) -> None:
+    began = time.monotonic()
+    said = narrowcast("run", *TINY, "--output", tmp_path, f'tracking.uri="{uri}"')
+    assert time.monotonic() - began < ANSWER_SECONDS
+    assert_refused(said, phrase, "sqlite:///path/to/mlflow.db" if uri == "sqlite://" else "set tracking.uri or MLFLOW_")
+    assert "secret" not in said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "phrases"),
+    [
+        (["run", "--resume", "nope"], ["no run at ", "nope; runs in ", ": cut, done"]),
+        (["run", "--resume", "done", "algorithm.rank=4"], ["algorithm.rank was 16, now 4; resume with its own"]),
+        (["run", "--resume", "done", "rounds=1"], ["done has played 2 rounds already; rounds = 1"]),
+        (["run", "--resume", "done", "rouns=1"], ["rouns is unknown", 'Did you mean "rounds"']),
+        (["run", "fedmf-ml1m", "--resume", "done"], ["algorithm.kind was 'scolr', now 'fedmf'"]),
+        (["run", "--resume", "cut", "rounds=1"], ["cut has played ", " rounds already; rounds = 1"]),
+        (["compare", "done", "nope"], ["nope: no such folder"]),
+        (["compare", "done", "cut"], ["cut: has no result.json, so it is no finished run; ", "run --resume cut"]),
+        (["compare", "done", "--plot", "x.docx"], ["x.docx: not the name of a figure; end it in one of .", ".png"]),
+        (["sync", "mlartifacts"], ["mlartifacts holds no run that was tracked"]),
+        (["sync", "done", "--tracking-uri", "http://[::1"], ["no MLflow store answers at http://[::1 ("]),
+    ],
+)
+def test_what_cannot_be_done_with_a_run(runs: Path, words: list[str], phrases: list[str]) -> None:
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file() and path.suffix != ".db"}
+    assert_refused(narrowcast(*words, "--output", runs), *phrases)
+    after = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file() and path.suffix != ".db"}
+    assert after == before
+    assert run_folders(runs) == ["cut", "done"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "phrases"),
+    [
+        ("config.yaml", None, ["no run at ", "; runs in ", ": none"]),
+        ("config.yaml", b"\x80", ["config.yaml: cannot be read as an experiment file"]),
+        ("config.yaml", b"- 1\n", ["config.yaml: expected keys and values, got list"]),
+        ("config.yaml", b"rounds: [2\n", ["config.yaml, line 2, column 1: not valid YAML"]),
+        ("checkpoint/state.safetensors", None, ["no checkpoint in ", "start it again"]),
+        ("checkpoint/state.safetensors", b"", ["state.safetensors is damaged ("]),
+        ("journal.jsonl", None, ["journal.jsonl ends at round 0, the checkpoint at 2; start the run again"]),
+        ("journal.jsonl", b"{}\n", ["journal.jsonl is damaged ("]),
+        ("tracking.json", None, ["holds no run that was tracked"]),
+        ("tracking.json", b"[]", ["holds no run that was tracked"]),
+    ],
+)
+def test_a_run_that_was_damaged(
+    runs: Path, tmp_path: Path, name: str, content: bytes | None, phrases: list[str]
+) -> None:
+    folder = tmp_path / "done"
+    shutil.copytree(runs / "done", folder)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    said = narrowcast("run", "--resume", "done", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
+    assert_refused(said, *phrases)
+
+
+def test_a_port_that_is_taken(runs: Path, silent_server: int) -> None:
+    said = narrowcast("ui", "--output", runs, "--port", silent_server)
+    assert_refused(said, f"port {silent_server} is taken (Address already in use); give another with --port")
+
+
+def test_the_ui_of_a_server_is_at_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
+    said = narrowcast("ui", "--output", tmp_path)
+    assert_refused(said, "the runs are tracked at http://mlflow.example:5000; open that address in a browser")

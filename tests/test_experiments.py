@@ -1,0 +1,186 @@
+"""Experiments: the packaged ones, their way through YAML and pickle, and what identifies a run."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from narrowcast.experiment import Experiment, build_experiment, load_experiment, packaged_experiments
+from narrowcast.platform.config import flatten, read_yaml, write_yaml
+from narrowcast.platform.errors import UserError
+
+NAMES = ["colr-ml1m", "fedmf-ml1m", "scolr-ml100k", "scolr-ml1m"]
+packaged = pytest.mark.parametrize("name", NAMES)
+
+# Nguyen et al., WWW 2024, with what their released code fixes; every default is written out.
+PAPER: dict[str, Any] = {
+    "seed": 0,
+    "rounds": 1000,
+    "clients_per_round": 60,
+    "sampling": "round_robin",
+    "downlink": "every_round",
+    "data.kind": "ml-1m",
+    "data.layout": "ncf",
+    "data.validation": "none",
+    "data.min_interactions": 20,
+    "data.seed": 0,
+    "model.kind": "matrix_factorisation",
+    "model.embedding_dim": 64,
+    "algorithm.aggregation": "per_item_mean",
+    "algorithm.rows": "all",
+    "training.learning_rate": 0.5,
+    "training.batch_size": 256,
+    "training.epochs": 2,
+    "training.weight_decay": 5e-4,
+    "training.negatives": 4,
+    "training.train_negatives": "leaky",
+    "clock.compute_slowdown": 7.0,
+    "clock.compute_overhead_seconds": 10.0,
+    "clock.server_seconds": 0.0,
+    "fleet.kind": "tiers",
+    "fleet.tiers.0.uplink_mbit_per_second": 0.25 * 2**23 / 1e6,
+    "fleet.tiers.0.downlink_mbit_per_second": 0.75 * 2**23 / 1e6,
+}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedmf-ml1m": {"kind": "fedmf", "aggregation": "per_item_mean", "rows": "all"},
+    "colr-ml1m": {"kind": "colr", "rank": 4, "aggregation": "per_item_mean", "basis": "orthonormal", "rows": "all"},
+    "scolr-ml1m": {
+        "kind": "scolr",
+        "rank": 8,
+        "rank_policy": {"kind": "uniform"},
+        "aggregation": "per_item_mean",
+        "basis": "orthonormal",
+        "rows": "all",
+    },
+}
+
+
+def test_the_packaged_experiments_are_these_and_say_what_they_are() -> None:
+    summaries = packaged_experiments()
+    assert list(summaries) == NAMES
+    assert all(len(summary) > 20 and not summary.startswith("#") for summary in summaries.values())
+    assert len(set(summaries.values())) == len(NAMES)
+
+
+@packaged
+def test_a_packaged_experiment_goes_through_yaml_and_pickle(name: str, tmp_path: Path) -> None:
+    experiment = load_experiment(name)
+    assert experiment.name == name
+    path = tmp_path / "copy.yaml"
+    write_yaml(experiment.plain(), path)
+    for copy in (
+        load_experiment(str(path)),
+        build_experiment(read_yaml(path.read_text(), "copy"), "copy"),
+        pickle.loads(pickle.dumps(experiment)),
+    ):
+        assert copy == experiment
+        assert copy.plain() == experiment.plain()
+        assert copy.digest() == experiment.digest()
+
+
+@packaged
+def test_every_field_is_printed(name: str) -> None:
+    experiment = load_experiment(name)
+    assert set(experiment.plain()) == set(Experiment.model_fields)
+    printed = flatten(experiment.plain())
+    for key, value in {"name": name, "executor.kind": "ray", "executor.actors": 2, "tracking.uri": None}.items():
+        assert printed[key] == value
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_settings_of_the_paper(name: str) -> None:
+    experiment = load_experiment(name)
+    got = flatten(experiment.plain())
+    assert {key: got.get(key) for key in PAPER} == PAPER
+    assert experiment.plain()["algorithm"] == ALGORITHMS[name]
+    assert len(experiment.plain()["fleet"]["tiers"]) == 1
+
+
+def test_a_file_of_ones_own_gives_the_run_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: ml-100k\nalgorithm: colr\n")
+    experiment = load_experiment(str(path), ["algorithm.rank=2", "rounds=3"])
+    assert (experiment.name, experiment.rounds) == ("mine", 3)
+    assert experiment.plain()["algorithm"]["rank"] == 2
+    assert load_experiment(str(path), ["name=other"]).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("data", "batch_size"), [("ml-100k", 64), ("ml-latest-small", 64), ("ml-1m", 256), ("{kind: ncf, path: x}", 256)]
+)
+@pytest.mark.parametrize("training", ["", "training: {}\n", "training: {epochs: 7}\n"])
+def test_each_data_set_has_its_training_defaults(tmp_path: Path, data: str, batch_size: int, training: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"data: {data}\nalgorithm: fedmf\n{training}")
+    got = load_experiment(str(path)).training
+    assert (got.learning_rate, got.batch_size, got.weight_decay) == (0.5, batch_size, 5e-4)
+    assert got.epochs == (7 if "epochs" in training else 2)
+    assert load_experiment(str(path), ["training.batch_size=9"]).training.batch_size == 9
+    assert load_experiment(str(path), ["data=ml-100k"]).training.batch_size == 64
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "name=other",
+        "executor=local",
+        "executor.actors=7",
+        "tracking.experiment=other",
+        "tracking.uri=http://127.0.0.1:1",
+        "rounds=7",
+        "evaluate_every=7",
+        "checkpoint_every=7",
+    ],
+)
+def test_identity_ignores_what_results_do_not_depend_on(override: str) -> None:
+    one, other = load_experiment("scolr-ml100k"), load_experiment("scolr-ml100k", [override])
+    assert one != other
+    assert one.identity() == other.identity()
+    assert one.digest() == other.digest()
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("seed=1", "seed"),
+        ("clients_per_round=59", "clients_per_round"),
+        ("chunk_size=29", "chunk_size"),
+        ("sampling=uniform", "sampling"),
+        ("downlink=every_round", "downlink"),
+        ("clock.server_seconds=1", "clock.server_seconds"),
+        ("data.seed=1", "data.seed"),
+        ("model.embedding_dim=32", "model.embedding_dim"),
+        ("algorithm.rank=15", "algorithm.rank"),
+        ("algorithm.rank_policy.upload_seconds=0.06", "algorithm.rank_policy.upload_seconds"),
+        ("training.learning_rate=0.4", "training.learning_rate"),
+        ("fleet.tiers.3.share=2", "fleet.tiers.3.share"),
+    ],
+)
+def test_identity_sees_what_results_depend_on(override: str, key: str) -> None:
+    one, other = load_experiment("scolr-ml100k"), load_experiment("scolr-ml100k", [override])
+    before, after = one.identity(), other.identity()
+    assert [name for name in before if before[name] != after[name]] == [key]
+    assert list(before) == list(after)
+    assert one.digest() != other.digest()
+
+
+def test_a_password_is_not_printed() -> None:
+    uri = "https://me:secret@mlflow.example:5000/x"
+    experiment = load_experiment("scolr-ml100k", [f'tracking.uri="{uri}"'])
+    assert experiment.tracking.uri == uri
+    assert experiment.plain()["tracking"]["uri"] == "https://***@mlflow.example:5000/x"
+
+
+@pytest.mark.parametrize("name", ["run 1", "../run", "a/b", "", ".hidden", "-x", "a\\b"])
+def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"name = '.*': .*should match pattern"):
+        load_experiment("scolr-ml100k", [f"name='{name}'"])
+
+
+def test_an_experiment_cannot_be_changed() -> None:
+    experiment = load_experiment("scolr-ml100k")
+    with pytest.raises(ValueError, match="frozen"):
+        experiment.seed = 1  # type: ignore[misc]

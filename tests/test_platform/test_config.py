@@ -1,0 +1,168 @@
+"""Experiment files: how they are read and overridden, and what the errors say."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from narrowcast.experiment import Experiment
+from narrowcast.platform.config import apply_overrides, flatten, read_yaml, validate, write_yaml
+from narrowcast.platform.errors import UserError
+
+MINIMAL: dict[str, Any] = {"data": "ml-100k", "algorithm": {"kind": "scolr"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("5e-4", 5e-4),
+        ("1E3", 1000.0),
+        ("2", 2),
+        ("0o17", 15),
+        ("017", 17),
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("null", None),
+        ("12:30", "12:30"),
+        ("[1, 2.5, x]", [1, 2.5, "x"]),
+        ("{a: {b: 1e-3}}", {"a": {"b": 1e-3}}),
+    ],
+)
+def test_values_are_those_of_yaml_1_2(text: str, value: Any) -> None:
+    got = read_yaml(text, "x")
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: 1\nb: {c: 2\nd: 3\n", "my.yaml, line 3, column 2"),
+        ("a: 1\n  b: 2\n", "my.yaml, line 2, column 4"),
+        ("a: 1\na: 2\n", "my.yaml, line 2, column 1"),
+        ("a: 1\n---\nb: 2\n", "my.yaml, line 2, column 1"),
+        ("a: [1, 2\n", "my.yaml, line 2, column 1"),
+        ("a:\n\t- 1\n", "my.yaml, line 2, column 1"),
+        ("a: !!python/object/apply:os.system [false]\n", "my.yaml, line 1, column 4"),
+    ],
+)
+def test_a_syntax_error_names_file_line_and_column(text: str, place: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_yaml(text, "my.yaml")
+    message = str(caught.value)
+    assert message.startswith(f"{place}: not valid YAML: ")
+    assert message.endswith("; correct the file")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (["rounds=7"], {"rounds": 7}),
+        (["rate=1e-3"], {"rate": 1e-3}),
+        (["a.b.c=1"], {"a": {"b": {"c": 1}}}),
+        (["a=1", "a.b=2"], {"a": {"b": 2}}),
+        (["text=a=b"], {"text": "a=b"}),
+        (["gone="], {"gone": None}),
+        (["tiers.1.share=5"], {"tiers": [{"share": 1}, {"share": 5}]}),
+        (["tiers.0={share: 9}"], {"tiers": [{"share": 9}, {"share": 2}]}),
+        (["tiers=[]"], {"tiers": []}),
+        (["algorithm.kind=colr"], {"algorithm": {"kind": "colr"}}),
+        (["algorithm.kind=colr", "algorithm.rank=2"], {"algorithm": {"kind": "colr", "rank": 2}}),
+        (["algorithm.kind=scolr"], {"algorithm": {"kind": "scolr", "rank": 8}}),
+        (["algorithm=colr", "algorithm.rank=2"], {"algorithm": {"kind": "colr", "rank": 2}}),
+    ],
+)
+def test_overrides_set_dotted_paths(overrides: list[str], wanted: dict[str, Any]) -> None:
+    values = {"algorithm": {"kind": "scolr", "rank": 8}, "tiers": [{"share": 1}, {"share": 2}]}
+    assert apply_overrides(values, overrides) == {**values, **wanted}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rounds", '"rounds" is no override; write a.b=value, such as algorithm.rank=8'),
+        ("=3", '"=3" is no override'),
+        ("a..b=3", '"a..b=3" is no override'),
+        (".a=3", '".a=3" is no override'),
+        ("a.=3", '"a.=3" is no override'),
+        ("a={b", "override a, line 1, column"),
+        ("tiers.2.share=5", 'override tiers.2.share: "2" is no place in a list of 2; use 0 to 1'),
+        ("tiers.x=5", 'override tiers.x: "x" is no place in a list of 2'),
+        ("tiers.-1=5", 'override tiers.-1: "-1" is no place in a list of 2'),
+    ],
+)
+def test_a_malformed_override_says_how_to_write_one(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        apply_overrides({"tiers": [{}, {}]}, [override])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm.rnk=3"], 'algorithm.rnk is unknown; known here: .*rank, .*Did you mean "rank"'),
+        (["round=3"], 'f: round is unknown; known here: .*rounds.*Did you mean "rounds"'),
+        (["training.lerning_rate=1"], 'training.lerning_rate is unknown.*Did you mean "learning_rate"'),
+        (["fleet={kind: tiers, tiers: [{nam: a}]}"], 'fleet.tiers.0.nam is unknown; .*Did you mean "name"'),
+        (["algorithm.rank_policy={kind: uniform, x: 1}"], "algorithm.rank_policy.x is unknown; known here: kind"),
+        (["algorithm.kind=scolar"], 'algorithm.kind = "scolar" is unknown; known: .*Did you mean "scolr"'),
+        (["fleet=tires"], 'fleet.kind = "tires" is unknown; known: tiers, lognormal, trace. Did you mean "tiers"'),
+        (["algorithm={rank: 3}"], "algorithm.kind is missing; say which kind it is"),
+        (["data={kind: ncf}"], "data.path is missing"),
+        (["algorithm.rank=many"], "algorithm.rank = 'many': should be a valid integer"),
+        (["algorithm.rank=0"], "algorithm.rank = 0: should be greater than or equal to 1"),
+        (["algorithm.rank=1.5"], "algorithm.rank = 1.5: should be a valid integer"),
+        (["sampling=none"], "sampling = 'none': should be 'round_robin' or 'uniform'"),
+        (["training=fast"], "training = 'fast': should be a valid dictionary"),
+        (["fleet={kind: trace, path: nowhere.csv}"], "fleet = .*no file nowhere.csv; give the path of a CSV file"),
+        (["rounds=0", "seed=-1"], "seed = -1: .*; rounds = 0: "),
+        (["a=1", "b=1", "c=1", "d=1", "e=1", "f=1"], r"a is unknown.*d is unknown.*\(and 2 more\)$"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_was_got_and_what_is_allowed(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        validate(Experiment, apply_overrides(deepcopy(MINIMAL), overrides), "f")
+    assert str(caught.value).startswith("f: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [[1], "text", None, 3])
+def test_what_is_no_mapping_is_refused(values: Any) -> None:
+    with pytest.raises(UserError, match="f: expected keys and values at the top, got"):
+        validate(Experiment, values, "f")
+
+
+@pytest.mark.parametrize("number", [".nan", ".inf", "-.inf", "nan", "inf", "1e999"])
+@pytest.mark.parametrize("path", ["training.learning_rate", "fleet.tiers.0.share", "clock.server_seconds"])
+def test_numbers_are_finite(path: str, number: str) -> None:
+    tier = {"name": "a", "share": 1, "uplink_mbit_per_second": 1, "downlink_mbit_per_second": 1}
+    values = {**MINIMAL, "fleet": {"kind": "tiers", "tiers": [tier]}}
+    with pytest.raises(UserError, match=f"f: {path} = '?-?(nan|inf)'?: should be"):
+        validate(Experiment, apply_overrides(values, [f"{path}={number}"]), "f")
+
+
+def test_flatten_gives_dotted_keys_and_keeps_plain_lists() -> None:
+    values = {"a": 1, "b": {"c": None, "d": {"e": [1, 2]}}, "f": [{"g": 1}, {"g": [2]}], "h": [], "i": {}}
+    assert flatten(values) == {"a": 1, "b.c": None, "b.d.e": [1, 2], "f.0.g": 1, "f.1.g": [2], "h": []}
+
+
+def test_written_yaml_reads_back_equal_and_in_order(tmp_path: Path) -> None:
+    values = {
+        "z": 1e-3,
+        "a": {"text": "yes", "number": "017", "none": None, "flag": True, "colon": "a: b # c", "empty": ""},
+        "list": [{"x": 1.0}, {"x": 1e300}],
+        "unicode": "é\n\ttwo lines",
+    }
+    write_yaml(values, tmp_path / "values.yaml")
+    text = (tmp_path / "values.yaml").read_text()
+    back = read_yaml(text, "values.yaml")
+    assert back == values
+    assert list(back) == list(values)
+    assert text.startswith("z: ")

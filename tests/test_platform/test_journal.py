@@ -1,0 +1,227 @@
+"""The journal: what is written is read back, cut-off lines go, and the tables are made from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.types import Profiles, RoundLedger, RoundRecord
+
+FILE = "journal.jsonl"
+HIT_RATES = {2: 0.5, 4: 0.75, 6: 0.625}
+ROUND_COLUMNS = {
+    "round": pa.int64(),
+    "clients": pa.int64(),
+    "delivered": pa.int64(),
+    "loss": pa.float64(),
+    "mean_rank": pa.float64(),
+    "uplink_bits": pa.int64(),
+    "downlink_bits": pa.int64(),
+    "total_uplink_bits": pa.int64(),
+    "total_downlink_bits": pa.int64(),
+    "round_simulated_seconds": pa.float64(),
+    "simulated_seconds": pa.float64(),
+    "round_wall_seconds": pa.float64(),
+    "wall_seconds": pa.float64(),
+    "logged_at_ms": pa.int64(),
+    "validation.hr@10": pa.float64(),
+    "test.hr@10": pa.float64(),
+}
+CLIENT_COLUMNS = {
+    "round": pa.int64(),
+    "client": pa.int64(),
+    "rank": pa.int64(),
+    "uplink_bits": pa.int64(),
+    "downlink_bits": pa.int64(),
+    "examples": pa.int64(),
+    "seconds": pa.float64(),
+    "loss": pa.float64(),
+    "delivered": pa.bool_(),
+    "uplink_bits_per_second": pa.float64(),
+}
+
+
+def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) -> Outcome:
+    record = RoundRecord(
+        round=number,
+        clients=2,
+        delivered=1,
+        loss=1 / number if loss is None else loss,
+        mean_rank=1.5,
+        uplink_bits=30,
+        downlink_bits=70,
+        total_uplink_bits=2**53 + number,  # no double holds it
+        total_downlink_bits=70 * number,
+        round_simulated_seconds=0.1,
+        simulated_seconds=0.1 * number,
+    )
+    ledger = RoundLedger(
+        client=np.array([number % 3, 3]),
+        rank=np.array([1, 2]),
+        uplink_bits=np.array([10, 20]),
+        downlink_bits=np.array([70, 0]),
+        examples=np.array([5, 6]),
+        seconds=np.array([0.1, 0.05]),
+        loss=np.array([0.5, np.nan]),
+        delivered=np.array([True, False]),
+    )
+    rate = HIT_RATES.get(number)
+    metrics = {} if rate is None else {"validation.hr@10": 1 - rate, "test.hr@10": rate}
+    return Outcome(record, ledger, metrics, wall_seconds, state=None)
+
+
+def filled(folder: Path, rounds: int = 6) -> Journal:
+    journal = Journal.open(folder)
+    for number in range(1, rounds + 1):
+        assert journal.append(outcome(number), logged_at_ms=1_700_000_000_000 + number)
+    return journal
+
+
+def profiles() -> Profiles:
+    rates = np.array([1e6, 2e6, 3e6, 4e6])
+    return Profiles(np.arange(4), np.full(4, 9), rates, 10 * rates, np.ones(4))
+
+
+def test_an_opened_journal_is_the_one_that_was_written(tmp_path: Path) -> None:
+    assert Journal.open(tmp_path).last_round == 0
+    assert not (tmp_path / FILE).exists()
+    written = filled(tmp_path)
+    opened = Journal.open(tmp_path)
+    assert opened.rounds == written.rounds
+    assert json.dumps(opened.clients) == json.dumps(written.clients)  # nan is not equal to itself
+    assert opened.last_round == 6
+    assert opened.rounds[4]["total_uplink_bits"] == 2**53 + 5
+    assert opened.rounds[4]["logged_at_ms"] == 1_700_000_000_005
+    assert [row["wall_seconds"] for row in opened.rounds] == [0.25 * number for number in range(1, 7)]
+    assert opened.append(outcome(7, wall_seconds=1.0), logged_at_ms=0)
+    assert Journal.open(tmp_path).rounds[-1]["wall_seconds"] == 2.5
+
+
+def test_a_last_line_that_was_cut_off_is_dropped_and_written_anew(tmp_path: Path) -> None:
+    whole = filled(tmp_path, rounds=3)
+    path = tmp_path / FILE
+    content = path.read_bytes()
+    end_of_second = content[:-1].rfind(b"\n") + 1
+    for cut in range(end_of_second, len(content)):
+        path.write_bytes(content[:cut])
+        journal = Journal.open(tmp_path)
+        assert journal.rounds == whole.rounds[:2]
+        assert path.read_bytes() == content[:end_of_second]
+    assert journal.append(outcome(3), logged_at_ms=1_700_000_000_003)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("rest", [b"{\xff\xfe", '{"round": {"x": "é'.encode()[:-1], b"\x00\x00"])
+def test_a_cut_off_line_need_not_be_text(tmp_path: Path, rest: bytes) -> None:
+    filled(tmp_path, rounds=2)
+    with (tmp_path / FILE).open("ab") as stream:
+        stream.write(rest)
+    assert Journal.open(tmp_path).last_round == 2
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"7",
+        b'"text"',
+        b"{}",
+        b'{"round": {}}',
+        b'{"clients": {}}',
+        b'{"round": {}, "clients": {}}',
+        b"\xff\xfe",
+        b"\x00",
+    ],
+)
+@pytest.mark.parametrize("line", [0, 1])
+def test_a_damaged_line_is_an_error_and_is_left_alone(tmp_path: Path, line: int, damaged: bytes) -> None:
+    filled(tmp_path, rounds=3)
+    path = tmp_path / FILE
+    lines = path.read_bytes().split(b"\n")
+    lines[line] = damaged
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(UserError, match=r"journal.jsonl is damaged \(.+\); start the run again") as caught:
+        Journal.open(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == b"\n".join(lines)
+
+
+def test_a_lost_line_is_an_error(tmp_path: Path) -> None:
+    filled(tmp_path, rounds=3)
+    path = tmp_path / FILE
+    first, _, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + third)
+    with pytest.raises(UserError, match=r"is damaged \(a round is missing\)"):
+        Journal.open(tmp_path)
+
+
+def test_a_round_that_is_played_again_keeps_its_first_line(tmp_path: Path) -> None:
+    filled(tmp_path, rounds=4)
+    before = (tmp_path / FILE).read_bytes()
+    journal = Journal.open(tmp_path)
+    for number in (3, 4):
+        assert not journal.append(outcome(number, wall_seconds=9.0), logged_at_ms=0)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert journal.append(outcome(5), logged_at_ms=0)
+    assert journal.rounds[-1]["wall_seconds"] == 1.25
+    assert [row["round"] for row in Journal.open(tmp_path).rounds] == [1, 2, 3, 4, 5]
+
+
+def test_the_tables_have_a_row_a_round_and_a_row_a_client(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+    rounds, clients = journal.write_tables(profiles())
+    assert pq.read_table(tmp_path / "rounds.parquet") == rounds
+    assert dict(zip(rounds.column_names, rounds.schema.types, strict=True)) == ROUND_COLUMNS
+    assert rounds["test.hr@10"].to_pylist() == [None, 0.5, None, 0.75, None, 0.625]
+    assert rounds["total_uplink_bits"].to_pylist() == [2**53 + number for number in range(1, 7)]
+    assert all(rounds[name].null_count == (3 if "." in name else 0) for name in ROUND_COLUMNS)
+
+    stored = pq.read_table(tmp_path / "clients.parquet")
+    assert stored.schema == clients.schema
+    assert dict(zip(stored.column_names, stored.schema.types, strict=True)) == CLIENT_COLUMNS
+    assert stored["round"].to_pylist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert stored["client"].to_pylist() == [1, 3, 2, 3, 0, 3, 1, 3, 2, 3, 0, 3]
+    assert stored["uplink_bits_per_second"].to_pylist()[:6] == [2e6, 4e6, 3e6, 4e6, 1e6, 4e6]
+    assert stored["delivered"].to_pylist() == 6 * [True, False]
+    assert all(column.null_count == 0 for column in stored.columns)
+    assert np.isnan(stored["loss"].to_numpy()[1::2]).all()
+
+
+def test_the_best_is_the_highest_and_the_final_the_last_that_was_measured(tmp_path: Path) -> None:
+    journal = filled(tmp_path, rounds=7)
+    assert journal.best_metrics() == {
+        "validation.hr@10": {"value": 0.5, "round": 2},
+        "test.hr@10": {"value": 0.75, "round": 4},
+    }
+    assert journal.final_metrics() == {"validation.hr@10": 0.375, "test.hr@10": 0.625, "loss": 1 / 7}
+
+
+def test_the_first_of_equally_good_rounds_is_the_best(tmp_path: Path) -> None:
+    journal = filled(tmp_path, rounds=2)
+    again = outcome(3)
+    journal.append(Outcome(again.record, again.ledger, {"test.hr@10": 0.5}, 0.1, None), logged_at_ms=0)
+    assert journal.best_metrics()["test.hr@10"] == {"value": 0.5, "round": 2}
+
+
+def test_an_empty_journal_has_neither_best_nor_final(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    assert (journal.best_metrics(), journal.final_metrics()) == ({}, {})
+
+
+def test_a_round_in_which_nobody_delivered_is_kept(tmp_path: Path) -> None:
+    Journal.open(tmp_path).append(outcome(1, loss=math.nan), logged_at_ms=0)
+    journal = Journal.open(tmp_path)
+    assert math.isnan(journal.rounds[0]["loss"])
+    assert math.isnan(journal.write_tables(profiles())[0]["loss"][0].as_py())
