@@ -265,8 +265,8 @@ def sync(folder: Path, uri: str | None) -> int:
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or cursor.uri
     if uri == cursor.uri and is_hidden(uri):
         raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
-    check_store(uri)
     with alone(folder):
+        check_store(uri)
         cursor = Cursor.load(folder)
         journal = Journal.open(folder)
         sender = Sender(folder, uri, cursor, journal.rounds)

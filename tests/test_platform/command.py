@@ -19,13 +19,13 @@ _MARK = "NARROWCAST_TEST_COMMAND"
 class Command:
     """A command line at work, in a session of its own."""
 
-    def __init__(self, *words: object, log: Path) -> None:
+    def __init__(self, *words: object, log: Path, program: tuple[str, ...] = ("-m", "narrowcast")) -> None:
         self._mark = uuid.uuid4().hex
         self._log = log
         self._family: set[psutil.Process] = set()
         with log.with_suffix(".out").open("w") as out, log.with_suffix(".err").open("w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "narrowcast", *map(str, words)],
+                [sys.executable, *program, *map(str, words)],
                 env={**os.environ, _MARK: self._mark},
                 stdout=out,
                 stderr=err,

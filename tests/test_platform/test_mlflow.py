@@ -14,6 +14,7 @@ from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, n
 
 from mlflow_server import MlflowServer
 from narrowcast import session
+from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
 
@@ -143,6 +144,19 @@ def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_pat
     assert [math.isnan(value) for _, value, _ in played.history("loss")] == [True] * ROUNDS
     assert "loss" not in played.result["final"]
     assert session.sync(played.folder, None) == 0
+
+
+def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
+    quiet = "tracking.system_metrics=false"
+    first, second = (session.prepare(load(quiet, f"seed={seed}"), tmp_path) for seed in (1, 2))
+    result = session.run(first, nothing)
+    with pytest.raises(UserError, match=f"another run has just taken {first.folder}; start this one again"):
+        session.run(second, nothing)
+    client = MlflowClient(first.uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
+    assert run.data.params["seed"] == "1"
+    assert session.prepare_resume(first.folder, None).experiment.seed == 1
+    assert load_checkpoint(first.folder / "checkpoint")[0].uplink_bits == result["uplink_bits"]
 
 
 def test_a_store_that_does_not_know_the_run_is_said(finished: Played, tmp_path: Path) -> None:

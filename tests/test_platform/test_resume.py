@@ -44,8 +44,8 @@ Start = Callable[..., Command]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Command] = []
 
-    def start(*words: object) -> Command:
-        started.append(Command(*words, log=tmp_path / f"command-{len(started)}"))
+    def start(*words: object, **how: Any) -> Command:
+        started.append(Command(*words, log=tmp_path / f"command-{len(started)}", **how))
         return started[-1]
 
     yield start
@@ -134,6 +134,31 @@ def test_an_interrupted_run_says_how_to_go_on(
         again = start(*words[1:])
         assert again.wait() == 0, again.err
         assert_same_results(output / NAME, uninterrupted)
+
+
+LOSES_A_SIGNAL = """
+import gc, pathlib, signal, sys, threading
+from narrowcast.cli import main
+
+def in_a_callback(*_):
+    here = threading.current_thread() is threading.main_thread()
+    if here and journal.exists() and journal.read_bytes().count(b"\\n") >= 3:
+        gc.callbacks.remove(in_a_callback)
+        signal.raise_signal(signal.SIGTERM)
+
+journal = pathlib.Path(sys.argv[-1], "scolr-ml100k", "journal.jsonl")
+gc.callbacks.append(in_a_callback)
+main()
+"""
+
+
+def test_a_signal_that_python_loses_stops_the_run_too(tmp_path: Path, start: Start) -> None:
+    """Python drops what is raised in a callback of its garbage collector, and Ray and SQLAlchemy have many."""
+    command = start(*RUN, "--executor", "local", "--output", tmp_path, program=("-c", LOSES_A_SIGNAL))
+    assert command.wait() == 1
+    assert "Exception ignored in" in command.err
+    assert command.err.splitlines()[-1].startswith("narrowcast: interrupted; go on with: narrowcast run --resume")
+    assert Journal.open(tmp_path / NAME).last_round < ROUNDS
 
 
 def test_a_run_at_work_is_left_alone(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
