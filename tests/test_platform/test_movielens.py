@@ -12,6 +12,8 @@ from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.leave_one_out import Validation
 from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
 from narrowcast.platform.data.ncf import NCF, is_ncf, read_columns, write_ncf_train
+from narrowcast.platform.data.sets import SETS
+from narrowcast.platform.data.sources import Wheel
 from narrowcast.platform.errors import UserError
 
 
@@ -21,8 +23,8 @@ def recbole_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = found("ml-100k")
     if folder is not None and (folder / "ml-100k.inter").is_file():
         return folder
-    data = fetch.SETS["ml-100k"]
-    wheels = tuple(source for source in data.sources if isinstance(source, fetch.Wheel))
+    data = SETS["ml-100k"]
+    wheels = tuple(source for source in data.sources if isinstance(source, Wheel))
     return fetch.download(replace(data, sources=wheels), tmp_path_factory.mktemp("data"), progress=False)
 
 

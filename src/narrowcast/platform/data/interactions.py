@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Protocol
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,16 @@ class Interactions:
         return len(self.indptr) - 1
 
     @property
+    def n_clients(self) -> int:
+        """The number of users."""
+        return self.n_users
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """What a reader wants to know of its size."""
+        return {"users": self.n_users, "items": self.n_items, "training_interactions": len(self.items)}
+
+    @cached_property
     def examples(self) -> IntArray:
         """The number of training interactions of every user, [U]."""
         return np.diff(self.indptr)
@@ -55,16 +66,3 @@ class Interactions:
                 hasher.update(f"\0{field.name}\0{value.shape}".encode())
                 hasher.update(np.ascontiguousarray(value, dtype="<i8").tobytes())
         return hasher.hexdigest()
-
-
-class DataSource(Protocol):
-    """A data set as an experiment names it: a frozen model whose `kind` picks it from the catalog."""
-
-    @property
-    def kind(self) -> str:
-        """Its name in the catalog."""
-        ...
-
-    def load(self) -> Interactions:
-        """Read the data set, or raise a `UserError` that says where it was looked for and how to fetch it."""
-        ...

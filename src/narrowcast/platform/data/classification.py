@@ -1,0 +1,94 @@
+"""What the classification data sets share: the validation samples and the partition."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.platform.data.partition import IID, Partition
+from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.seeds import generator
+
+IntArray = NDArray[np.int64]
+
+MOST_CLIENTS = 10_000_000
+DEFAULT_CLIENTS = 100
+"""The number of clients of McMahan et al. (AISTATS 2017)."""
+
+
+class Classification(BaseModel):
+    """`validation_share` of the training samples are held out by `seed`, the others dealt out by `partition`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    partition: Partition = IID()
+    validation_share: float = Field(default=0.1, ge=0, lt=1)
+    seed: int = Field(default=0, ge=0)
+
+    def _dealt(
+        self,
+        name: str,
+        source: str,
+        n_classes: int,
+        train: Labelled,
+        test: Labelled,
+        *,
+        clients: int,
+        users: IntArray | None = None,
+    ) -> Samples:
+        """Hold out and deal; users [n] are those of the training samples. May raise a `UserError`."""
+        kept, held_out = hold_out(len(train), self.validation_share, self.seed)
+        validation = train.take(held_out)
+        if len(held_out):
+            train = train.take(kept)
+            users = None if users is None else users[kept]
+        return self._indexed(name, source, n_classes, train, validation, test, clients=clients, users=users)
+
+    def _indexed(
+        self,
+        name: str,
+        source: str,
+        n_classes: int,
+        train: Labelled,
+        validation: Labelled,
+        test: Labelled,
+        *,
+        clients: int,
+        users: IntArray | None,
+    ) -> Samples:
+        """Deal out the training samples as they are."""
+        order, indptr = self.partition.deal(train.labels, clients, self.seed, users)
+        return Samples(
+            name=name,
+            source=source,
+            n_classes=n_classes,
+            train=train,
+            validation=validation,
+            test=test,
+            order=order,
+            indptr=indptr,
+        )
+
+
+def hold_out(n: int, share: float, seed: int) -> tuple[IntArray, IntArray]:
+    """The rows that stay and the rows held out, both ascending; the same rows for every partition.
+
+    Raises a `UserError` where no row would stay.
+    """
+    held_out = round(share * n)
+    if n - held_out < 1:
+        raise UserError(f"validation_share {share:g} leaves none of {n} samples to train on; use a smaller share")
+    rows = generator(seed, "validation").permutation(n)
+    return np.sort(rows[held_out:]), np.sort(rows[:held_out])
+
+
+def check_labels(labels: IntArray, n_classes: int, where: str) -> None:
+    """Raise a `UserError` where a label is not one of the classes 0 to n_classes - 1."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= n_classes))
+    if len(wrong):
+        raise UserError(
+            f"{where}: label {labels[wrong[0]]} of sample {wrong[0]} is not one of 0 to {n_classes - 1}; "
+            "get the file anew"
+        )

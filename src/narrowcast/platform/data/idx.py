@@ -1,0 +1,100 @@
+"""MNIST and Fashion-MNIST from the IDX files they were published in."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from narrowcast.platform.data.classification import DEFAULT_CLIENTS, MOST_CLIENTS, Classification, check_labels
+from narrowcast.platform.data.fetch import find
+from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.errors import UserError
+
+UNSIGNED_BYTES = 0x08
+N_CLASSES, SIDE = 10, 28
+PARTS = {"train": "train", "test": "t10k"}
+
+
+class _IDX(Classification):
+    """Four files, each plain or gzipped; features [n, 1, 28, 28] are uint8."""
+
+    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS)
+
+    def _load(self, name: str) -> Samples:
+        first = f"{PARTS['train']}-images-idx3-ubyte"
+        folder = find(name, (first, f"{first}.gz"))
+        parts = {}
+        for part, prefix in PARTS.items():
+            images = _existing(name, folder, f"{prefix}-images-idx3-ubyte")
+            labels = _existing(name, folder, f"{prefix}-labels-idx1-ubyte")
+            parts[part] = _labelled(images, labels)
+        return self._dealt(name, str(folder), N_CLASSES, parts["train"], parts["test"], clients=self.clients)
+
+
+class MNIST(_IDX):
+    """60,000 and 10,000 handwritten digits (LeCun, Cortes and Burges)."""
+
+    kind: Literal["mnist"] = "mnist"
+
+    def load(self) -> Samples:
+        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        return self._load(self.kind)
+
+
+class FashionMNIST(_IDX):
+    """60,000 and 10,000 pictures of clothes (Xiao, Rasul and Vollgraf 2017)."""
+
+    kind: Literal["fashion-mnist"] = "fashion-mnist"
+
+    def load(self) -> Samples:
+        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        return self._load(self.kind)
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Read an IDX file of unsigned bytes with so many dimensions, plain or gzipped, or raise a `UserError`.
+
+    The format: two zero bytes, the type, the number of dimensions, each dimension as a big-endian 32-bit number, then
+    the values.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4 + 4 * dimensions)
+            if head[:4] != bytes((0, 0, UNSIGNED_BYTES, dimensions)) or len(head) < 4 + 4 * dimensions:
+                raise UserError(
+                    f"{path}: begins with {head[:4].hex() or 'nothing'}, an IDX file of bytes in {dimensions} "
+                    f"dimensions with {bytes((0, 0, UNSIGNED_BYTES, dimensions)).hex()}; get the file anew"
+                )
+            shape = np.frombuffer(head, ">u4", offset=4).tolist()
+            values = file.read(math.prod(shape) + 1)
+    except (OSError, EOFError, zlib.error, OverflowError, MemoryError) as error:
+        raise UserError(f"{path}: {str(error) or 'too large'}; get the file anew") from error
+    if len(values) != math.prod(shape):
+        size = f"{len(values)}" if len(values) < math.prod(shape) else f"more than {math.prod(shape)}"
+        raise UserError(f"{path}: has {size} values, its head says {shape}; get the file anew")
+    return np.frombuffer(values, np.uint8).reshape(shape).copy()  # torch wants what it can write to
+
+
+def _labelled(images: Path, labels: Path) -> Labelled:
+    pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
+    if pixels.shape[1:] != (SIDE, SIDE):
+        size = "x".join(map(str, pixels.shape[1:]))
+        raise UserError(f"{images}: has images of {size}, expected {SIDE}x{SIDE}; get the file anew")
+    if len(pixels) != len(classes):
+        raise UserError(f"{labels}: has {len(classes)} labels for {len(pixels)} images; get both files anew")
+    check_labels(classes, N_CLASSES, str(labels))
+    return Labelled(pixels[:, np.newaxis], classes)
+
+
+def _existing(name: str, folder: Path, file: str) -> Path:
+    for path in (folder / file, folder / f"{file}.gz"):
+        if path.is_file():
+            return path
+    raise UserError(f"{folder} has no {file} or {file}.gz; move it away and run: narrowcast data fetch {name}")

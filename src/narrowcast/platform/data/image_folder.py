@@ -1,0 +1,85 @@
+"""Images in folders named after their classes: `train/CLASS/*.png` and `test/CLASS/*.png`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from narrowcast.platform.data.classification import DEFAULT_CLIENTS, MOST_CLIENTS, Classification
+from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+MODES = {1: "L", 3: "RGB"}
+
+
+class ImageFolder(Classification):
+    """PNG and JPEG images of one size; features [n, channels, height, width] are uint8.
+
+    The folders under `train` in alphabetical order are the classes; `test` may lack some of them, or be missing.
+    """
+
+    kind: Literal["image_folder"] = "image_folder"
+    path: Path
+    channels: Literal[1, 3] = 3
+    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS)
+
+    def load(self) -> Samples:
+        """Read the images, or raise a `UserError` that names the file that does not fit."""
+        classes = _folders(self.path / "train")
+        train_files = _files(self.path / "train", classes)
+        if not train_files:
+            raise UserError(
+                f"{self.path} holds no train/CLASS/*{' or *'.join(SUFFIXES)}; give the folder that holds train and test"
+            )
+        test_files = _files(self.path / "test", classes)
+        with _open(train_files[0][0]) as first:
+            width, height = first.size
+        train, test = (self._read(files, width, height) for files in (train_files, test_files))
+        return self._dealt(self.path.name, str(self.path), len(classes), train, test, clients=self.clients)
+
+    def _read(self, files: Sequence[tuple[Path, int]], width: int, height: int) -> Labelled:
+        features = np.empty((len(files), self.channels, height, width), dtype=np.uint8)
+        for pixels, (path, _) in zip(features, files, strict=True):
+            with _open(path) as image:
+                if image.size != (width, height):
+                    got = "{}x{}".format(*image.size)
+                    raise UserError(f"{path}: is {got}, the first image is {width}x{height}; make all of one size")
+                if image.mode[0] in "IF":
+                    raise UserError(f"{path}: has more than 8 bits a channel; convert it to 8 bits")
+                try:
+                    values = np.asarray(image.convert(MODES[self.channels]))
+                except (OSError, ValueError, SyntaxError, zlib.error) as error:
+                    raise UserError(f"{path}: {error}; replace the file") from error
+            pixels[:] = values.reshape(height, width, self.channels).transpose(2, 0, 1)
+        return Labelled(features, np.array([label for _, label in files], dtype=np.int64))
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        return Image.open(path, formats=("PNG", "JPEG"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path}: is not a PNG or JPEG image that can be read; replace the file") from error
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """The images below the folder and their classes."""
+    strangers = sorted(set(_folders(folder)) - set(classes))
+    if strangers:
+        raise UserError(f"{folder / strangers[0]}: no class of this name in train; rename or remove the folder")
+    return [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in (sorted((folder / name).iterdir()) if (folder / name).is_dir() else ())
+        if path.suffix.lower() in SUFFIXES
+    ]

@@ -1,0 +1,197 @@
+"""How the training samples of a classification data set are dealt out to clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import kind_alone
+from narrowcast.platform.seeds import generator
+
+IntArray = NDArray[np.int64]
+
+MOST_REDRAWS = 1000
+"""How often a Dirichlet partition is drawn before its `min_examples` is given up."""
+
+
+class _Partition(BaseModel):
+    """What the kinds share: they say who owns each sample, and the owners make the index."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def deal(
+        self, labels: IntArray, n_clients: int, seed: int, users: IntArray | None = None
+    ) -> tuple[IntArray, IntArray]:
+        """Deal every sample to one client: client u gets `order[indptr[u]:indptr[u + 1]]`, ascending.
+
+        Shapes: labels [n]; users [n], where the data set has users of its own; order [n]; indptr [n_clients + 1].
+        Raises a `UserError` where the samples cannot be dealt like this.
+        """
+        owners = self._owners(labels, n_clients, generator(seed, "partition"), users)
+        indptr = np.zeros(n_clients + 1, dtype=np.int64)
+        np.cumsum(np.bincount(owners, minlength=n_clients), out=indptr[1:])
+        return np.argsort(owners, kind="stable"), indptr
+
+    def _owners(
+        self, labels: IntArray, n_clients: int, random: np.random.Generator, users: IntArray | None
+    ) -> IntArray:
+        """The client of every sample, [n]."""
+        raise NotImplementedError
+
+
+class IID(_Partition):
+    """Samples at random, sizes that differ by at most one; the first kind of McMahan et al. (AISTATS 2017)."""
+
+    kind: Literal["iid"] = "iid"
+
+    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        return random.permutation(np.arange(len(labels)) * n_clients // max(len(labels), 1))
+
+
+class Quantity(_Partition):
+    """Samples at random, sizes unequal by `skew`; 0 is equal sizes.
+
+    "lognormal": sizes in proportion to exp(skew * z) with z standard normal. "power_law": sizes in proportion to
+    rank ** -skew over the clients in random order. Every client has at least `min_examples`.
+    """
+
+    kind: Literal["quantity"] = "quantity"
+    sizes: Literal["lognormal", "power_law"] = "lognormal"
+    skew: float = Field(default=1.0, ge=0, le=20)
+    min_examples: int = Field(default=0, ge=0)
+
+    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        n = len(labels)
+        _check_enough(self.kind, n, n_clients, self.min_examples)
+        if self.sizes == "lognormal":
+            weights = np.exp(self.skew * random.standard_normal(n_clients))
+        else:
+            weights = (1.0 + random.permutation(n_clients)) ** -self.skew
+        sizes = self.min_examples + _split(n - n_clients * self.min_examples, weights)
+        return random.permutation(np.repeat(np.arange(n_clients), sizes))
+
+
+class Dirichlet(_Partition):
+    """Each class split by proportions from a symmetric Dirichlet(alpha): the smaller, the fewer classes a client has.
+
+    Yurochkin et al. (ICML 2019) and FedMA (Wang et al., ICLR 2020): `capped`, a client that already holds its equal
+    share gets nothing of the classes that follow, and all is drawn anew until every client has `min_examples`, which is
+    10 there. Without either these are the proportions alone.
+    """
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(default=0.5, ge=1e-3, le=1e6)
+    min_examples: int = Field(default=0, ge=0)
+    capped: bool = True
+
+    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        n = len(labels)
+        _check_enough(self.kind, n, n_clients, self.min_examples)
+        classes = rows_by_class(labels)
+        for _draw in range(MOST_REDRAWS):
+            owners, held = self._draw(classes, n, n_clients, random)
+            if held.min() >= self.min_examples:
+                return owners
+        raise UserError(
+            f"partition dirichlet: none of {MOST_REDRAWS} draws with alpha {self.alpha:g} gave each of {n_clients} "
+            f"clients {self.min_examples} of {n} samples; lower min_examples or clients, or raise alpha"
+        )
+
+    def _draw(
+        self, classes: list[IntArray], n: int, n_clients: int, random: np.random.Generator
+    ) -> tuple[IntArray, IntArray]:
+        """The owners [n] and how many samples each client has, [n_clients]."""
+        owners = np.empty(n, dtype=np.int64)
+        held = np.zeros(n_clients, dtype=np.int64)
+        for rows in classes:
+            # Setting proportions to zero and rescaling, as published, is a Dirichlet over the clients that are left.
+            takers = np.flatnonzero(held * n_clients < n) if self.capped else np.arange(n_clients)
+            # In random order, or rounding would favour the same clients in every class.
+            takers = random.permutation(takers)
+            sizes = _split(len(rows), random.dirichlet(np.full(len(takers), self.alpha)))
+            owners[random.permutation(rows)] = np.repeat(takers, sizes)
+            held[takers] += sizes
+        return owners, held
+
+
+class Shards(_Partition):
+    """Each class cut into shards of nearly equal size, `classes_per_client` of them to every client at random.
+
+    As McMahan et al. (AISTATS 2017), but no shard crosses from one class to the next, so that a client never has more
+    than `classes_per_client` classes; it has fewer where two of its shards are of one class.
+    """
+
+    kind: Literal["shards"] = "shards"
+    classes_per_client: int = Field(default=2, ge=1)
+
+    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        classes = rows_by_class(labels)
+        n_shards = n_clients * self.classes_per_client
+        if self.classes_per_client > len(classes):
+            raise UserError(
+                f"partition shards: classes_per_client is {self.classes_per_client}, but the samples have "
+                f"{len(classes)} classes; use 1 to {len(classes)}"
+            )
+        if n_shards < len(classes):
+            raise UserError(
+                f"partition shards: {n_clients} clients with {self.classes_per_client} classes each cannot hold all "
+                f"{len(classes)} classes; raise clients or classes_per_client"
+            )
+        counts = np.array([len(rows) for rows in classes], dtype=np.float64)
+        # One shard for each class first, so that small classes are dealt out too.
+        shards = 1 + _split(n_shards - len(classes), counts)
+        clients = random.permutation(n_shards) // self.classes_per_client
+        owners = np.empty(len(labels), dtype=np.int64)
+        first = 0
+        for rows, n in zip(classes, shards.tolist(), strict=True):
+            owners[random.permutation(rows)] = clients[first + np.arange(len(rows)) * n // len(rows)]
+            first += n
+        return owners
+
+
+class Natural(_Partition):
+    """One client for each user that the data set has of its own."""
+
+    kind: Literal["natural"] = "natural"
+
+    def _owners(self, labels: IntArray, n_clients: int, _: np.random.Generator, users: IntArray | None) -> IntArray:
+        if users is None:
+            raise UserError(
+                "partition natural: this data set has no users of its own; use iid, dirichlet, shards or quantity"
+            )
+        assert len(users) == len(labels)
+        assert users.max(initial=-1) < n_clients
+        return users
+
+
+Partition = Annotated[
+    Annotated[IID | Quantity | Dirichlet | Shards | Natural, Field(discriminator="kind")],
+    kind_alone(),
+]
+
+
+def rows_by_class(labels: IntArray) -> list[IntArray]:
+    """The rows of each class that has any, in order of the classes."""
+    counts = np.bincount(labels)
+    rows = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    return [each for each in rows if len(each)]
+
+
+def _split(n: int, weights: NDArray[np.float64]) -> IntArray:
+    """How many of n each gets in proportion to its weight; exact for whole weights, and the sizes sum to n."""
+    sums = np.cumsum(weights, dtype=np.float64)
+    ends = np.minimum((sums * n / sums[-1]).astype(np.int64), n)
+    ends[-1] = n
+    return np.diff(ends, prepend=0)
+
+
+def _check_enough(kind: str, n: int, n_clients: int, min_examples: int) -> None:
+    if n < n_clients * min_examples:
+        raise UserError(
+            f"partition {kind}: {n_clients} clients with min_examples {min_examples} need "
+            f"{n_clients * min_examples} samples, there are {n}; lower min_examples or clients"
+        )

@@ -1,0 +1,55 @@
+"""What each character of each play of Shakespeare says, out of the plays' web pages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from narrowcast.platform.data.sources import retrieve
+
+BY_CHARACTER = "by_play_and_character.json.xz"
+_SPEAKER_OR_LINE = re.compile(r'<a name="?speech\d+"?><b>(.*?)</b></a>|<a name="?[\d.]+"?>(.*?)</a>', re.I | re.S)
+
+
+@dataclass(frozen=True)
+class Plays:
+    """The pages `URL/PLAY/full.html` as one file, checked by the sha256 of its JSON, which fixes all pages at once."""
+
+    url: str
+    plays: Sequence[str]
+    sha256: str
+
+    @property
+    def label(self) -> str:
+        """The host."""
+        return urlsplit(self.url).netloc
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the plays one by one and write what their characters say."""
+        texts: dict[str, str] = {}
+        for play in self.plays:
+            page = retrieve(f"{self.url}/{play}/full.html", None, scratch, progress=progress)
+            texts |= by_character(play, page.read_text("latin-1"))
+            page.unlink()
+        data = json.dumps(texts).encode()
+        if (got := hashlib.sha256(data).hexdigest()) != self.sha256:
+            raise ValueError(f"SHA256 of the plays: expected {self.sha256} but got {got}")
+        (folder / BY_CHARACTER).write_bytes(lzma.compress(data))
+
+
+def by_character(play: str, page: str) -> Mapping[str, str]:
+    """The lines of each character in order, under `PLAY_CHARACTER`; stage directions are left out."""
+    lines: dict[str, list[str]] = {}
+    character = None
+    for speaker, line in _SPEAKER_OR_LINE.findall(page):
+        if speaker:
+            character = f"{play}_{speaker.strip().upper().replace(' ', '_')}"
+        elif character is not None:
+            lines.setdefault(character, []).append(line.strip())
+    return {character: "\n".join(spoken) for character, spoken in lines.items()}

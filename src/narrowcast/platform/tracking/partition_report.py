@@ -1,0 +1,172 @@
+"""Who has which data: a small table and a figure of the partition, for any number of clients."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.tracking.plots import BLUE, log_axis, new_figure
+from narrowcast.platform.types import IntArray
+
+TABLE, FIGURE = "partition.parquet", "partition.png"
+MOST_ROWS, MOST_CELLS = 1000, 100_000
+"""Above either the table holds a summary of the clients; a cell is a client's count of one class."""
+_MOST_BARS, _MOST_COLOURS, _MOST_BINS = 50, 20, 40
+_QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
+
+
+def write_partition(data: Dataset, folder: Path) -> None:
+    """Write `partition.parquet` and `partition.png` into the folder, each below 200 kB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(partition_table(data), folder / TABLE, compression="zstd")
+    partition_figure(data).savefig(folder / FIGURE, dpi=150)
+
+
+def partition_table(data: Dataset) -> pa.Table:
+    """One row per client with its examples and how many of each class; for many clients a summary.
+
+    The summary has one row for the examples, one for the number of classes a client has, and one for each class: the
+    mean, the quantiles and how many clients have none.
+    """
+    n_classes = data.n_classes if isinstance(data, Samples) else 0
+    if data.n_clients <= MOST_ROWS and data.n_clients * n_classes <= MOST_CELLS:
+        columns = {"client": np.arange(data.n_clients), "examples": data.examples}
+        if isinstance(data, Samples):
+            columns |= {f"class_{label}": counts for label, counts in enumerate(class_counts(data).T)}
+        return pa.table({name: values.astype(np.int32) for name, values in columns.items()})
+    rows = [_summary("examples", data.examples)]
+    if isinstance(data, Samples):
+        clients, labels = owners(data), data.train.labels[data.order]
+        rows.append(_summary("classes", classes_held(data)))
+        for label in range(n_classes):
+            counts = np.bincount(clients[labels == label], minlength=data.n_clients)
+            rows.append(_summary(f"class_{label}", counts))
+    return pa.Table.from_pylist(rows)
+
+
+def partition_figure(data: Dataset) -> Figure:
+    """The classes of the clients beside the sizes of the clients; the sizes alone where there are no classes."""
+    title = f"{data.name}: {data.n_clients:,} clients, {int(data.examples.sum()):,} training examples"
+    if not isinstance(data, Samples):
+        figure, (sizes,) = new_figure(title, panels=1)
+        _draw_sizes(sizes, data.examples)
+        return figure
+    figure, (classes, sizes) = new_figure(title, panels=2)
+    if data.n_clients <= _MOST_BARS and data.n_classes <= _MOST_COLOURS:
+        _draw_bars(figure, classes, class_counts(data))
+    elif data.n_clients <= MOST_ROWS and data.n_clients * data.n_classes <= MOST_CELLS:
+        _draw_map(figure, classes, class_counts(data))
+    else:
+        _draw_variety(classes, classes_held(data))
+    _draw_sizes(sizes, data.examples)
+    return figure
+
+
+def owners(data: Samples) -> IntArray:
+    """The client of each entry of `data.order`."""
+    return np.repeat(np.arange(data.n_clients), data.examples)
+
+
+def class_counts(data: Samples) -> IntArray:
+    """How many samples of each class each client has, [U, classes]."""
+    cells = owners(data) * data.n_classes + data.train.labels[data.order]
+    return np.bincount(cells, minlength=data.n_clients * data.n_classes).reshape(data.n_clients, data.n_classes)
+
+
+def classes_held(data: Samples) -> IntArray:
+    """How many different classes each client has, [U]; never more memory than the samples take."""
+    cells = np.unique(owners(data) * data.n_classes + data.train.labels[data.order])
+    return np.bincount(cells // data.n_classes, minlength=data.n_clients)
+
+
+def _summary(measure: str, values: IntArray) -> dict[str, str | float | int]:
+    quantiles = np.quantile(values, list(_QUANTILES.values())).tolist()
+    return {
+        "measure": measure,
+        "clients_without": int((values == 0).sum()),
+        "mean": float(values.mean()),
+        **dict(zip(_QUANTILES, quantiles, strict=True)),
+    }
+
+
+def _draw_bars(figure: Figure, axes: Axes, counts: IntArray) -> None:
+    """A stacked bar for each client."""
+    n_clients, n_classes = counts.shape
+    colours = _class_colours(n_classes)
+    floor = np.zeros(n_clients)
+    for label in range(n_classes):
+        axes.bar(np.arange(n_clients), counts[:, label], bottom=floor, width=0.85, color=colours(label))
+        floor += counts[:, label]
+    axes.grid(axis="x", visible=False)
+    axes.set_xlim(-0.7, n_clients - 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="client", ylabel="training examples")
+    shades = ScalarMappable(BoundaryNorm(np.arange(n_classes + 1) - 0.5, n_classes), colours)
+    bar = figure.colorbar(shades, ax=axes, ticks=np.arange(n_classes), pad=0.02, aspect=30, label="class")
+    bar.minorticks_off()
+    bar.ax.tick_params(length=0)
+    bar.outline.set_visible(False)
+
+
+def _draw_map(figure: Figure, axes: Axes, counts: IntArray) -> None:
+    """The share of each class in each client's examples, the darker the larger; a client without any is blank."""
+    total = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(100 * counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
+    image = axes.imshow(shares, cmap="Blues", aspect="auto", interpolation="nearest", vmin=0)
+    axes.grid(visible=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.set(xlabel="class", ylabel="client")
+    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=30, label="share of the client's examples (%)")
+    bar.outline.set_visible(False)
+
+
+def _draw_variety(axes: Axes, held: IntArray) -> None:
+    """How many clients have how many classes, where there are too many clients to show each."""
+    shares = 100 * np.bincount(held) / len(held)
+    shown = np.flatnonzero(shares)
+    axes.bar(shown, shares[shown], width=0.85, color=BLUE)
+    axes.grid(axis="x", visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(max(shown[0] - 2, -0.7), shown[-1] + 2)
+    axes.set(xlabel="different classes of a client", ylabel="share of clients (%)")
+
+
+def _draw_sizes(axes: Axes, examples: IntArray) -> None:
+    """A histogram of the examples per client, on a logarithmic axis where they differ more than twentyfold."""
+    some = examples[examples > 0].astype(np.float64)
+    empty = len(examples) - len(some)
+    if len(some):
+        low, high = int(some.min()), int(some.max()) + 1
+        bins = min(_MOST_BINS, 6 + math.isqrt(len(some)))
+        logarithmic = high > 20 * low
+        edges = np.geomspace(low, high, bins + 1) if logarithmic else np.linspace(low, high, bins + 1)
+        # Between two whole numbers, so that every bin holds whole numbers and none is split.
+        axes.hist(some, bins=(np.unique(np.round(edges)) - 0.5).tolist(), color=BLUE)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if logarithmic:
+            log_axis(axes, some)
+        else:
+            axes.set_xlim(max(low - 2, -0.7), high + 1)
+        mean = examples.mean()
+        text = f"median {np.median(examples):,.0f}, mean {mean:,.1f}" if mean >= 10 else f"mean {mean:.2g}"
+        axes.set_title(f"{text}; {empty:,} without any" if empty else text, fontsize=9)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set(xlabel="training examples of a client", ylabel="clients")
+
+
+def _class_colours(n_classes: int) -> ListedColormap:
+    return ListedColormap(colormaps["tab10" if n_classes <= 10 else "tab20"](np.arange(n_classes)))
