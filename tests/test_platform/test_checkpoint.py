@@ -33,7 +33,8 @@ def make_state(round_index: int = 3) -> RunState:
             "changed_rows": random.random(7) < 0.5,
         },
         clients={USER_FACTORS: np.array([[0.1, np.nan, np.inf, -0.0]], dtype=np.float32)},
-        last_round=np.array([3, 0, 1], dtype=np.int64),
+        participants=np.array([4], dtype=np.int64),
+        last_round=np.array([3], dtype=np.int64),
         update_bits=np.arange(round_index, dtype=np.int64),
         uplink_bits=2**70,
         downlink_bits=12345,
@@ -102,8 +103,8 @@ def test_metadata_can_be_changed_for_the_tests_below(tmp_path: Path, content: by
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "narrowcast-2"}, 'has format "narrowcast-2"; this version reads narrowcast-1'),
-        ({"format": None}, 'has format "None"; this version reads narrowcast-1'),
+        ({"format": "narrowcast-1"}, 'has format "narrowcast-1"; this version reads narrowcast-2'),
+        ({"format": None}, 'has format "None"; this version reads narrowcast-2'),
         ({"round_index": "three"}, "is damaged"),
         ({"uplink_bits": None}, "is damaged"),
         ({"simulated_seconds": "soon"}, "is damaged"),
@@ -121,9 +122,9 @@ def test_another_format_and_bad_metadata_are_refused(
 @pytest.mark.parametrize(
     ("foreign", "message"),
     [
-        (save({"weight": np.zeros(3)}, {"format": "pt"}), 'has format "pt"; this version reads narrowcast-1'),
+        (save({"weight": np.zeros(3)}, {"format": "pt"}), 'has format "pt"; this version reads narrowcast-2'),
         (save({"weight": np.zeros(3)}), 'has format "None"'),
-        (save({}, {"format": "narrowcast-1"}), "is damaged"),
+        (save({}, {"format": "narrowcast-2"}), "is damaged"),
         (b"not a checkpoint at all", "is damaged"),
         (struct.pack("<Q", 2**62) + b"{}", "is damaged"),
     ],

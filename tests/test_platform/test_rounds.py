@@ -11,7 +11,7 @@ import torch
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.local_training.batches import LocalTraining
+from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.cluster.fleet import LogNormalFleet
 from narrowcast.platform.clock import Clock
 from narrowcast.platform.contracts import Algorithm, Broadcast, Task
@@ -19,8 +19,8 @@ from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
-from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, play, rounds, sample_cohort, start
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, rotation, rounds, sample_cohort, start
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 ALGORITHMS: list[Algorithm] = [FedMF(), CoLR(), SCoLR()]
 by_kind = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each.kind)
@@ -41,7 +41,7 @@ def make_task(n_users: int = 12, n_items: int = 130, dimension: int = 8, **train
         negatives=np.stack([order[-101:-2] for order in orders]),
     )
     profiles = LogNormalFleet().profiles(data.examples, seed=0)
-    settings = LocalTraining(**{"batch_size": 16, **training})
+    settings = FactorisationSGD(**{"batch_size": 16, **training})
     return Task(data, profiles, MatrixFactorisation(embedding_dim=dimension), settings, seed=0)
 
 
@@ -53,20 +53,21 @@ def run(plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = N
 def test_round_robin_sees_every_client_equally_often(n_clients: int, per_round: int) -> None:
     plan = Plan(clients_per_round=per_round)
     size = min(per_round, n_clients)
-    rotation = -(-n_clients // size)
-    cohorts = [sample_cohort(plan, n_clients, round_index) for round_index in range(1, 3 * rotation + 1)]
+    cycle = -(-n_clients // size)
+    order = rotation(plan, n_clients)
+    cohorts = [sample_cohort(plan, order, round_index) for round_index in range(1, 3 * cycle + 1)]
     seen = np.zeros(n_clients, dtype=int)
     for played, cohort in enumerate(cohorts, start=1):
         assert len(set(cohort)) == len(cohort) == size
         seen[cohort] += 1
         assert seen.min() == played * size // n_clients
         assert seen.max() == -(-played * size // n_clients)
-    for first in range(2 * rotation):
-        assert len(set(np.concatenate(cohorts[first : first + rotation]))) == n_clients
+    for first in range(2 * cycle):
+        assert len(set(np.concatenate(cohorts[first : first + cycle]))) == n_clients
 
 
 def test_round_robin_is_shuffled_by_the_seed() -> None:
-    first, again, other = (sample_cohort(Plan(seed=seed), 943, 1) for seed in (0, 0, 1))
+    first, again, other = (sample_cohort(Plan(seed=seed), rotation(Plan(seed=seed), 943), 1) for seed in (0, 0, 1))
     assert np.array_equal(first, again)
     assert set(first) != set(other)
     assert np.ptp(first) > 500
@@ -76,7 +77,7 @@ def test_round_robin_is_shuffled_by_the_seed() -> None:
 def test_uniform_sampling_has_no_repeats_and_favours_nobody(n_clients: int, per_round: int) -> None:
     plan = Plan(clients_per_round=per_round, sampling="uniform")
     size = min(per_round, n_clients)
-    cohorts = [sample_cohort(plan, n_clients, round_index) for round_index in range(1, 1001)]
+    cohorts = [sample_cohort(plan, rotation(plan, n_clients), round_index) for round_index in range(1, 1001)]
     assert all(len(set(cohort)) == len(cohort) == size for cohort in cohorts)
     seen = np.bincount(np.concatenate(cohorts), minlength=n_clients)
     share = size / n_clients
@@ -164,7 +165,7 @@ def test_totals_add_up(algorithm: Algorithm) -> None:
         assert (np.diff(ledger.client) > 0).all()
         assert record.loss == pytest.approx(ledger.loss.mean())
         assert record.mean_rank == pytest.approx(ledger.rank.mean())
-        assert (state.last_round[ledger.client] == record.round).all()
+        assert state.participants[state.last_round == record.round].tolist() == ledger.client.tolist()
         assert (set(outcome.metrics) > {"test.hr@10", "test.ndcg@10"}) == (record.round in (2, 4, 5))
 
 
@@ -190,22 +191,29 @@ def test_simulated_seconds_by_hand() -> None:
         assert outcome.record.simulated_seconds == pytest.approx(total)
 
 
+def with_users(state: RunState, clients: IntArray, users: Any) -> RunState:
+    """The state in which these clients took part in round 1 and keep these factors."""
+    once = np.ones(len(clients), dtype=np.int64)
+    return replace(
+        state, participants=clients, last_round=once, clients={USER_FACTORS: np.asarray(users, dtype=np.float32)}
+    )
+
+
 @by_kind
 def test_a_client_that_diverged_is_dropped_and_the_run_goes_on(algorithm: Algorithm) -> None:
     task, plan = make_task(), Plan(rounds=6, clients_per_round=4, chunk_size=4, checkpoint_every=1)
-    bad = int(sample_cohort(plan, 12, 1)[1])
+    bad = int(sample_cohort(plan, rotation(plan, 12), 1)[1])
     state = start(algorithm, task)
-    users = np.array(state.clients[USER_FACTORS])
-    users[bad] = np.nan
-    outcomes = run(plan, algorithm, task, replace(state, clients={USER_FACTORS: users}))
+    outcomes = run(plan, algorithm, task, with_users(state, np.array([bad]), np.full((1, 8), np.nan)))
     assert [outcome.record.delivered for outcome in outcomes] == [3, 4, 4, 3, 4, 4]
     for outcome in outcomes:
         assert outcome.ledger.client[~outcome.ledger.delivered].tolist() in ([], [bad])
         assert np.isfinite(outcome.record.loss)
         assert outcome.state is not None
         assert np.isfinite(outcome.state.server[ITEM_FACTORS]).all()
-        assert np.isnan(outcome.state.clients[USER_FACTORS][bad]).all()
-        assert np.isfinite(np.delete(outcome.state.clients[USER_FACTORS], bad, axis=0)).all()
+        is_bad = outcome.state.participants == bad
+        assert np.isnan(outcome.state.clients[USER_FACTORS][is_bad]).all()
+        assert np.isfinite(outcome.state.clients[USER_FACTORS][~is_bad]).all()
         # It did upload, in vain.
         assert (outcome.ledger.uplink_bits > 0).all()
 
@@ -218,15 +226,15 @@ def test_an_absurd_learning_rate_delivers_nothing_and_keeps_what_was(algorithm: 
     assert outcome.record.delivered == 0
     assert outcome.state is not None
     assert np.array_equal(outcome.state.server[ITEM_FACTORS], before.server[ITEM_FACTORS])
-    assert np.array_equal(outcome.state.clients[USER_FACTORS], before.clients[USER_FACTORS])
+    assert np.array_equal(outcome.state.clients[USER_FACTORS], algorithm.init_clients(task)[USER_FACTORS])
 
 
 def test_a_diverged_global_model_fails_the_run_with_advice() -> None:
     # Every client's own change is finite (about 1e38), the sum of twelve of them is not.
     task = make_task(learning_rate=2e38, epochs=1, batch_size=1000, weight_decay=0.0)
     state = start(FedMF(), task)
-    state = replace(state, clients={USER_FACTORS: np.ones_like(state.clients[USER_FACTORS])})
-    with np.errstate(over="ignore"), pytest.raises(RunFailed) as caught:
+    state = with_users(state, np.arange(12), np.ones((12, 8)))
+    with pytest.raises(RunFailed) as caught:
         run(Plan(rounds=2), FedMF(), task, state)
     assert str(caught.value) == (
         "round 1: the global model is no longer finite; lower training.learning_rate (now 2e+38) and run again"
@@ -259,16 +267,19 @@ def sha(algorithm: Algorithm, outcomes: list[Outcome]) -> str:
 def test_a_round_changes_neither_the_state_it_starts_from_nor_absent_clients() -> None:
     algorithm, task = FedMF(), make_task()
     before = start(algorithm, task)
-    digest, users = model_sha256(algorithm, before), before.clients[USER_FACTORS].copy()
-    after, _, ledger = play(Plan(clients_per_round=5), algorithm, task, InProcess(algorithm, task), before)
+    digest, initial = model_sha256(algorithm, before), algorithm.init_clients(task)
+    users = initial[USER_FACTORS].copy()
+    (outcome,) = run(Plan(rounds=1, clients_per_round=5), algorithm, task, before)
     assert model_sha256(algorithm, before) == digest
-    changed = (after.clients[USER_FACTORS] != users).any(axis=1)
-    assert np.flatnonzero(changed).tolist() == ledger.client.tolist()
+    assert outcome.state is not None
+    assert outcome.state.participants.tolist() == outcome.ledger.client.tolist()
+    assert (outcome.state.clients[USER_FACTORS] != users[outcome.ledger.client]).any(axis=1).all()
+    assert np.array_equal(initial[USER_FACTORS], users)
 
 
 def test_model_sha256_sees_every_array_and_its_shape() -> None:
     algorithm, task = FedMF(), make_task()
-    state = start(algorithm, task)
+    state = with_users(start(algorithm, task), np.arange(12), algorithm.init_clients(task)[USER_FACTORS])
     server, clients = dict(state.server), dict(state.clients)
     digests = [
         model_sha256(algorithm, changed)

@@ -13,13 +13,14 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds import RunState
 
 _FILE = "state.safetensors"
-_FORMAT = "narrowcast-1"
-_NUMBERS = {"round_index": int, "uplink_bits": int, "downlink_bits": int}
+_FORMAT = "narrowcast-2"
+_TENSORS = ("participants", "last_round", "update_bits")
+_NUMBERS = ("round_index", "uplink_bits", "downlink_bits")
 
 
 def save_checkpoint(folder: Path, state: RunState, digest: str) -> None:
     """Write the state of a run whose configuration has this digest; a crash leaves the former file whole."""
-    tensors = {"last_round": state.last_round, "update_bits": state.update_bits}
+    tensors = {name: getattr(state, name) for name in _TENSORS}
     tensors |= {f"server/{name}": np.ascontiguousarray(values) for name, values in state.server.items()}
     tensors |= {f"clients/{name}": np.ascontiguousarray(values) for name, values in state.clients.items()}
     numbers = {name: str(getattr(state, name)) for name in _NUMBERS}
@@ -55,8 +56,11 @@ def load_checkpoint(folder: Path) -> tuple[RunState, str]:
         if metadata.get("format") != _FORMAT:
             raise UserError(f'{path} has format "{metadata.get("format")}"; this version reads {_FORMAT}')
         state = RunState(
-            **{name: read(metadata[name]) for name, read in _NUMBERS.items()},
+            round_index=int(metadata["round_index"]),
+            uplink_bits=int(metadata["uplink_bits"]),
+            downlink_bits=int(metadata["downlink_bits"]),
             simulated_seconds=float.fromhex(metadata["simulated_seconds"]),
+            participants=tensors["participants"],
             last_round=tensors["last_round"],
             update_bits=tensors["update_bits"],
             server=_under("server/", tensors),

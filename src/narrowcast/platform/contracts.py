@@ -6,25 +6,101 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload, Profiles
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates, Payload, Profiles
+
+Split = Literal["validation", "test"]
+
+
+class Dataset(Protocol):
+    """The clients' data, held once and indexed by client."""
+
+    @property
+    def name(self) -> str:
+        """What the set is called."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where it was read."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of everything a run can see of it."""
+        ...
+
+    @property
+    def n_clients(self) -> int:
+        """The number of clients, U."""
+        ...
+
+    @property
+    def examples(self) -> IntArray:
+        """The number of training examples of every client, [U]."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """What a reader wants to know of its size."""
+        ...
+
+
+class DataSource(Protocol):
+    """A data set as an experiment names it: a frozen model whose `kind` picks it from the catalog."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog."""
+        ...
+
+    def load(self) -> Any:
+        """Read the `Dataset`, or raise a `UserError` that says where it was looked for and how to fetch it."""
+        ...
 
 
 class Model(Protocol):
     """What is trained: a frozen model whose fields are its hyper-parameters."""
 
-    def init_server(self, data: Interactions, seed: int) -> Arrays:
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog."""
+        ...
+
+    def check(self, data: Any) -> None:
+        """Raise a `UserError` where the model cannot be trained on this `Dataset`."""
+        ...
+
+    def init_server(self, data: Any, seed: int) -> Arrays:
         """The global parameters before round 1."""
         ...
 
-    def init_clients(self, data: Interactions, seed: int) -> Arrays:
+    def init_clients(self, data: Any, seed: int) -> Arrays:
         """The private parameters of all clients before round 1, [U, ...] each."""
         ...
 
-    def evaluate(
-        self, server: Arrays, clients: Arrays, data: Interactions, split: Literal["validation", "test"]
-    ) -> Mapping[str, float]:
+    def evaluate(self, server: Arrays, clients: Arrays, data: Any, split: Split) -> Mapping[str, float]:
         """Metrics over all clients on one held-out split; empty where the split is."""
+        ...
+
+
+class Training(Protocol):
+    """How clients train locally: a frozen model whose fields are its hyper-parameters."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog."""
+        ...
+
+    def check(self, task: Task) -> None:
+        """Raise a `UserError` where the training does not fit the model."""
+        ...
+
+    def mode(self, task: Task) -> Literal["batched", "per_client"]:
+        """Whether a chunk's clients train as one program or one after the other; recorded with the run."""
+        ...
+
+    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
+        """Train every client of a chunk from the global parameters."""
         ...
 
 
@@ -45,10 +121,10 @@ class Broadcast:
 class Task:
     """What every client host holds for the whole run, and what an algorithm may look at.
 
-    `training` is the local training's own frozen model; algorithm and training are chosen together.
+    `data`, `model` and `training` belong together; their `check` says where they do not.
     """
 
-    data: Interactions
+    data: Any
     profiles: Profiles
     model: Model
     training: Any
@@ -71,16 +147,24 @@ class Algorithm(Protocol):
         """The server state before round 1."""
         ...
 
+    def init_clients(self, task: Task) -> Arrays:
+        """What every client keeps between rounds, [U, ...] each; zeros may be given as a broadcast zero."""
+        ...
+
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """What the server sends in this round."""
         ...
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """The client half: train a chunk of clients and sum up what they send."""
+        """The client half: train a chunk of clients and put together what they send."""
+        ...
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Put the chunks' parts together, in the order of the chunks."""
         ...
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """The server half: the next state, from the sum over all chunks."""
+        """The server half: the next state, from what `fold` made of all chunks."""
         ...
 
     def final(self, server: Arrays) -> Arrays:

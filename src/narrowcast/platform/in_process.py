@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.rounds import Outcome, Plan, RunState, rounds
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -37,4 +38,4 @@ class InProcess:
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""
-        return [self.algorithm.train(broadcast, chunk, self.task) for chunk in chunks]
+        return [train_chunk(self.algorithm, broadcast, chunk, self.task) for chunk in chunks]

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.clock import Clock
-from narrowcast.platform.contracts import Algorithm, Broadcast, Executor, Task
+from narrowcast.platform.contracts import Algorithm, Broadcast, Executor, Split, Task
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.population import Population
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import (
+    NO_RANK,
     Arrays,
     Chunk,
     ChunkResult,
@@ -50,16 +52,17 @@ class Plan(BaseModel):
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything that the next round depends on.
+    """Everything that the next round depends on, as it is kept; clients that never took part are as they started.
 
-    Shapes: last_round [U], the last round in which a client took part, 0 for none; update_bits [rounds so far], the
-    weight of each round's update broadcast, 0 where there was none.
+    Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
+    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none.
     """
 
     round_index: int
     server: Arrays
-    clients: Arrays
+    participants: IntArray
     last_round: IntArray
+    clients: Arrays
     update_bits: IntArray
     uplink_bits: int
     downlink_bits: int
@@ -94,14 +97,60 @@ class Runtime(Protocol):
         ...
 
 
+@dataclass
+class Progress:
+    """A run in the midst of its rounds: changes in place, unlike `RunState`, so that a round costs its cohort only."""
+
+    round_index: int
+    server: Arrays
+    population: Population
+    update_bits: list[int]
+    uplink_bits: int
+    downlink_bits: int
+    simulated_seconds: float
+
+    @classmethod
+    def of(cls, state: RunState, algorithm: Algorithm, task: Task) -> Progress:
+        """Go on from what was kept."""
+        population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
+        population.put(state.participants, state.clients)
+        population.last_round[state.participants] = state.last_round
+        return cls(
+            round_index=state.round_index,
+            server=state.server,
+            population=population,
+            update_bits=state.update_bits.tolist(),
+            uplink_bits=state.uplink_bits,
+            downlink_bits=state.downlink_bits,
+            simulated_seconds=state.simulated_seconds,
+        )
+
+    def snapshot(self) -> RunState:
+        """What has to be kept to go on from here."""
+        participants = self.population.participants()
+        return RunState(
+            round_index=self.round_index,
+            server=self.server,
+            participants=participants,
+            last_round=self.population.last_round[participants],
+            clients=self.population.take(participants),
+            update_bits=np.array(self.update_bits, dtype=np.int64),
+            uplink_bits=self.uplink_bits,
+            downlink_bits=self.downlink_bits,
+            simulated_seconds=self.simulated_seconds,
+        )
+
+
 def start(algorithm: Algorithm, task: Task) -> RunState:
     """The state before round 1."""
+    nobody = np.empty(0, dtype=np.int64)
     return RunState(
         round_index=0,
         server=algorithm.init(task),
-        clients=task.model.init_clients(task.data, task.seed),
-        last_round=np.zeros(task.data.n_users, dtype=np.int64),
-        update_bits=np.zeros(0, dtype=np.int64),
+        participants=nobody,
+        last_round=nobody,
+        clients={name: values[:0] for name, values in algorithm.init_clients(task).items()},
+        update_bits=nobody,
         uplink_bits=0,
         downlink_bits=0,
         simulated_seconds=0.0,
@@ -112,15 +161,18 @@ def rounds(
     plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, state: RunState
 ) -> Generator[Outcome, None, None]:
     """Play the rounds that `state` has not seen yet, one `Outcome` each."""
-    while state.round_index < plan.rounds:
+    progress = Progress.of(state, algorithm, task)
+    order = rotation(plan, task.data.n_clients)
+    while progress.round_index < plan.rounds:
         began = time.perf_counter()
         with one_thread():
-            state, record, ledger = play(plan, algorithm, task, executor, state)
+            record, ledger = play(plan, algorithm, task, executor, progress, order)
             metrics = {}
-            if due(state.round_index, plan.evaluate_every, plan.rounds):
-                metrics = evaluate(algorithm, task, state)
-        checkpoint = due(state.round_index, plan.checkpoint_every, plan.rounds)
-        yield Outcome(record, ledger, metrics, time.perf_counter() - began, state if checkpoint else None)
+            if due(progress.round_index, plan.evaluate_every, plan.rounds):
+                metrics = evaluate(algorithm, task, progress)
+        checkpoint = due(progress.round_index, plan.checkpoint_every, plan.rounds)
+        kept = progress.snapshot() if checkpoint else None
+        yield Outcome(record, ledger, metrics, time.perf_counter() - began, kept)
 
 
 def due(round_index: int, every: int, last: int) -> bool:
@@ -129,85 +181,70 @@ def due(round_index: int, every: int, last: int) -> bool:
 
 
 def play(
-    plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, state: RunState
-) -> tuple[RunState, RoundRecord, RoundLedger]:
+    plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, progress: Progress, order: IntArray
+) -> tuple[RoundRecord, RoundLedger]:
     """Play one round."""
-    round_index = state.round_index + 1
+    round_index = progress.round_index + 1
 
     # 1. Sample the cohort and cut it into chunks, whose size belongs to the experiment.
-    cohort = sample_cohort(plan, task.data.n_users, round_index)
-    chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, state.clients)
+    cohort = sample_cohort(plan, order, round_index)
+    chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population)
 
-    # 2. Broadcast, train, and fold the partial sums in the order of the chunks.
-    broadcast = algorithm.broadcast(state.server, task, round_index)
+    # 2. Broadcast, train, and fold what the chunks send in the order of the chunks.
+    broadcast = algorithm.broadcast(progress.server, task, round_index)
     results = executor.train(broadcast.arrays, chunks)
-    server = algorithm.step(state.server, broadcast.arrays, fold(results))
+    server = algorithm.step(progress.server, broadcast.arrays, algorithm.fold([result.partial for result in results]))
     if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
         raise RunFailed(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
             f"(now {getattr(task.training, 'learning_rate', 'unknown')}) and run again"
         )
 
-    # 3. Commit what the clients learnt, once.
-    clients = {name: values.copy() for name, values in state.clients.items()}
-    for result in results:
-        for name, values in result.state.items():
-            clients[name][result.ledger.client] = values
-
-    # 4. Weigh what was sent and let the virtual clock run.
-    update_bits = np.append(state.update_bits, broadcast.update.wire_bits() if broadcast.update else 0)
-    ledger = weigh(plan, task, state, broadcast, update_bits, results)
+    # 3. Weigh what was sent and let the virtual clock run.
+    progress.update_bits.append(broadcast.update.wire_bits() if broadcast.update else 0)
+    ledger = weigh(plan, task, progress, broadcast, results)
     seconds = plan.clock.round_seconds(ledger.seconds)
-    last_round = state.last_round.copy()
-    last_round[ledger.client] = round_index
-    state = RunState(
-        round_index=round_index,
-        server=server,
-        clients=clients,
-        last_round=last_round,
-        update_bits=update_bits,
-        uplink_bits=state.uplink_bits + int(ledger.uplink_bits.sum()),
-        downlink_bits=state.downlink_bits + int(ledger.downlink_bits.sum()),
-        simulated_seconds=state.simulated_seconds + seconds,
-    )
-    return state, summarise(state, ledger, seconds), ledger
+
+    # 4. Commit the round, once.
+    for result in results:
+        progress.population.put(result.ledger.client, result.state)
+    progress.population.last_round[ledger.client] = round_index
+    progress.round_index, progress.server = round_index, server
+    progress.uplink_bits += int(ledger.uplink_bits.sum())
+    progress.downlink_bits += int(ledger.downlink_bits.sum())
+    progress.simulated_seconds += seconds
+    return summarise(progress, ledger, seconds), ledger
 
 
-def sample_cohort(plan: Plan, n_clients: int, round_index: int) -> IntArray:
-    """The clients of a round, without repeats: a shuffled list rotated round by round, or a fresh draw."""
+def rotation(plan: Plan, n_clients: int) -> IntArray:
+    """The order in which round robin visits the clients, [U]."""
+    if plan.sampling == "uniform":
+        return np.arange(n_clients)
+    return generator(plan.seed, "cohort").permutation(n_clients)
+
+
+def sample_cohort(plan: Plan, order: IntArray, round_index: int) -> IntArray:
+    """The clients of a round, without repeats: the next in a shuffled order, or a fresh draw."""
+    n_clients = len(order)
     size = min(plan.clients_per_round, n_clients)
     if plan.sampling == "uniform":
         return generator(plan.seed, "cohort", round_index).choice(n_clients, size, replace=False)
-    order = generator(plan.seed, "cohort").permutation(n_clients)
     return order[((round_index - 1) * size + np.arange(size)) % n_clients]
 
 
-def cut(cohort: IntArray, examples: IntArray, chunk_size: int, round_index: int, state: Arrays) -> list[Chunk]:
+def cut(cohort: IntArray, examples: IntArray, chunk_size: int, round_index: int, population: Population) -> list[Chunk]:
     """Deal the cohort, largest clients first, into equal chunks of at most `chunk_size`, alike in work."""
     n_chunks = -(-len(cohort) // chunk_size)
     by_size = cohort[np.lexsort((cohort, -examples[cohort]))]
     parts = (np.sort(by_size[index::n_chunks]) for index in range(n_chunks))
-    return [
-        Chunk(round_index, index, part, {name: values[part] for name, values in state.items()})
-        for index, part in enumerate(parts)
-    ]
-
-
-def fold(results: list[ChunkResult]) -> Arrays:
-    """Add up the chunks' partial sums in their order, so that rounding does not depend on who was fast."""
-    total = {name: values.copy() for name, values in results[0].partial.items()}
-    for result in results[1:]:
-        for name, values in result.partial.items():
-            total[name] += values
-    return total
+    return [Chunk(round_index, index, part, population.take(part)) for index, part in enumerate(parts)]
 
 
 def weigh(
     plan: Plan,
     task: Task,
-    state: RunState,
+    progress: Progress,
     broadcast: Broadcast,
-    update_bits: IntArray,
     results: list[ChunkResult],
 ) -> RoundLedger:
     """What each client of the round received, computed and sent, in ascending order of clients."""
@@ -221,10 +258,11 @@ def weigh(
     client, examples, uplink_bits = client[order], column("examples"), column("uplink_bits")
     downlink_bits = np.full(len(client), broadcast.full.wire_bits())
     if broadcast.update is not None:
-        missed = state.last_round[client] if plan.downlink == "catch_up" else len(update_bits) - 1
-        sent_before = np.concatenate([[0], np.cumsum(update_bits)])
+        last_round = progress.population.last_round[client]
+        missed = last_round if plan.downlink == "catch_up" else len(progress.update_bits) - 1
+        sent_before = np.concatenate([[0], np.cumsum(progress.update_bits)])
         updates = sent_before[-1] - sent_before[missed]
-        follows = state.last_round[client] > 0 if plan.downlink == "catch_up" else np.array(True)
+        follows = last_round > 0 if plan.downlink == "catch_up" else np.array(True)
         downlink_bits = np.where(follows, np.minimum(updates, downlink_bits), downlink_bits)
     seconds = plan.clock.client_seconds(task.profiles.take(client), examples, downlink_bits, uplink_bits)
     return RoundLedger(
@@ -239,20 +277,21 @@ def weigh(
     )
 
 
-def summarise(state: RunState, ledger: RoundLedger, seconds: float) -> RoundRecord:
+def summarise(progress: Progress, ledger: RoundLedger, seconds: float) -> RoundRecord:
     """The round as one flat row."""
+    ranks = ledger.rank[ledger.rank != NO_RANK]
     return RoundRecord(
-        round=state.round_index,
+        round=progress.round_index,
         clients=len(ledger.client),
         delivered=int(ledger.delivered.sum()),
         loss=_mean(ledger.loss[ledger.delivered]),
-        mean_rank=_mean(ledger.rank),
+        mean_rank=_mean(ranks) if len(ranks) else None,
         uplink_bits=int(ledger.uplink_bits.sum()),
         downlink_bits=int(ledger.downlink_bits.sum()),
-        total_uplink_bits=state.uplink_bits,
-        total_downlink_bits=state.downlink_bits,
+        total_uplink_bits=progress.uplink_bits,
+        total_downlink_bits=progress.downlink_bits,
         round_simulated_seconds=seconds,
-        simulated_seconds=state.simulated_seconds,
+        simulated_seconds=progress.simulated_seconds,
     )
 
 
@@ -260,18 +299,19 @@ def _mean(values: IntArray | FloatArray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def evaluate(algorithm: Algorithm, task: Task, state: RunState) -> dict[str, float]:
+def evaluate(algorithm: Algorithm, task: Task, progress: Progress) -> dict[str, float]:
     """All metrics of both held-out splits, named `split.metric`."""
-    model = algorithm.final(state.server)
+    model, clients = algorithm.final(progress.server), progress.population.arrays
+    splits: tuple[Split, Split] = ("validation", "test")
     return {
         f"{split}.{name}": value
-        for split in ("validation", "test")
-        for name, value in task.model.evaluate(model, state.clients, task.data, split).items()
+        for split in splits
+        for name, value in task.model.evaluate(model, clients, task.data, split).items()
     }
 
 
 def model_sha256(algorithm: Algorithm, state: RunState) -> str:
-    """The sha256 of the global parameters and of all clients' private state."""
+    """The sha256 of the global parameters and of what the clients that took part keep."""
     hasher = hashlib.sha256()
     for owner, arrays in (("server", algorithm.final(state.server)), ("clients", state.clients)):
         for name in sorted(arrays):

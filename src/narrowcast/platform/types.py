@@ -102,6 +102,38 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class LocalTerms:
+    """What an algorithm adds to the clients' local steps.
+
+    `proximal` is mu of mu/2 ||y - x||^2. Shapes: correction [C, ...] for each parameter, added to every gradient;
+    epochs [C], where clients do less or more than the training says.
+    """
+
+    proximal: float = 0.0
+    correction: Arrays | None = None
+    epochs: IntArray | None = None
+
+
+@dataclass(frozen=True)
+class LocalUpdates:
+    """What a chunk's clients learnt: y - x for each parameter, before anything is sent.
+
+    Shapes: changes and state [C, ...] each, `state` being the model's private parameters; loss [C] over the last local
+    epoch; examples [C] trained in all epochs; steps [C] taken.
+    """
+
+    changes: Mapping[str, NDArray[np.float32]]
+    state: Arrays
+    loss: FloatArray
+    examples: IntArray
+    steps: IntArray
+
+
+NO_RANK = -1
+"""Stands in a ledger's `rank` where an update has none."""
+
+
+@dataclass(frozen=True)
 class ClientLedger:
     """What each client of a chunk sent, trained and lost in one round; all [C]."""
 
@@ -129,7 +161,7 @@ class RoundLedger:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What comes back from a chunk: a partial sum, the clients' new states and the ledger."""
+    """What comes back from a chunk: its part of the aggregate, the clients' new states and the ledger."""
 
     index: int
     partial: Arrays
@@ -142,14 +174,14 @@ class RoundRecord:
     """One row of `rounds.parquet`: a round as the driver saw it.
 
     `uplink_bits` and `downlink_bits` are of this round alone; those named `total_` add up since round 1.
-    `loss` is the mean over the delivered clients' last local epochs.
+    `loss` is the mean over the delivered clients' last local epochs; `mean_rank` is None where updates have no rank.
     """
 
     round: int
     clients: int
     delivered: int
     loss: float
-    mean_rank: float
+    mean_rank: float | None
     uplink_bits: int
     downlink_bits: int
     total_uplink_bits: int

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 
@@ -27,6 +29,14 @@ class MatrixFactorisation(BaseModel):
 
     kind: Literal["matrix_factorisation"] = "matrix_factorisation"
     embedding_dim: int = Field(64, ge=1, le=1024, description="d, the length of a user's and an item's vector")
+
+    def check(self, data: Dataset) -> None:
+        """Only interactions can be factorised."""
+        if not isinstance(data, Interactions):
+            raise UserError(
+                f"model.kind = {self.kind} needs interactions of users with items, {data.name} has labelled samples; "
+                "use another model or data set"
+            )
 
     def init_server(self, data: Interactions, seed: int) -> Arrays:
         """Draw Q."""

@@ -23,11 +23,8 @@ from narrowcast.platform.tracking import plots, units
 _COLOURS = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.ORANGE, plots.BLACK)
 _DASHES = ("-", "--", ":")
 _NUMBER_HEADERS = (
-    "rounds",
-    "test\nHR@10",
-    "test\nNDCG@10",
     "uplink",
-    "of full\nFedMF",
+    "of full\nmodel",
     "downlink",
     "simulated\ntime",
     "wall\ntime",
@@ -45,7 +42,7 @@ class Best(BaseModel):
 
 
 class RunResult(BaseModel):
-    """What is read of `result.json`; `full_uplink_bits` is what FedMF in fp32 would have sent instead."""
+    """What is read of `result.json`; `full_uplink_bits` is what the whole model in float32 would have weighed."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -134,16 +131,18 @@ class Comparison:
         ]
 
     def table(self) -> Table:
-        """One row a run, with the best HR@10 on each data set in bold."""
+        """One row a run, with the best accuracy on each data set in bold."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
         table.add_column("run", overflow="fold")
         for header in ("algorithm", "data"):
             table.add_column(header, no_wrap=True)
-        for header in _NUMBER_HEADERS:  # left to wrap: in a narrow terminal a number must not be cut
+        measured = self._measured()
+        headers = ["rounds", *(f"test\n{plots.METRICS[metric][0]}" for metric in measured), *_NUMBER_HEADERS]
+        for header in headers:  # left to wrap: in a narrow terminal a number must not be cut
             table.add_column(header, justify="right", overflow="fold")
         best: dict[str, float] = {}
         for run in self.runs:
-            best[run.result.data] = max(best.get(run.result.data, 0.0), _hit_rate(run))
+            best[run.result.data] = max(best.get(run.result.data, 0.0), _accuracy(run))
         for label, run in zip(self.labels(), self.runs, strict=True):
             result = run.result
             table.add_row(
@@ -151,11 +150,13 @@ class Comparison:
                 Text(result.algorithm),
                 Text(result.data),
                 str(result.rounds),
-                Text(
-                    units.format_percent(result.final.get("test.hr@10")),
-                    style="bold" if 0 < _hit_rate(run) == best[result.data] else "",
+                *(
+                    Text(
+                        units.format_percent(result.final.get(f"test.{metric}")),
+                        style="bold" if metric == _primary(run) and 0 < _accuracy(run) == best[result.data] else "",
+                    )
+                    for metric in measured
                 ),
-                units.format_percent(result.final.get("test.ndcg@10")),
                 units.format_bits(result.uplink_bits),
                 units.format_ratio(result.uplink_bits, result.full_uplink_bits),
                 units.format_bits(result.downlink_bits),
@@ -165,6 +166,11 @@ class Comparison:
         if len(best) > 1:
             table.caption = Text(f"Different data sets ({', '.join(best)}): accuracy compares only within one.")
         return table
+
+    def _measured(self) -> list[str]:
+        """The metrics that some run has, the first where none has any."""
+        known = list(plots.METRICS)
+        return [each for each in known if any(f"test.{each}" in run.result.final for run in self.runs)] or known[:1]
 
     def draw(self, path: Path) -> None:
         """Write the figure of the runs to a file, in the format that its suffix names."""
@@ -176,14 +182,16 @@ class Comparison:
         figure.savefig(path, dpi=150)
 
     def figure(self) -> Figure:
-        """Test HR@10 of each run against its cumulative uplink and against its simulated time."""
-        figure, panels = plots.new_figure("Test HR@10 against uplink and simulated time", panels=2)
+        """Test HR@10 or accuracy of each run against its cumulative uplink and against its simulated time."""
+        names = list(dict.fromkeys(plots.METRICS[_primary(run)][0] for run in self.runs))
+        shown = f"test {' and '.join(names)}"
+        figure, panels = plots.new_figure(f"{shown[0].upper()}{shown[1:]} against uplink and simulated time", panels=2)
         labels = self.labels()
         for cost, axes in zip((plots.UPLINK, plots.TIME), panels, strict=True):
-            curves = [plots.curve(run.history, cost, "test.hr@10") for run in self.runs]
+            curves = [plots.curve(run.history, cost, f"test.{_primary(run)}") for run in self.runs]
             spent = [x[-1] for x, _ in curves if len(x)]
             if not spent:
-                raise UserError("none of the runs measured test.hr@10; give at least one that was evaluated")
+                raise UserError(f"none of the runs measured {shown}; give at least one that was evaluated")
             logarithmic = cost is plots.UPLINK
             unit = units.axis_unit(cost.units, float(np.median(spent) if logarithmic else max(spent)))
             for index, (x, y) in enumerate(curves):
@@ -194,7 +202,7 @@ class Comparison:
                 plots.log_axis(axes, np.concatenate([x[x > 0] for x, _ in curves]) / unit.size)
             else:
                 axes.set_xlim(-0.02 * max(spent) / unit.size, 1.03 * max(spent) / unit.size or 1)
-            axes.set(xlabel=f"{cost.label} ({unit.symbol})", ylabel="test HR@10 (%)")
+            axes.set(xlabel=f"{cost.label} ({unit.symbol})", ylabel=f"{shown} (%)")
         columns = min(len(labels), max(1, _LEGEND_CHARACTERS // (max(map(len, labels)) + 8)))
         figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
         legend = figure.legend(
@@ -212,8 +220,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
     return Comparison(tuple(load_run(folder) for folder in folders))
 
 
-def _hit_rate(run: RunSummary) -> float:
-    return run.result.final.get("test.hr@10", 0.0)
+def _primary(run: RunSummary) -> str:
+    """The metric that a run is judged by: the first that it measured."""
+    return next((metric for metric in plots.METRICS if f"test.{metric}" in run.result.final), "hr@10")
+
+
+def _accuracy(run: RunSummary) -> float:
+    return run.result.final.get(f"test.{_primary(run)}", 0.0)
 
 
 def result_table(summary: RunSummary) -> Table:
@@ -231,7 +244,7 @@ def result_table(summary: RunSummary) -> Table:
                 table.add_row(f"{split} {label}", units.format_percent(result.final[name]) + beside)
     share = units.format_ratio(result.uplink_bits, result.full_uplink_bits)
     table.add_row("uplink", f"{units.format_bits(result.uplink_bits)} ({result.uplink_bits:,} bits)")
-    table.add_row("of full FedMF", f"{share} of {units.format_bits(result.full_uplink_bits)}")
+    table.add_row("of full model", f"{share} of {units.format_bits(result.full_uplink_bits)}")
     table.add_row("downlink", units.format_bits(result.downlink_bits))
     table.add_row("simulated time", units.format_seconds(result.simulated_seconds))
     table.add_row("wall time", units.format_seconds(result.wall_seconds))

@@ -46,7 +46,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from narrowcast.platform.checkpoint import write_atomically
-from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def open_run(
     name: str,
     params: Mapping[str, Any],
     tags: Mapping[str, str],
-    data: Interactions,
+    data: ClientData,
 ) -> tuple[str, str]:
     """Create the MLflow run with its params, tags and data set; its URI and run id."""
     uri = tracking.resolve(output)
@@ -185,14 +185,13 @@ def _experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> s
     return str(client.create_experiment(name, artifact_location=artifacts))
 
 
-def _dataset_input(data: Interactions) -> DatasetInput:
-    sizes = {"users": data.n_users, "items": data.n_items, "training_interactions": len(data.items)}
+def _dataset_input(data: ClientData) -> DatasetInput:
     dataset = Dataset(
         name=data.name,
         digest=data.digest[:32],
         source_type="local",
         source=json.dumps({"uri": data.source}),
-        profile=json.dumps(sizes),
+        profile=json.dumps(dict(data.sizes)),
     )
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])
 
@@ -202,7 +201,7 @@ def send_round(client: MlflowClient, run_id: str, row: Mapping[str, Any]) -> Non
     metrics = [
         Metric(metric_name(name), float(value), row["logged_at_ms"], row["round"])
         for name, value in row.items()
-        if name not in ("round", "logged_at_ms")
+        if name not in ("round", "logged_at_ms") and value is not None
     ]
     client.log_batch(run_id, metrics=metrics)
 

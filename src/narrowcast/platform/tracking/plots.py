@@ -18,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, Unit, axis_unit, format_percent
-from narrowcast.platform.types import BoolArray, FloatArray, IntArray
+from narrowcast.platform.types import NO_RANK, BoolArray, FloatArray, IntArray
 
 # Okabe and Ito's palette, less the yellow and the pale blue, which vanish on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK = (
@@ -29,7 +29,7 @@ BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK = (
     "#E69F00",
     "#000000",
 )
-METRICS = {"hr@10": ("HR@10", BLUE), "ndcg@10": ("NDCG@10", VERMILLION)}
+METRICS = {"hr@10": ("HR@10", BLUE), "ndcg@10": ("NDCG@10", VERMILLION), "accuracy": ("accuracy", GREEN)}
 _MOST_MARKERS, _MOST_RANK_LABELS = 40, 12
 
 
@@ -62,7 +62,7 @@ def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) ->
 
 
 def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
-    """HR@10 and NDCG@10 against a cost; None where no test metric was measured."""
+    """HR@10 and NDCG@10, or accuracy, against a cost; None where no test metric was measured."""
     figure, (axes,) = new_figure(title, panels=1)
     measured = [metric for metric in METRICS if len(curve(rounds, cost, f"test.{metric}")[0])]
     if not measured:
@@ -79,7 +79,7 @@ def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
         strong = axes.plot(x / unit.size, 100 * y, color=colour, linewidth=1.8)[0]
         strong.set(marker=marker(x), markersize=4, label=f"{label}, test")
         # HR@10 is never below NDCG@10, so labels on opposite sides of their points cannot meet.
-        side = (8, 2, "bottom") if metric == "hr@10" else (8, -2, "top")
+        side = (8, -2, "top") if metric == "ndcg@10" else (8, 2, "bottom")
         text = axes.annotate(
             format_percent(y[-1]), (x[-1] / unit.size, 100 * y[-1]), side[:2], textcoords="offset points"
         )
@@ -103,7 +103,7 @@ def client_figure(clients: pa.Table, title: str) -> Figure | None:
     bars.bar(np.arange(len(ranks)), shares, width=0.8, color=colours)
     bars.grid(axis="x", visible=False)
     shown = np.arange(0, len(ranks), math.ceil(len(ranks) / _MOST_RANK_LABELS))
-    bars.set_xticks(shown, [str(rank) for rank in ranks[shown]])
+    bars.set_xticks(shown, ["whole" if rank == NO_RANK else str(rank) for rank in ranks[shown]])
     for index in shown.tolist():
         share = f"{shares[index]:.1f}" if shares[index] >= 0.1 else "<0.1"
         bars.text(index, shares[index], share, ha="center", va="bottom", fontsize=8)
@@ -197,7 +197,8 @@ def running_mean(values: FloatArray, window: int) -> FloatArray:
 
 
 def rank_colours(ranks: IntArray) -> FloatArray:
-    """One RGBA colour for each ascending rank, dark to light, and vermillion for 0, which sends nothing."""
+    """One RGBA colour for each ascending rank, dark to light; vermillion for 0, which sends nothing, blue for none."""
     sending = colormaps["viridis"](np.linspace(0.1, 0.9, int((ranks > 0).sum())))
     silent = np.tile(to_rgba(VERMILLION), (int((ranks == 0).sum()), 1))
-    return np.concatenate([silent, sending])
+    whole = np.tile(to_rgba(BLUE), (int((ranks == NO_RANK).sum()), 1))
+    return np.concatenate([whole, silent, sending])

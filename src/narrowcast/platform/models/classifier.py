@@ -1,0 +1,102 @@
+"""What all neural classifiers share: named parameters from a seed, and accuracy on the held-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from narrowcast.platform.contracts import Dataset, Split
+from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import Arrays
+
+_SAMPLES_AT_ONCE = 1000
+
+
+class Classifier(BaseModel):
+    """A torch module that maps features [n, ...] to scores [n, classes], trained on the mean cross-entropy.
+
+    All its parameters are global. A subclass says how the module is built.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+    def module(self, data: Samples) -> nn.Module:
+        """The untrained module."""
+        raise NotImplementedError
+
+    def check(self, data: Dataset) -> None:
+        """Samples are needed, of a shape that the module takes, and no state besides the parameters."""
+        kind = getattr(self, "kind", "this model")
+        if not isinstance(data, Samples):
+            raise UserError(f"model.kind = {kind} classifies labelled samples; {data.name} has none, use another model")
+        module = self.module(data)
+        if buffers := [name for name, _ in module.named_buffers()]:
+            raise UserError(
+                f"model.kind = {kind} has state besides its parameters ({', '.join(buffers[:3])}), which clients would "
+                "have to share; replace batch norm by group norm or layer norm"
+            )
+        try:
+            with torch.no_grad():
+                scores = module(as_input(data.test.features[:2] if len(data.test) else data.train.features[:2]))
+        except (RuntimeError, IndexError, TypeError) as error:
+            shape = tuple(data.train.features.shape[1:])
+            reason = str(error).splitlines()[0]
+            raise UserError(f"model.kind = {kind} does not take features of shape {shape} ({reason})") from error
+        if scores.shape[1:] != (data.n_classes,):
+            raise UserError(f"model.kind = {kind} gives scores {tuple(scores.shape[1:])} for {data.n_classes} classes")
+
+    def init_server(self, data: Samples, seed: int) -> Arrays:
+        """The module's own initialisation, drawn from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator(seed, "model").integers(2**63)))
+            module = self.module(data)
+        return {name: values.detach().numpy().copy() for name, values in module.named_parameters()}
+
+    def init_clients(self, data: Samples, seed: int) -> Arrays:
+        """Nothing is private."""
+        del data, seed
+        return {}
+
+    def evaluate(self, server: Arrays, clients: Arrays, data: Samples, split: Split) -> Mapping[str, float]:
+        """Accuracy and mean cross-entropy on the server's samples."""
+        del clients
+        samples = data.test if split == "test" else data.validation
+        if not len(samples):
+            return {}
+        module = self.module(data)
+        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in server.items()})
+        module.eval()
+        labels = torch.from_numpy(samples.labels)
+        loss, right = 0.0, 0
+        with torch.no_grad():
+            for start in range(0, len(labels), _SAMPLES_AT_ONCE):
+                part = slice(start, start + _SAMPLES_AT_ONCE)
+                scores = module(as_input(samples.features[part]))
+                loss += float(nn.functional.cross_entropy(scores, labels[part], reduction="sum"))
+                right += int((scores.argmax(dim=1) == labels[part]).sum())
+        return {"accuracy": right / len(labels), "loss": loss / len(labels)}
+
+
+@lru_cache(maxsize=2)
+def skeleton(model: Classifier, data: Samples) -> nn.Module:
+    """The module without values, for calls that bring their own."""
+    with torch.device("meta"):
+        return model.module(data)
+
+
+def as_input(features: NDArray[Any]) -> Tensor:
+    """Features as a module takes them: bytes as floats from 0 to 1, floats and tokens as they are."""
+    tensor = torch.from_numpy(np.ascontiguousarray(features))
+    return tensor.to(torch.float32) / 255 if tensor.dtype == torch.uint8 else tensor

@@ -1,0 +1,147 @@
+"""The neural networks that federated papers train, and any other torch module by its import path."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from itertools import pairwise
+from math import prod
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.classifier import Classifier
+
+
+class Softmax(Classifier):
+    """Multinomial logistic regression."""
+
+    kind: Literal["softmax"] = "softmax"
+
+    def module(self, data: Samples) -> nn.Module:
+        """One linear layer."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(_n_features(data), data.n_classes))
+
+
+class MLP(Classifier):
+    """Fully connected layers with ReLU between them."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: tuple[int, ...] = Field((64,), description="widths of the hidden layers")
+
+    def module(self, data: Samples) -> nn.Module:
+        """Linear and ReLU in turn."""
+        widths = (_n_features(data), *self.hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], data.n_classes))
+
+
+class CNN(Classifier):
+    """Two 5 x 5 convolutions with 2 x 2 max-pooling, then one hidden layer, after LeNet-5.
+
+    Reference: LeCun et al., Gradient-Based Learning Applied to Document Recognition, Proc. IEEE 1998; McMahan et al.,
+    AISTATS 2017 use channels (32, 64) and 512 hidden units.
+    """
+
+    kind: Literal["cnn"] = "cnn"
+    channels: tuple[int, int] = (16, 32)
+    hidden: int = Field(128, ge=1)
+
+    def module(self, data: Samples) -> nn.Module:
+        """Convolutions, pooling, and two linear layers."""
+        depth, height, width = _image_shape(data)
+        first, second = self.channels
+        return nn.Sequential(
+            nn.Conv2d(depth, first, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(second * (height // 4) * (width // 4), self.hidden), nn.ReLU(),
+            nn.Linear(self.hidden, data.n_classes),
+        )  # fmt: skip
+
+
+class VGG9(Classifier):
+    """Six 3 x 3 convolutions and three linear layers, without batch norm.
+
+    Reference: the network that Wang et al., Federated Learning with Matched Averaging, ICLR 2020, train on CIFAR-10.
+    """
+
+    kind: Literal["vgg9"] = "vgg9"
+
+    def module(self, data: Samples) -> nn.Module:
+        """Convolutions in pairs, each pair followed by pooling."""
+        depth, height, width = _image_shape(data)
+        layers: list[nn.Module] = []
+        for before, after, pool in (
+            (depth, 32, False), (32, 64, True), (64, 128, False), (128, 128, True), (128, 256, False), (256, 256, True),
+        ):  # fmt: skip
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else [])]
+        flat = 256 * (height // 8) * (width // 8)
+        layers += [nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(512, data.n_classes))
+
+
+class _LastScores(nn.Module):
+    def __init__(self, n_tokens: int, embedding_dim: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(n_tokens, embedding_dim)
+        self.lstm = nn.LSTM(embedding_dim, hidden, layers, batch_first=True)
+        self.scores = nn.Linear(hidden, n_tokens)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of the next token, [n, tokens]."""
+        outputs, _ = self.lstm(self.embedding(tokens))
+        return self.scores(outputs[:, -1])
+
+
+class CharLSTM(Classifier):
+    """Predicts the next character of a window of characters.
+
+    Reference: McMahan et al., AISTATS 2017, and Caldas et al., LEAF, 2018: embedding 8, two layers of 256 units.
+    """
+
+    kind: Literal["char_lstm"] = "char_lstm"
+    embedding_dim: int = Field(8, ge=1)
+    hidden: int = Field(256, ge=1)
+    layers: int = Field(2, ge=1)
+
+    def module(self, data: Samples) -> nn.Module:
+        """Embedding, LSTM, and a linear layer on its last output."""
+        return _LastScores(data.n_classes, self.embedding_dim, self.hidden, self.layers)
+
+
+class TorchModule(Classifier):
+    """Any module of your own: `factory` is called with `arguments` and must return it.
+
+    Importing the factory runs its module's code, so name only code that you would run yourself.
+    """
+
+    kind: Literal["torch"] = "torch"
+    factory: str = Field(pattern=r"^[\w.]+:\w+$", description="import path, such as my_package.models:make")
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+    def module(self, data: Samples) -> nn.Module:
+        """Import the factory and call it."""
+        del data
+        path, name = self.factory.split(":")
+        try:
+            built = getattr(import_module(path), name)(**self.arguments)
+        except (ImportError, AttributeError, TypeError) as error:
+            raise UserError(f"model.factory = {self.factory} cannot be called: {error}") from error
+        if not isinstance(built, nn.Module):
+            raise UserError(f"model.factory = {self.factory} gave {type(built).__name__}; it must give a torch module")
+        return built
+
+
+def _n_features(data: Samples) -> int:
+    return prod(data.train.features.shape[1:])
+
+
+def _image_shape(data: Samples) -> tuple[int, int, int]:
+    shape = data.train.features.shape[1:]
+    if len(shape) != 3:
+        raise UserError(f"{data.name} has features of shape {shape}; a convolution needs [channels, height, width]")
+    return int(shape[0]), int(shape[1]), int(shape[2])

@@ -1,0 +1,55 @@
+"""What all clients keep between rounds: rows of a few large arrays, of which a round touches those of its cohort."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.platform.types import Arrays, IntArray
+
+MEMORY_LIMIT_BYTES = 4 * 2**30
+"""An array above this size lives in a sparse temporary file, whose untouched pages take no room."""
+
+
+@dataclass
+class Population:
+    """The private state of all clients, changed in place, one row at a time.
+
+    Shapes: arrays [U, ...] each; last_round [U], the last round in which a client took part, 0 for none.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    last_round: IntArray
+
+    @classmethod
+    def fresh(cls, initial: Arrays, n_clients: int) -> Population:
+        """Nobody has taken part yet; `initial` is not written to."""
+        return cls({name: _own(values) for name, values in initial.items()}, np.zeros(n_clients, dtype=np.int64))
+
+    def take(self, clients: IntArray) -> Arrays:
+        """The rows of some clients."""
+        return {name: values[clients] for name, values in self.arrays.items()}
+
+    def put(self, clients: IntArray, state: Arrays) -> None:
+        """Replace the rows of some clients."""
+        for name, values in state.items():
+            self.arrays[name][clients] = values
+
+    def participants(self) -> IntArray:
+        """The clients that have taken part so far; all others are as they were at the start."""
+        return np.flatnonzero(self.last_round)
+
+
+def _own(values: NDArray[Any]) -> NDArray[Any]:
+    """A writable copy; a broadcast zero becomes zeros of which only touched rows take memory."""
+    if values.size and not any(values.strides) and not values.flat[0]:
+        if values.nbytes > MEMORY_LIMIT_BYTES:
+            with tempfile.TemporaryFile(prefix="narrowcast-clients-") as file:
+                file.truncate(values.nbytes)
+                return np.memmap(file, dtype=values.dtype, mode="r+", shape=values.shape)
+        return np.zeros(values.shape, dtype=values.dtype)
+    return values.copy()
