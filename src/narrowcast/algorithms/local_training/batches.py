@@ -7,52 +7,28 @@ not depend on who else is in its chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
+from narrowcast.algorithms.local_training.schedule import draw_schedule
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.seeds import stream_keys, uniform_below, uniform_bits
+from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import BoolArray, IntArray
 
-
-class LocalTraining(BaseModel):
-    """How a client trains: SGD on the mean logistic loss of its items and of sampled negatives.
-
-    `negatives` are drawn anew for each participation and kept over its epochs. With `train_negatives: clean` a client
-    avoids only the items it trains on; `leaky` also avoids its held-out items and the 99 items it is ranked against,
-    and draws only from items that some user trains on, as the code released with CoLR (Nguyen et al., WWW 2024) does:
-    its published numbers need it, and it tells the model where the test items are.
-
-    Differs from the released code: 1. negatives are drawn independently, where the code draws groups of four
-    without repeats inside a group.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    learning_rate: float = Field(0.5, gt=0)
-    batch_size: int = Field(256, ge=1)
-    epochs: int = Field(2, ge=1)
-    weight_decay: float = Field(5e-4, ge=0)
-    negatives: int = Field(4, ge=0, description="sampled negatives per training item")
-    train_negatives: Literal["clean", "leaky"] = "clean"
+if TYPE_CHECKING:
+    from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 
 
 @dataclass(frozen=True)
 class ChunkBatches:
     """The batches of a chunk, step by step, as indices into the rows that its clients touch.
 
-    Clients stand in descending order of batches, so that those still training at a step are the first `active[step]`.
-
     Shapes:
-        order: [C] places in the chunk, in training order; all other client axes follow it.
+        order, active, valid, sizes, steps, first_of_last_epoch: as in `Schedule`.
         row_items: [R] item of each work row; rows of a client are contiguous, `row_starts` [C + 1] says where.
-        active: [T] clients that train at each step; step t holds batches `active[:t].sum()` onwards.
-        rows: [sum(active), batch_size] work row of each sample; R (one past the last) pads.
-        labels, valid: like rows; `sizes` [sum(active)] samples of each batch.
-        first_of_last_epoch: [C] step at which a client's last epoch begins.
-        samples: [C] samples of one epoch.
+        rows: [B, batch_size] work row of each sample; R (one past the last) pads.
+        labels: like rows; samples: [C] samples of one epoch.
     """
 
     order: IntArray
@@ -63,6 +39,7 @@ class ChunkBatches:
     labels: BoolArray
     valid: BoolArray
     sizes: IntArray
+    steps: IntArray
     first_of_last_epoch: IntArray
     samples: IntArray
 
@@ -89,7 +66,12 @@ def training_items(data: Interactions, clients: IntArray) -> IntArray:
 
 
 def draw_batches(
-    data: Interactions, clients: IntArray, training: LocalTraining, seed: int, round_index: int
+    data: Interactions,
+    clients: IntArray,
+    training: FactorisationSGD,
+    seed: int,
+    round_index: int,
+    epochs: IntArray | None = None,
 ) -> ChunkBatches:
     """Draw the batches of one participation of these clients; the same for the same client, seed and round."""
     examples = data.examples[clients]
@@ -98,10 +80,12 @@ def draw_batches(
     allowed_counts = data.n_items - known.sum(axis=1)
     drawn[allowed_counts == 0] = 0
     samples = examples + drawn
-    epoch_batches = -(-samples // training.batch_size)
-    order = np.argsort(-epoch_batches, kind="stable")
+    if epochs is None:
+        epochs = np.full(len(clients), training.epochs)
+    schedule = draw_schedule(samples, epochs, training.batch_size, stream_keys(seed, "shuffle", round_index, clients))
+    order = schedule.order
     clients, examples, drawn, samples = clients[order], examples[order], drawn[order], samples[order]
-    known, allowed_counts, epoch_batches = known[order], allowed_counts[order], epoch_batches[order]
+    known, allowed_counts = known[order], allowed_counts[order]
 
     # Negatives: index uniformly into the list of each client's allowed items.
     n_clients = len(clients)
@@ -115,8 +99,7 @@ def draw_batches(
     # Samples of a client: its own items, then its negatives; rows: its distinct items, ascending.
     starts = np.cumsum(samples) - samples
     owner = np.repeat(np.arange(n_clients), samples)
-    within = np.arange(len(owner)) - starts[owner]
-    positive = within < examples[owner]
+    positive = np.arange(len(owner)) - starts[owner] < examples[owner]
     sample_items = np.empty(len(owner), dtype=np.int64)
     sample_items[positive] = training_items(data, clients)
     sample_items[~positive] = negatives
@@ -126,39 +109,16 @@ def draw_batches(
     row_of_cell = np.cumsum(touched) - 1
     touched_cells = np.flatnonzero(touched)
     row_starts = np.searchsorted(touched_cells, np.arange(n_clients + 1) * data.n_items)
-    sample_rows = row_of_cell[cells]
-
-    # Steps: epoch e of a client takes its steps e * epoch_batches onwards; the tail batch of an epoch is kept.
-    total_steps = epoch_batches * training.epochs
-    n_steps = int(total_steps.max(initial=0))
-    active = np.searchsorted(-total_steps, -np.arange(n_steps), side="left")
-    step_starts = np.cumsum(active) - active
-    rows = np.full((int(active.sum()), training.batch_size), len(touched_cells), dtype=np.int64)
-    labels = np.zeros(rows.shape, dtype=bool)
-    valid = np.zeros(rows.shape, dtype=bool)
-    shuffle_keys = stream_keys(seed, "shuffle", round_index, clients)[owner]
-    for epoch in range(training.epochs):
-        shuffled = _shuffle_within(owner, uniform_bits(shuffle_keys, epoch * samples[owner] + within))
-        step = epoch * epoch_batches[owner] + within // training.batch_size
-        flat = (step_starts[step] + owner) * training.batch_size + within % training.batch_size
-        rows.ravel()[flat] = sample_rows[shuffled]
-        labels.ravel()[flat] = positive[shuffled]
-        valid.ravel()[flat] = True
     return ChunkBatches(
         order=order,
         row_items=touched_cells % data.n_items,
         row_starts=row_starts,
-        active=active,
-        rows=rows,
-        labels=labels,
-        valid=valid,
-        sizes=valid.sum(axis=1),
-        first_of_last_epoch=(training.epochs - 1) * epoch_batches,
+        active=schedule.active,
+        rows=np.append(row_of_cell[cells], len(touched_cells))[schedule.samples],
+        labels=np.append(positive, False)[schedule.samples],
+        valid=schedule.valid,
+        sizes=schedule.sizes,
+        steps=schedule.steps,
+        first_of_last_epoch=schedule.first_of_last_epoch,
         samples=samples,
     )
-
-
-def _shuffle_within(owner: IntArray, bits: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> IntArray:
-    """Places sorted by random bits inside each owner; ties cannot matter, they are as likely either way."""
-    owner_bits = max(1, int(owner.max(initial=0)).bit_length())
-    return np.argsort((owner.astype(np.uint64) << np.uint64(64 - owner_bits)) | (bits >> np.uint64(owner_bits)))

@@ -11,11 +11,15 @@ move by the batch mean, each distinct item row of the batch by its own gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from narrowcast.algorithms.local_training.batches import ChunkBatches, LocalTraining
+from narrowcast.algorithms.local_training.batches import ChunkBatches
+
+if TYPE_CHECKING:
+    from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,18 @@ def _steps(batches: ChunkBatches, like: Tensor) -> _Steps:
 
 
 def train_rows(
-    item_factors: Tensor, user_factors: Tensor, batches: ChunkBatches, training: LocalTraining
+    item_factors: Tensor,
+    user_factors: Tensor,
+    batches: ChunkBatches,
+    training: FactorisationSGD,
+    proximal: float = 0.0,
+    correction: Tensor | None = None,
 ) -> LocalResult:
     """Train whole item rows: q_i -= lr (g p + 2 wd q_i) per row, p -= lr (mean g x + 2 wd p).
 
-    Shapes: item_factors [N, d]; user_factors [C, d] in the order of `batches.order`.
+    With `proximal` or `correction`, all rows of a client also move by -lr (mu (q - q_0) + correction) in each step.
+
+    Shapes: item_factors [N, d]; user_factors [C, d] in the order of `batches.order`; correction [R, d].
     """
     steps = _steps(batches, item_factors)
     before = item_factors[torch.from_numpy(batches.row_items)]
@@ -66,8 +77,14 @@ def train_rows(
     decay = 2 * training.weight_decay
     shrink = 1 - training.learning_rate * decay
     scores = []
+    drift = None
     for rows, labels, padding, inverse_sizes in zip(*_fields(steps), strict=True):
         active = len(rows)
+        if proximal or correction is not None:
+            stop = int(batches.row_starts[active])
+            drift = proximal * (table[:stop] - before[:stop])
+            if correction is not None:
+                drift += correction[:stop]
         p = users[:active].clone()
         x = table.index_select(0, rows.view(-1)).view(*rows.shape, -1)
         z = torch.bmm(x, p.unsqueeze(2)).squeeze(2)
@@ -78,6 +95,8 @@ def train_rows(
         x = torch.baddbmm(x, g.unsqueeze(2), p.unsqueeze(1), beta=shrink, alpha=-training.learning_rate)
         table.index_copy_(0, rows.view(-1), x.view(-1, x.shape[2]))
         table[-1] = 0  # a diverged client leaves no NaN for the others' padding
+        if drift is not None:
+            table[: len(drift)].sub_(drift, alpha=training.learning_rate)
     return LocalResult(table[:-1] - before, users, _last_epoch_loss(scores, steps, batches))
 
 
@@ -88,7 +107,7 @@ def train_low_rank(
     components: Tensor,
     gradient_scale: float,
     batches: ChunkBatches,
-    training: LocalTraining,
+    training: FactorisationSGD,
 ) -> LocalResult:
     """Train A with x_i = q_i + A_i B, q_i and B frozen: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
 

@@ -1,0 +1,180 @@
+"""Local SGD of any torch module for all clients of a chunk: as one batched program, or client after client.
+
+Both take the same steps on the same batches. Batched, the parameters of the clients stand along a leading axis, which
+wins where a client's own work is small; client after client is what is left for modules that cannot be batched, and
+wins where convolutions leave nothing to batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from narrowcast.algorithms.local_training.batched_module import batched_forward
+from narrowcast.algorithms.local_training.schedule import Schedule
+from narrowcast.platform.data.samples import Labelled
+from narrowcast.platform.models.classifier import as_input
+from narrowcast.platform.types import FloatArray, IntArray
+
+Tensors = dict[str, Tensor]
+Rebuild = Callable[[Tensors], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a client steps: y -= lr v, v = momentum v + g + weight_decay y + correction, in the order of torch's SGD.
+
+    g is the gradient of the loss, times `gains` [C, ...], and of the proximal term, clipped to a norm; `correction` is
+    [C, ...]; `rebuild` makes the module's parameters from those that are trained.
+    """
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    proximal: float = 0.0
+    gains: Tensors = field(default_factory=dict)
+    correction: Tensors = field(default_factory=dict)
+    rebuild: Rebuild | None = None
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One step of the first `len(labels)` clients. Shapes: features [a, b, ...]; labels and valid [a, b]."""
+
+    features: Tensor
+    labels: Tensor
+    valid: Tensor
+
+
+def train_network(
+    module: nn.Module,
+    start: Tensors,
+    samples: Labelled,
+    own: IntArray,
+    schedule: Schedule,
+    steps: Steps,
+    *,
+    batched: bool,
+) -> tuple[Tensors, FloatArray]:
+    """Train every client from `start`; the change of each tensor [C, ...] and the mean loss of the last epoch [C].
+
+    `own` is the samples of the clients one after the other; all client axes are in the order of `schedule`.
+    """
+    module.train()
+    values = {name: tensor.expand(len(schedule.order), *tensor.shape).clone() for name, tensor in start.items()}
+    train = _train_batched if batched else _train_each
+    losses = train(module, start, values, samples, own, schedule, steps)
+    for name, tensor in values.items():
+        tensor.sub_(start[name])
+    last = np.repeat(np.arange(len(schedule.active)), schedule.active)
+    client = np.arange(len(last)) - np.repeat(np.cumsum(schedule.active) - schedule.active, schedule.active)
+    counted = np.where(last >= schedule.first_of_last_epoch[client], schedule.sizes, 0)
+    n_clients = len(schedule.order)
+    totals = np.bincount(client, weights=np.where(counted > 0, losses * counted, 0.0), minlength=n_clients)
+    return values, totals / np.maximum(np.bincount(client, weights=counted, minlength=n_clients), 1)
+
+
+def _train_batched(
+    module: nn.Module,
+    start: Tensors,
+    values: Tensors,
+    samples: Labelled,
+    own: IntArray,
+    schedule: Schedule,
+    steps: Steps,
+) -> FloatArray:
+    forward = batched_forward(module)
+    rebuild = vmap(steps.rebuild) if steps.rebuild else None
+    velocity: Tensors = {}
+    losses = []
+    for batch in _batches(samples, own, schedule):
+        now = {name: tensor[: len(batch.labels)].detach().requires_grad_() for name, tensor in values.items()}
+        parameters = rebuild(now) if rebuild else now
+        each = mean_entropy(forward(parameters, batch.features), batch.labels, batch.valid)
+        losses.append(each.detach())
+        objective = each.sum() + _decay_of_rebuilt(parameters, steps)
+        gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
+        named = dict(zip(now, gradients, strict=True))
+        _step(values, start, named, velocity, steps, slice(0, len(batch.labels)))
+    return torch.cat(losses).numpy().astype(np.float64) if losses else np.empty(0)
+
+
+def _train_each(
+    module: nn.Module,
+    start: Tensors,
+    values: Tensors,
+    samples: Labelled,
+    own: IntArray,
+    schedule: Schedule,
+    steps: Steps,
+) -> FloatArray:
+    step_starts = np.cumsum(schedule.active) - schedule.active
+    losses = torch.zeros(int(schedule.active.sum()))
+    for client, n_steps in enumerate(schedule.steps):
+        velocity: Tensors = {}
+        for step in range(n_steps):
+            batch = int(step_starts[step]) + client
+            picked = samples.take(own[schedule.samples[batch, : schedule.sizes[batch]]])
+            now = {name: tensor[client].detach().requires_grad_() for name, tensor in values.items()}
+            parameters = steps.rebuild(now) if steps.rebuild else now
+            scores = functional_call(module, dict(parameters), (as_input(picked.features),))
+            loss = nn.functional.cross_entropy(scores, torch.from_numpy(picked.labels))
+            losses[batch] = loss.detach()
+            objective = loss + _decay_of_rebuilt(parameters, steps)
+            gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
+            rows = {name: gradient.unsqueeze(0) for name, gradient in zip(now, gradients, strict=True)}
+            _step(values, start, rows, velocity, steps, slice(client, client + 1))
+    return losses.numpy().astype(np.float64)
+
+
+def mean_entropy(scores: Tensor, labels: Tensor, valid: Tensor) -> Tensor:
+    """The mean cross-entropy over each client's valid samples, [a]; scores [a, b, K], labels and valid [a, b]."""
+    entropy = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+    return entropy.view(labels.shape).masked_fill(~valid, 0.0).sum(dim=1) / valid.sum(dim=1)
+
+
+def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor | float:
+    """Weight decay as a term of the objective, where what decays is not itself trained."""
+    if not (steps.weight_decay and steps.rebuild):
+        return 0.0
+    return steps.weight_decay / 2 * torch.stack([values.square().sum() for values in parameters.values()]).sum()
+
+
+def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors, steps: Steps, rows: slice) -> None:
+    """Move some clients' rows by one step, in place."""
+    count = rows.stop - rows.start
+    for name, gradient in gradients.items():
+        if name in steps.gains:
+            gradient.mul_(steps.gains[name][rows])
+        if steps.proximal:
+            gradient.add_(values[name][rows] - start[name], alpha=steps.proximal)
+    if steps.clip_norm is not None:
+        squares = torch.stack([gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()])
+        scale = (steps.clip_norm / squares.sum(dim=0).sqrt().clamp(min=1e-12)).clamp(max=1.0)
+        for gradient in gradients.values():
+            gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
+    for name, gradient in gradients.items():
+        if steps.weight_decay and not steps.rebuild:
+            gradient.add_(values[name][rows], alpha=steps.weight_decay)
+        if name in steps.correction:
+            gradient.add_(steps.correction[name][rows])
+        if steps.momentum:
+            before = velocity.get(name)
+            velocity[name] = gradient if before is None else gradient.add_(before[:count], alpha=steps.momentum)
+        values[name][rows].sub_(gradient, alpha=steps.learning_rate)
+
+
+def _batches(samples: Labelled, own: IntArray, schedule: Schedule) -> Iterator[_Batch]:
+    """The batches of each step; padding repeats a sample that does not count."""
+    padded = np.append(own, own[:1])[schedule.samples]
+    stops = np.cumsum(schedule.active)
+    for start, stop in zip(stops - schedule.active, stops, strict=True):
+        picked = samples.take(padded[start:stop])
+        valid = torch.from_numpy(schedule.valid[start:stop])
+        yield _Batch(as_input(picked.features), torch.from_numpy(picked.labels), valid)

@@ -1,0 +1,72 @@
+"""Which samples every client of a chunk trains on at each step: shuffled epochs of batches, padded to one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from narrowcast.platform.seeds import Words, uniform_bits
+from narrowcast.platform.types import BoolArray, IntArray
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The batches of a chunk, step by step.
+
+    Clients stand in descending order of steps, so that those still training at a step are the first `active[step]`.
+
+    Shapes:
+        order: [C] places in the chunk, in training order; all other client axes follow it.
+        active: [T] clients that train at each step; step t holds batches `active[:t].sum()` onwards.
+        samples: [B, batch_size] place in the clients' samples, one client after the other; their number pads.
+        valid: like samples; sizes: [B] samples of each batch.
+        steps: [C] steps of each client; first_of_last_epoch: [C] step at which its last epoch begins.
+    """
+
+    order: IntArray
+    active: IntArray
+    samples: IntArray
+    valid: BoolArray
+    sizes: IntArray
+    steps: IntArray
+    first_of_last_epoch: IntArray
+
+
+def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> Schedule:
+    """Cut every epoch of every client into batches in an order drawn from the client's key; tail batches are kept.
+
+    Shapes: counts, epochs, keys [C].
+    """
+    epoch_steps = -(-counts // batch_size)
+    order = np.argsort(-epoch_steps * epochs, kind="stable")
+    counts, epochs, keys, epoch_steps = counts[order], epochs[order], keys[order], epoch_steps[order]
+    steps = epoch_steps * epochs
+    active = np.searchsorted(-steps, -np.arange(steps.max(initial=0)), side="left")
+    step_starts = np.cumsum(active) - active
+    n_samples = int(counts.sum())
+    samples = np.full((int(active.sum()), batch_size), n_samples, dtype=np.int64)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(n_samples) - np.repeat(np.cumsum(counts) - counts, counts)
+    for epoch in range(epochs.max(initial=0)):
+        shuffled = _shuffle_within(owner, uniform_bits(keys[owner], epoch * counts[owner] + within))
+        trains = epochs[owner] > epoch
+        step = epoch * epoch_steps[owner] + within // batch_size
+        row = step_starts[step[trains]] + owner[trains]
+        samples.ravel()[row * batch_size + within[trains] % batch_size] = shuffled[trains]
+    valid = samples < n_samples
+    return Schedule(
+        order=order,
+        active=active,
+        samples=samples,
+        valid=valid,
+        sizes=valid.sum(axis=1),
+        steps=steps,
+        first_of_last_epoch=steps - epoch_steps,
+    )
+
+
+def _shuffle_within(owner: IntArray, bits: Words) -> IntArray:
+    """Places sorted by random bits inside each owner; ties cannot matter, they are as likely either way."""
+    owner_bits = max(1, int(owner.max(initial=0)).bit_length())
+    return np.argsort((owner.astype(np.uint64) << np.uint64(64 - owner_bits)) | (bits >> np.uint64(owner_bits)))

@@ -1,0 +1,214 @@
+"""What each client of a chunk trains on, drawn by a compiled loop: the samples and shuffles of `draw_batches`.
+
+The same streams of `narrowcast.platform.seeds` give the same negatives and the same order, without the tables that a
+tensor program needs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.local_training.compiled import compiled, frozen, over_clients
+from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.seeds import stream_keys
+from narrowcast.platform.types import BoolArray, IntArray
+
+if TYPE_CHECKING:
+    from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+
+Words = NDArray[np.uint64]
+Places = NDArray[np.uint32]
+
+# SplitMix64, as in `narrowcast.platform.seeds`.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_11, _27, _30, _31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+
+
+class ChunkSamples(NamedTuple):
+    """The samples of a chunk's clients before they are shuffled into batches.
+
+    `order`, `row_items`, `row_starts` and `samples` are those of `ChunkBatches`; the client axis follows `order`.
+
+    Shapes:
+        positives: [C] training items among a client's samples; they come first.
+        sample_starts: [C] where a client's samples begin in `sample_rows`.
+        sample_rows: the row of each sample, counted from the first row of its client.
+        shuffle_keys: [C] keys of the streams that shuffle the epochs.
+    """
+
+    order: IntArray
+    row_items: IntArray
+    row_starts: IntArray
+    samples: IntArray
+    positives: IntArray
+    sample_starts: IntArray
+    sample_rows: Places
+    shuffle_keys: Words
+
+
+def draw_samples(
+    data: Interactions, clients: IntArray, training: FactorisationSGD, seed: int, round_index: int, threads: int = 1
+) -> ChunkSamples:
+    """Draw the samples of one participation of these clients; the same ones as `draw_batches`, in any company."""
+    leaky = training.train_negatives == "leaky"
+    positives = data.indptr[clients + 1] - data.indptr[clients]
+    most = positives * (1 + training.negatives) + 1  # one more than there can be, for writes that are not kept
+    starts = np.cumsum(most) - most
+    sample_rows = np.empty(int(most.sum()), dtype=np.uint32)
+    row_items = np.empty(len(sample_rows), dtype=np.int64)
+    samples, n_rows = np.empty_like(positives), np.empty_like(positives)
+    draw = partial(
+        _draw_clients,
+        frozen(clients, np.int64),
+        frozen(data.indptr, np.int64),
+        frozen(data.items, np.int64),
+        frozen(_held_out(data, clients) if leaky else np.empty((len(clients), 0)), np.int64),
+        frozen(_trained_items(data) if leaky else np.ones(data.n_items), np.bool_),
+        training.negatives,
+        stream_keys(seed, "negatives", round_index, clients),
+        starts,
+        sample_rows,
+        row_items,
+        samples,
+        n_rows,
+    )
+    over_clients(draw, positives, threads)
+    order = np.argsort(samples // -training.batch_size, kind="stable")  # most batches first
+    return ChunkSamples(
+        order=order,
+        row_items=np.concatenate([row_items[starts[place] : starts[place] + n_rows[place]] for place in order]),
+        row_starts=np.concatenate([[0], np.cumsum(n_rows[order])]),
+        samples=samples[order],
+        positives=positives[order],
+        sample_starts=starts[order],
+        sample_rows=sample_rows,
+        shuffle_keys=stream_keys(seed, "shuffle", round_index, clients[order]),
+    )
+
+
+def _held_out(data: Interactions, clients: IntArray) -> IntArray:
+    """The items on which each client is evaluated, [C, 101]; the test item stands in for a missing validation item."""
+    test, validation = data.test[clients], data.validation[clients]
+    return np.column_stack([data.negatives[clients], test, np.where(validation >= 0, validation, test)])
+
+
+_TRAINED: dict[int, BoolArray] = {}
+
+
+def _trained_items(data: Interactions) -> BoolArray:
+    """The items that some user trains on, [N]; found once for each data set."""
+    if id(data) not in _TRAINED:
+        _TRAINED[id(data)] = np.bincount(data.items, minlength=data.n_items) > 0
+        weakref.finalize(data, _TRAINED.pop, id(data))
+    return _TRAINED[id(data)]
+
+
+@compiled(inline=True)
+def _mix(word: np.uint64) -> np.uint64:
+    word = (word ^ (word >> _30)) * _MIX_1
+    word = (word ^ (word >> _27)) * _MIX_2
+    return word ^ (word >> _31)
+
+
+@compiled()
+def _draw_clients(
+    clients: IntArray,
+    indptr: IntArray,
+    items: IntArray,
+    held_out: IntArray,
+    anyone_trains: BoolArray,
+    negatives: int,
+    keys: Words,
+    starts: IntArray,
+    sample_rows: Places,
+    row_items: IntArray,
+    samples: IntArray,
+    n_rows: IntArray,
+    places: IntArray,
+) -> None:
+    """Draw the samples of the clients at these places of the chunk and number the rows that they touch."""
+    n_items = len(anyone_trains)
+    allowed, touched = np.empty(n_items, dtype=np.bool_), np.empty(n_items, dtype=np.bool_)
+    choices, row_of = np.empty(n_items + 1, dtype=np.uint32), np.empty(n_items, dtype=np.uint32)
+    for place in places:
+        own = items[indptr[clients[place]] : indptr[clients[place] + 1]]
+        sampled = sample_rows[starts[place] :]
+        rows = row_items[starts[place] :]
+        for item in range(n_items):
+            allowed[item] = anyone_trains[item]
+            touched[item] = False
+        for index in range(len(own)):
+            allowed[own[index]] = False
+            touched[own[index]] = True
+            sampled[index] = own[index]
+        for item in held_out[place]:
+            allowed[item] = False
+
+        # The list of allowed items, and of touched ones below: written always, kept where the flag is set.
+        n_allowed = 0
+        for item in range(n_items):
+            choices[n_allowed] = item
+            n_allowed += allowed[item]
+        drawn = len(own) * negatives if n_allowed else 0
+        for index in range(drawn):
+            unit = np.float64(_mix(keys[place] + np.uint64(index + 1) * _GOLDEN) >> _11) * 2.0**-53
+            item = choices[np.int64(unit * n_allowed)]
+            sampled[len(own) + index] = item
+            touched[item] = True
+
+        n_touched = 0
+        for item in range(n_items):
+            rows[n_touched] = item
+            row_of[item] = n_touched
+            n_touched += touched[item]
+        samples[place] = len(own) + drawn
+        n_rows[place] = n_touched
+        for index in range(len(own) + drawn):
+            sampled[index] = row_of[sampled[index]]
+
+
+@compiled(inline=True)
+def shuffle(key: np.uint64, epoch: int, n_samples: int, words: Words, shuffled: Words, heads: Places) -> np.uint64:
+    """Sort the places 0..n-1 by the random bits of an epoch, into the low bits of `shuffled`; returns their mask.
+
+    The lowest bits of each word make room for the place; words that agree in all others keep the order of places.
+    Random bits fall evenly into as many buckets as there are words, so few are left to sort inside a bucket.
+
+    Shapes: words, shuffled [n]; heads [2 n + 2], scratch like `words`.
+    """
+    place_bits = 1
+    while (1 << place_bits) < n_samples:
+        place_bits += 1
+    n_buckets = 1 << place_bits
+    mask = np.uint64(n_buckets - 1)
+    shift = np.uint64(64 - place_bits)
+    for place in range(n_samples):
+        word = _mix(key + np.uint64(epoch * n_samples + place + 1) * _GOLDEN)
+        words[place] = (word & ~mask) | np.uint64(place)
+    heads[:n_buckets] = 0
+    for place in range(n_samples):
+        heads[words[place] >> shift] += np.uint32(1)
+    head = np.uint32(0)
+    for bucket in range(n_buckets):
+        count = heads[bucket]
+        heads[bucket] = head
+        head += count
+    for place in range(n_samples):
+        bucket = words[place] >> shift
+        shuffled[heads[bucket]] = words[place]
+        heads[bucket] += np.uint32(1)
+    for place in range(1, n_samples):
+        word = shuffled[place]
+        before = place
+        while before > 0 and shuffled[before - 1] > word:
+            shuffled[before] = shuffled[before - 1]
+            before -= 1
+        shuffled[before] = word
+    return mask
