@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from narrowcast.algorithms.local_training.batches import ChunkBatches, LocalTraining
+from narrowcast.algorithms.local_training.batches import ChunkBatches
+from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.cluster.fleet import Tiers
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
@@ -62,7 +63,7 @@ def client_batches(batches: ChunkBatches) -> list[list[Batch]]:
 
 
 def train_one(
-    item_factors: Tensor, p: Tensor, steps: list[Batch], training: LocalTraining, basis: Tensor | None, mask: Tensor
+    item_factors: Tensor, p: Tensor, steps: list[Batch], training: FactorisationSGD, basis: Tensor | None, mask: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """Train one client; returns its item change [N, d] or A [N, r], its user factors [d] and its last epoch's loss."""
     n_items = len(item_factors)
@@ -94,7 +95,7 @@ def train_cohort(
     item_factors: Array,
     user_factors: Array,
     batches: ChunkBatches,
-    training: LocalTraining,
+    training: FactorisationSGD,
     low_rank: LowRankPart | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Trained:
@@ -156,4 +157,4 @@ def make_task(
             profiles.client, profiles.examples, uplink, profiles.downlink_bits_per_second, profiles.compute_speed
         )
     model = MatrixFactorisation(embedding_dim=dimension)
-    return Task(data, profiles, model, LocalTraining(**{"batch_size": 16, **training}), seed)
+    return Task(data, profiles, model, FactorisationSGD(**{"batch_size": 16, **training}), seed)

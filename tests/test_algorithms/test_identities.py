@@ -15,8 +15,9 @@ from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.rounds import Plan, RunState, cut, fold, model_sha256, rounds, start
-from narrowcast.platform.types import ChunkResult
+from narrowcast.platform.population import Population
+from narrowcast.platform.rounds import Plan, RunState, cut, model_sha256, rounds, start
+from narrowcast.platform.types import Arrays, ChunkResult
 
 EXAMPLES = [3, 20, 1, 11, 8, 30, 2, 15, 15, 6]
 EVERYTHING = BandwidthRank(upload_seconds=1e9)
@@ -31,8 +32,12 @@ def run(algorithm: Algorithm, task: Task, *, n_rounds: int = 1, clients: int = 1
 
 def train(algorithm: Algorithm, task: Task, cohort: Array, chunk_size: int = 4) -> list[ChunkResult]:
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
-    users = task.model.init_clients(task.data, task.seed)
-    return InProcess(algorithm, task).train(broadcast, cut(cohort, task.data.examples, chunk_size, 1, users))
+    population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
+    return InProcess(algorithm, task).train(broadcast, cut(cohort, task.data.examples, chunk_size, 1, population))
+
+
+def fold(results: list[ChunkResult]) -> Arrays:
+    return FedMF().fold([result.partial for result in results])
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 5e-4, 0.05])
@@ -177,7 +182,7 @@ def test_extreme_sizes_run(algorithm: Algorithm, n_users: int, clients: int, n_r
     task = make_task(synthetic(EXAMPLES[:n_users]))
     state = run(algorithm, task, n_rounds=n_rounds, clients=clients, chunk_size=chunk_size)
     assert state.round_index == n_rounds
-    assert (state.last_round > 0).sum() == min(n_users, clients * n_rounds)
+    assert len(state.participants) == min(n_users, clients * n_rounds)
     assert np.isfinite(state.server[ITEM_FACTORS]).all()
 
 
@@ -227,7 +232,8 @@ def test_cut_deals_every_client_once_into_chunks_alike_in_work() -> None:
     random = np.random.default_rng(0)
     examples = random.integers(1, 500, 97)
     cohort = random.permutation(97)[:61]
-    chunks = cut(cohort, examples, 20, 5, {USER_FACTORS: np.arange(97)[:, None]})
+    population = Population.fresh({USER_FACTORS: np.arange(97)[:, None]}, 97)
+    chunks = cut(cohort, examples, 20, 5, population)
     assert sorted(np.concatenate([chunk.clients for chunk in chunks])) == sorted(cohort)
     assert [len(chunk.clients) for chunk in chunks] == [16, 15, 15, 15]
     work = [examples[chunk.clients].sum() for chunk in chunks]

@@ -22,8 +22,9 @@ from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
-from narrowcast.algorithms.local_training.batches import LocalTraining, draw_batches
+from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
+from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.movielens import MovieLens100K
@@ -185,7 +186,7 @@ def test_a_diverged_client_leaves_the_others_of_its_chunk_alone(bad: int, name: 
 
 @pytest.mark.parametrize("train_negatives", ["clean", "leaky"])
 def test_batches_do_not_depend_on_company(train_negatives: str) -> None:
-    training = LocalTraining(batch_size=32, train_negatives=train_negatives)
+    training = FactorisationSGD(batch_size=32, train_negatives=train_negatives)
     clients = np.sort(np.random.default_rng(1).choice(943, 40, replace=False))
     together = client_batches(draw_batches(ml_100k(), clients, training, seed=5, round_index=9))
     for client, steps in zip(clients, together, strict=True):
@@ -198,7 +199,7 @@ def test_batches_do_not_depend_on_company(train_negatives: str) -> None:
 
 @pytest.mark.parametrize(("batch_size", "epochs", "negatives"), [(7, 3, 4), (64, 2, 1), (256, 1, 4), (16, 2, 0)])
 def test_each_epoch_visits_each_sample_once(batch_size: int, epochs: int, negatives: int) -> None:
-    training = LocalTraining(batch_size=batch_size, epochs=epochs, negatives=negatives)
+    training = FactorisationSGD(batch_size=batch_size, epochs=epochs, negatives=negatives)
     data, clients = ml_100k(), np.array([3, 12, 500, 942])
     batches = draw_batches(data, clients, training, seed=1, round_index=2)
     for client, steps in zip(clients, client_batches(batches), strict=True):
@@ -217,7 +218,7 @@ def test_each_epoch_visits_each_sample_once(batch_size: int, epochs: int, negati
     assert np.array_equal(batches.samples, data.examples[clients[batches.order]] * (1 + negatives))
 
 
-def negatives_of(data: Interactions, training: LocalTraining, round_index: int) -> list[Array]:
+def negatives_of(data: Interactions, training: FactorisationSGD, round_index: int) -> list[Array]:
     steps = client_batches(draw_batches(data, np.arange(data.n_users), training, seed=3, round_index=round_index))
     return [np.concatenate([items[~labels] for items, labels in each]) for each in steps]
 
@@ -225,7 +226,7 @@ def negatives_of(data: Interactions, training: LocalTraining, round_index: int) 
 @pytest.mark.parametrize("train_negatives", ["clean", "leaky"])
 def test_what_is_never_a_negative(train_negatives: str) -> None:
     data = synthetic([5, 30, 12, 140], n_items=150, n_negatives=20)
-    training = LocalTraining(epochs=1, negatives=40, train_negatives=train_negatives)
+    training = FactorisationSGD(epochs=1, negatives=40, train_negatives=train_negatives)
     for user, drawn in enumerate(negatives_of(data, training, 1)):
         own = set(data.items[data.indptr[user] : data.indptr[user + 1]])
         held_out = {data.test[user], data.validation[user], *data.negatives[user]}
@@ -245,7 +246,7 @@ def chi_square_deviations(counts: Array) -> float:
 
 def test_negatives_are_uniform_over_the_allowed_items() -> None:
     data = synthetic([10, 10, 10], n_items=60)
-    training = LocalTraining(epochs=1, negatives=2000)
+    training = FactorisationSGD(epochs=1, negatives=2000)
     for user, drawn in enumerate(negatives_of(data, training, 1)):
         counts = np.bincount(drawn, minlength=60)
         allowed = np.setdiff1d(np.arange(60), data.items[10 * user : 10 * user + 10])
@@ -256,7 +257,7 @@ def test_negatives_are_uniform_over_the_allowed_items() -> None:
 
 def test_shuffles_are_uniform() -> None:
     data = synthetic([4], n_items=60)
-    training = LocalTraining(epochs=1, negatives=4, batch_size=256)
+    training = FactorisationSGD(epochs=1, negatives=4, batch_size=256)
     counts = np.zeros(20)
     for round_index in range(1, 1001):
         ((_, labels),) = client_batches(draw_batches(data, np.array([0]), training, 0, round_index))[0]
@@ -266,7 +267,7 @@ def test_shuffles_are_uniform() -> None:
 
 
 def test_negatives_differ_between_rounds_and_stay_over_the_epochs() -> None:
-    data, training = synthetic([20, 20]), LocalTraining(epochs=2)
+    data, training = synthetic([20, 20]), FactorisationSGD(epochs=2)
     first, again, other = (negatives_of(data, training, round_index) for round_index in (1, 1, 2))
     assert np.array_equal(first[0], again[0])
     assert sorted(first[0]) != sorted(other[0])

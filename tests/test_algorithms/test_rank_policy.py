@@ -9,7 +9,7 @@ from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.rounds import Plan, play, start
+from narrowcast.platform.rounds import Plan, rounds, start
 from narrowcast.platform.types import Chunk, ChunkResult, Profiles
 
 RANK = 8
@@ -115,9 +115,11 @@ def test_a_round_in_which_nobody_affords_anything_leaves_the_model_alone() -> No
     task = make_task(data, uplink=np.full(4, 50.0))
     algorithm = SCoLR(rank_policy=BandwidthRank())
     before = start(algorithm, task)
-    after, record, ledger = play(Plan(chunk_size=2), algorithm, task, InProcess(algorithm, task), before)
+    (outcome,) = rounds(Plan(rounds=1, chunk_size=2), algorithm, task, InProcess(algorithm, task), before)
+    after, record, ledger = outcome.state, outcome.record, outcome.ledger
+    assert after is not None
     assert (record.delivered, record.uplink_bits, record.mean_rank) == (0, 0, 0.0)
     assert not ledger.delivered.any()
     assert np.array_equal(after.server[ITEM_FACTORS], before.server[ITEM_FACTORS])
-    assert (after.clients[USER_FACTORS] != before.clients[USER_FACTORS]).any(axis=1).all()
+    assert (after.clients[USER_FACTORS] != algorithm.init_clients(task)[USER_FACTORS]).any(axis=1).all()
     assert not mean_change({"sum": np.zeros((3, 2)), "weight": np.zeros((3, 1))}).any()

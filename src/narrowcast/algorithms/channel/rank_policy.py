@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.kinds import KIND_ALONE
+from narrowcast.platform.kinds import kind_alone
 from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import IntArray, Profiles
 
@@ -47,4 +47,4 @@ class BandwidthRank(BaseModel):
         return (bits_at_rank[:, 1:] <= budget[:, None]).sum(axis=1)
 
 
-RankPolicy = Annotated[UniformRank | BandwidthRank, Field(discriminator="kind"), KIND_ALONE]
+RankPolicy = Annotated[UniformRank | BandwidthRank, Field(discriminator="kind"), kind_alone("uniform")]

@@ -6,26 +6,36 @@ Training, WWW 2024 (arXiv:2401.03748), section 4.3 and Algorithm 1. Letters: Q [
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
-from narrowcast.algorithms.federated.row_updates import Aggregation, changed_rows, finish_chunk, mean_change
-from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
-from narrowcast.algorithms.local_training.factorisation import train_low_rank
+from narrowcast.algorithms.federated.basis import BasisKind, basis_seed, draw_basis
+from narrowcast.algorithms.federated.low_rank_network import (
+    broadcast_network,
+    final_network,
+    init_network,
+    step_network,
+    train_network_components,
+)
+from narrowcast.algorithms.federated.row_updates import (
+    Aggregation,
+    changed_rows,
+    client_factors,
+    finish_chunk,
+    mean_change,
+)
+from narrowcast.algorithms.federated.sums import add_up
+from narrowcast.algorithms.local_training.fused import train_low_rank_fused
+from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.seeds import generator
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult
-
-BasisKind = Literal["orthonormal", "gaussian"]
-"""`orthonormal`: orthogonal rows of norm sqrt(d / r), the polar factor of a Gaussian matrix, as the released code draws
-it; `gaussian`: entries N(0, 1/r), as the paper's theory has it."""
 
 _BASIS, _UPDATE, _CHANGED = "basis", "update", "changed_rows"
 
@@ -41,8 +51,10 @@ class LowRank(BaseModel):
     rows: RowLayout = "touched"
 
     def check(self, task: Task) -> None:
-        """The rank must not exceed the embedding dimension."""
-        dimension = task.model.init_server(task.data, task.seed)[ITEM_FACTORS].shape[1]
+        """The rank must not exceed the embedding dimension; a network's smaller weights take what they can."""
+        if not isinstance(task.model, MatrixFactorisation):
+            return
+        dimension = task.model.embedding_dim
         if self.rank > dimension:
             raise UserError(
                 f"algorithm.rank = {self.rank} is above model.embedding_dim = {dimension}; "
@@ -52,17 +64,25 @@ class LowRank(BaseModel):
     def init(self, task: Task) -> Arrays:
         """Q, and the low-rank change that the last round made to it."""
         server = task.model.init_server(task.data, task.seed)
+        if ITEM_FACTORS not in server:
+            return init_network(server, self.rank)
         n_items = task.data.n_items
         update = np.zeros((n_items, self.rank), dtype=np.float32)
         return {**server, _UPDATE: update, _CHANGED: np.zeros(n_items, dtype=bool)}
 
+    def init_clients(self, task: Task) -> Arrays:
+        """The user factors P."""
+        return task.model.init_clients(task.data, task.seed)
+
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Q for a newcomer; the last round's A and the seed of its B for a client that holds the rest."""
+        seed = basis_seed(task.seed, round_index)
+        if ITEM_FACTORS not in server:
+            return broadcast_network(server, self.rank, self.basis, seed, first=round_index == 1)
         item_factors = np.asarray(server[ITEM_FACTORS])
         n_items, dimension = item_factors.shape
         changed = np.flatnonzero(server[_CHANGED])
         update = np.asarray(server[_UPDATE])[changed]
-        seed = basis_seed(task.seed, round_index)
         return Broadcast(
             {
                 ITEM_FACTORS: item_factors,
@@ -72,16 +92,22 @@ class LowRank(BaseModel):
             update=RowsPayload(n_items, changed, update, self.rows, mask=False, seed=seed) if round_index > 1 else None,
         )
 
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """The sum over all chunks."""
+        return add_up(partials)
+
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """A = mean of the clients' A; Q += A B."""
+        if ITEM_FACTORS not in server:
+            return step_network(server, broadcast, total, self.rank)
         update = mean_change(total)
         change = torch.from_numpy(update) @ torch.from_numpy(np.array(broadcast[_BASIS]))
         item_factors = np.asarray(server[ITEM_FACTORS]) + change.numpy()
         return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: changed_rows(total)}
 
     def final(self, server: Arrays) -> Arrays:
-        """Q."""
-        return {ITEM_FACTORS: server[ITEM_FACTORS]}
+        """Q, or the network's parameters."""
+        return {ITEM_FACTORS: server[ITEM_FACTORS]} if ITEM_FACTORS in server else final_network(server)
 
 
 class CoLR(LowRank):
@@ -96,9 +122,12 @@ class CoLR(LowRank):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the chunk's clients on all components."""
-        batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        if ITEM_FACTORS not in broadcast:
+            ranks = np.full(len(chunk.clients), self.rank)
+            return train_network_components(self, broadcast, chunk, task, ranks)
+        samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         components = np.ones((len(chunk.clients), self.rank), dtype=bool)
-        return train_components(self, broadcast, chunk, task, batches, components)
+        return train_components(self, broadcast, chunk, task, samples, components)
 
 
 def train_components(
@@ -106,35 +135,23 @@ def train_components(
     broadcast: Arrays,
     chunk: Chunk,
     task: Task,
-    batches: ChunkBatches,
+    samples: ChunkSamples,
     components: BoolArray,
 ) -> ChunkResult:
-    """Train each client's own components of A; `components` [C, r] is in the order of `batches.order`.
+    """Train each client's own components of A; `components` [C, r] is in the order of `samples.order`.
 
     The gradient of A is scaled by sqrt(r/d) (section 5.1).
     """
-    basis = torch.from_numpy(np.array(broadcast[_BASIS]))
-    result = train_low_rank(
-        torch.from_numpy(np.array(broadcast[ITEM_FACTORS])),
-        torch.from_numpy(np.asarray(chunk.state[USER_FACTORS])[batches.order]),
+    basis = np.asarray(broadcast[_BASIS])
+    examples = task.data.examples[chunk.clients[samples.order]]
+    result = train_low_rank_fused(
+        np.asarray(broadcast[ITEM_FACTORS]),
+        np.asarray(chunk.state[USER_FACTORS])[samples.order],
         basis,
-        torch.from_numpy(components).to(basis),
+        components,
         (basis.shape[0] / basis.shape[1]) ** 0.5,
-        batches,
+        samples,
         task.training,
+        client_factors(algorithm.aggregation, examples, components),
     )
-    return finish_chunk(task, chunk, batches, result, components, algorithm.aggregation, algorithm.rows)
-
-
-def basis_seed(seed: int, round_index: int) -> int:
-    """The 64-bit seed that the server sends for the basis of a round."""
-    return int(generator(seed, "basis", round_index).integers(2**64, dtype=np.uint64))
-
-
-def draw_basis(kind: BasisKind, rank: int, dimension: int, seed: int) -> NDArray[np.float32]:
-    """B [r, d] from its seed; E[B^T B] = I for both kinds."""
-    gaussian = generator(seed, kind).standard_normal((rank, dimension))
-    if kind == "gaussian":
-        return (gaussian / rank**0.5).astype(np.float32)
-    left, _, right = np.linalg.svd(gaussian, full_matrices=False)
-    return np.ascontiguousarray(left @ right * (dimension / rank) ** 0.5, dtype=np.float32)
+    return finish_chunk(task, chunk, samples, result, components, algorithm.aggregation, algorithm.rows)

@@ -6,16 +6,24 @@ Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
-from narrowcast.algorithms.federated.row_updates import Aggregation, changed_rows, finish_chunk, mean_change
-from narrowcast.algorithms.local_training.batches import draw_batches
-from narrowcast.algorithms.local_training.factorisation import train_rows
+from narrowcast.algorithms.federated.row_updates import (
+    Aggregation,
+    changed_rows,
+    client_factors,
+    finish_chunk,
+    mean_change,
+    only_factorisation,
+)
+from narrowcast.algorithms.federated.sums import add_up
+from narrowcast.algorithms.local_training.fused import train_rows_fused
+from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -37,12 +45,17 @@ class FedMF(BaseModel):
     rows: RowLayout = "touched"
 
     def check(self, task: Task) -> None:
-        """Every dimension fits."""
+        """Only matrix factorisation has rows to send."""
+        only_factorisation(self.kind, task)
 
     def init(self, task: Task) -> Arrays:
         """Q, and which of its rows the last round changed."""
         server = task.model.init_server(task.data, task.seed)
         return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool)}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """The user factors P."""
+        return task.model.init_clients(task.data, task.seed)
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Q, or its changed rows for a client that holds the last round's."""
@@ -55,12 +68,16 @@ class FedMF(BaseModel):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the chunk's clients on whole rows."""
-        batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
-        user_factors = np.asarray(chunk.state[USER_FACTORS])[batches.order]
-        item_factors = np.array(broadcast[ITEM_FACTORS])
-        result = train_rows(torch.from_numpy(item_factors), torch.from_numpy(user_factors), batches, task.training)
+        samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
         every_column = np.ones(user_factors.shape, dtype=bool)
-        return finish_chunk(task, chunk, batches, result, every_column, self.aggregation, self.rows)
+        factors = client_factors(self.aggregation, task.data.examples[chunk.clients[samples.order]], every_column)
+        result = train_rows_fused(np.asarray(broadcast[ITEM_FACTORS]), user_factors, samples, task.training, factors)
+        return finish_chunk(task, chunk, samples, result, every_column, self.aggregation, self.rows)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """The sum over all chunks."""
+        return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Q += mean change."""

@@ -13,11 +13,13 @@ from pydantic import Field
 
 from narrowcast.algorithms.channel.rank_policy import RankPolicy, UniformRank
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
+from narrowcast.algorithms.federated.basis import draw_components
 from narrowcast.algorithms.federated.colr import LowRank, train_components
-from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
+from narrowcast.algorithms.federated.low_rank_network import network_bits_at_rank, train_network_components
+from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.seeds import stream_keys, uniform_bits
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 
 class SCoLR(LowRank):
@@ -35,29 +37,25 @@ class SCoLR(LowRank):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Choose each client's rank and components, then train the chunk on them."""
-        batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
-        clients = chunk.clients[batches.order]
+        if ITEM_FACTORS not in broadcast:
+            bits = np.broadcast_to(network_bits_at_rank(broadcast, self.rank), (len(chunk.clients), self.rank + 1))
+            profiles = task.profiles.take(chunk.clients)
+            ranks = self.rank_policy.ranks(profiles, bits, task.seed, chunk.round_index)
+            return train_network_components(self, broadcast, chunk, task, ranks)
+        samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        clients = chunk.clients[samples.order]
         ranks = self.rank_policy.ranks(
-            task.profiles.take(clients), self._bits_at_rank(task, batches), task.seed, chunk.round_index
+            task.profiles.take(clients), self._bits_at_rank(task, samples), task.seed, chunk.round_index
         )
         components = draw_components(ranks, self.rank, clients, task.seed, chunk.round_index)
-        return train_components(self, broadcast, chunk, task, batches, components)
+        return train_components(self, broadcast, chunk, task, samples, components)
 
-    def _bits_at_rank(self, task: Task, batches: ChunkBatches) -> IntArray:
+    def _bits_at_rank(self, task: Task, samples: ChunkSamples) -> IntArray:
         bits = rows_wire_bits(
             n_rows=task.data.n_items,
-            sent_rows=np.diff(batches.row_starts)[:, None],
+            sent_rows=np.diff(samples.row_starts)[:, None],
             rank=np.arange(self.rank + 1)[None, :],
             layout=self.rows,
             mask=self.aggregation == "per_item_mean",
         )
-        return np.broadcast_to(bits, (len(batches.order), self.rank + 1))
-
-
-def draw_components(ranks: IntArray, rank: int, clients: IntArray, seed: int, round_index: int) -> BoolArray:
-    """A random subset of `ranks[u]` of the `rank` components for each client, [C, rank]."""
-    keys = stream_keys(seed, "components", round_index, clients)
-    order = uniform_bits(keys[:, None], np.arange(rank)[None, :]).argsort(axis=1)
-    components = np.zeros((len(clients), rank), dtype=bool)
-    np.put_along_axis(components, order, np.arange(rank) < ranks[:, None], axis=1)
-    return components
+        return np.broadcast_to(bits, (len(samples.order), self.rank + 1))

@@ -1,0 +1,105 @@
+"""Updates that are whole tensors: what each client sends, what it weighs, and their weighted sum."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.types import (
+    NO_RANK,
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    ClientLedger,
+    FloatArray,
+    IntArray,
+    LocalUpdates,
+)
+
+Weights = Literal["examples", "equal"]
+"""What a client counts in the mean: its training examples, as FedAvg has it, or the same as every other."""
+
+SUM, WEIGHT = "sum/", "weight"
+"""Names in a partial sum: `sum/NAME` for every tensor, and the sum of the weights."""
+
+
+def broadcast_dense(server: Arrays, tensors: Arrays) -> Broadcast:
+    """Send these tensors whole to every client of the round, whatever it holds already."""
+    return Broadcast(server, full=DensePayload.of(tensors), update=None)
+
+
+def delivered_clients(updates: LocalUpdates, data_examples: NDArray[np.int64]) -> BoolArray:
+    """The clients whose update counts: they have data, and their training stayed finite. [C]."""
+    finite = np.isfinite(updates.loss)
+    for values in (*updates.changes.values(), *updates.state.values()):
+        finite &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    return finite & (data_examples > 0)
+
+
+def client_weights(weights: Weights, task: Task, chunk: Chunk, delivered: BoolArray) -> FloatArray:
+    """The weight of each client in the mean, zero where it did not deliver. [C]."""
+    examples = task.data.examples[chunk.clients].astype(np.float64)
+    return np.where(delivered, examples if weights == "examples" else 1.0, 0.0)
+
+
+def weighted_sum(changes: Arrays, weight: FloatArray) -> dict[str, NDArray[Any]]:
+    """sum_u w_u change_u of each tensor; clients of weight zero may hold anything."""
+    kept = np.flatnonzero(weight)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {
+            SUM + name: np.tensordot(weight[kept].astype(values.dtype), values[kept], axes=1)
+            for name, values in changes.items()
+        }
+
+
+def weighted_mean(total: Arrays, name: str) -> NDArray[Any]:
+    """The mean of one tensor; zero where nobody delivered."""
+    weight = float(total[WEIGHT])
+    return np.asarray(total[SUM + name]) / (weight or 1.0)
+
+
+def dense_uplink(chunk: Chunk, n_values: int) -> IntArray:
+    """What each client of the chunk sends as this many floats, in bits. [C]."""
+    return np.full(len(chunk.clients), dense_wire_bits(n_values))
+
+
+def finish_dense(
+    task: Task,
+    chunk: Chunk,
+    updates: LocalUpdates,
+    delivered: BoolArray,
+    partial: Arrays,
+    *,
+    uplink_bits: IntArray,
+    rank: IntArray | None = None,
+    state: Arrays | None = None,
+) -> ChunkResult:
+    """Put a chunk's result together; a client with data pays for its upload even if that is not finite.
+
+    Shapes: uplink_bits and rank [C], what each client sends.
+    A client that did not deliver keeps the private state it had.
+    """
+    learnt = {**updates.state, **(state or {})}
+    kept = {
+        name: np.where(delivered.reshape(-1, *[1] * (values.ndim - 1)), values, chunk.state[name])
+        for name, values in learnt.items()
+    }
+    sends = task.data.examples[chunk.clients] > 0
+    return ChunkResult(
+        index=chunk.index,
+        partial=partial,
+        state=kept,
+        ledger=ClientLedger(
+            client=chunk.clients,
+            rank=np.full(len(chunk.clients), NO_RANK) if rank is None else rank,
+            uplink_bits=np.where(sends, uplink_bits, 0),
+            examples=updates.examples,
+            loss=updates.loss,
+            delivered=delivered,
+        ),
+    )

@@ -1,0 +1,91 @@
+"""FedAvg: clients train the whole model and the server adds the weighted mean of their changes.
+
+Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.federated.dense_updates import (
+    WEIGHT,
+    Weights,
+    broadcast_dense,
+    client_weights,
+    delivered_clients,
+    dense_uplink,
+    finish_dense,
+    weighted_mean,
+    weighted_sum,
+)
+from narrowcast.algorithms.federated.sums import add_up
+from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
+
+
+class Averaging(BaseModel):
+    """What FedAvg and its kin share: x += server_learning_rate * sum w_u (y_u - x) / sum w_u over who delivered."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: Weights = "examples"
+    server_learning_rate: float = Field(1.0, gt=0)
+
+    def check(self, task: Task) -> None:
+        """Every model fits."""
+
+    def init(self, task: Task) -> Arrays:
+        """The model's parameters."""
+        return task.model.init_server(task.data, task.seed)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """What the model keeps on its clients."""
+        return task.model.init_clients(task.data, task.seed)
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """The whole model."""
+        del task, round_index
+        return broadcast_dense(server, server)
+
+    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
+        """Plain local SGD."""
+        del chunk, task
+        return LocalTerms()
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train the chunk's clients and add up their weighted changes."""
+        updates = task.training.train(broadcast, chunk, task, self.terms(chunk, task))
+        delivered = delivered_clients(updates, task.data.examples[chunk.clients])
+        weight = client_weights(self.weights, task, chunk, delivered)
+        partial = {**weighted_sum(updates.changes, weight), WEIGHT: np.array(weight.sum())}
+        sent_values = sum(values[0].size for values in updates.changes.values())
+        return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=dense_uplink(chunk, sent_values))
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """The sum over all chunks."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Add the mean change."""
+        del broadcast
+        rate = self.server_learning_rate
+        return {name: values + rate * weighted_mean(total, name) for name, values in server.items()}
+
+    def final(self, server: Arrays) -> Arrays:
+        """The model's parameters."""
+        return server
+
+
+class FedAvg(Averaging):
+    """The weighted mean of the clients' models.
+
+    Differs from the paper: 1. the change is averaged and scaled by `server_learning_rate`; 1 gives the paper's mean of
+    models.
+    """
+
+    kind: Literal["fedavg"] = "fedavg"

@@ -1,0 +1,39 @@
+"""FedProx: FedAvg whose clients are held near the global model, and may do part of the work.
+
+Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (arXiv:1812.06127), Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from narrowcast.algorithms.federated.fedavg import Averaging
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.seeds import stream_keys, uniform_below, uniform_bits
+from narrowcast.platform.types import Chunk, LocalTerms
+
+
+class FedProx(Averaging):
+    """Local steps descend F_u(y) + mu/2 ||y - x||^2; a share of the clients trains 1 to E epochs and still counts.
+
+    Differs from the paper: 1. clients are weighted by examples and sampled without weights, where the paper samples
+    them by weight and averages equally (`weights: equal` does the latter). 2. stragglers are drawn client by client
+    with probability `partial_share`, where the authors' code draws a fixed number in each round.
+    """
+
+    kind: Literal["fedprox"] = "fedprox"
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term")
+    partial_share: float = Field(0.0, ge=0, le=1, description="share of the clients that do part of the epochs")
+
+    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
+        """The proximal term, and the epochs that each client has time for."""
+        if not self.partial_share:
+            return LocalTerms(proximal=self.mu)
+        keys = stream_keys(task.seed, "partial work", chunk.round_index, chunk.clients)
+        first = np.zeros(len(keys), dtype=np.int64)
+        slow = (uniform_bits(keys, first) >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.partial_share
+        epochs = np.full(len(keys), task.training.epochs)
+        return LocalTerms(self.mu, epochs=np.where(slow, 1 + uniform_below(keys, first + 1, epochs), epochs))

@@ -1,0 +1,183 @@
+"""CoLR and SCoLR for any torch model: low-rank changes of every weight with two or more dimensions, the rest whole.
+
+A weight is seen as the matrix W [m, d] whose shorter side is d, transposed where that is the first. Clients train
+A [m, r] of W + A B, where B [r, d] is drawn from the round's seed and the weight's name, and r is `rank`, or d where
+that is less. Biases and other vectors are trained and sent whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.federated.basis import BasisKind, draw_basis, draw_components
+from narrowcast.algorithms.federated.dense_updates import SUM, WEIGHT, client_weights, delivered_clients, finish_dense
+from narrowcast.algorithms.federated.row_updates import Aggregation
+from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms
+
+_BASIS, _UPDATE, COMPONENT_WEIGHT = "basis/", "update/", "component weight/"
+
+
+class LowRankSettings(Protocol):
+    """The fields of CoLR and SCoLR that a network's clients need."""
+
+    @property
+    def rank(self) -> int:
+        """Largest rank of a weight's change."""
+        ...
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """What a component is divided by."""
+        ...
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How one weight is factorised. Shapes: A [long, rank], B [rank, short]."""
+
+    shape: tuple[int, ...]
+    long: int
+    short: int
+    rank: int
+    transposed: bool
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], rank: int) -> Factor | None:
+        """The factor of a tensor of this shape, None for a vector."""
+        if len(shape) < 2:
+            return None
+        rows, columns = shape[0], prod(shape[1:])
+        short = min(rows, columns)
+        return cls(shape, max(rows, columns), short, min(rank, short), transposed=rows < columns)
+
+    def change(self, a: Tensor, basis: Tensor) -> Tensor:
+        """A B in the weight's own shape."""
+        product = a @ basis
+        return (product.T if self.transposed else product).reshape(self.shape)
+
+
+def factors_of(model: Arrays, rank: int) -> dict[str, Factor]:
+    """The factors of all weights that have one."""
+    factors = {name: Factor.of(values.shape, rank) for name, values in model.items()}
+    return {name: factor for name, factor in factors.items() if factor}
+
+
+def init_network(model: Arrays, rank: int) -> Arrays:
+    """The parameters, and the change that the last round made to them."""
+    factors = factors_of(model, rank)
+    shapes = {
+        name: (factors[name].long, factors[name].rank) if name in factors else model[name].shape for name in model
+    }
+    return {**model, **{_UPDATE + name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}}
+
+
+def final_network(server: Arrays) -> Arrays:
+    """The parameters."""
+    return {name: values for name, values in server.items() if not name.startswith(_UPDATE)}
+
+
+def broadcast_network(server: Arrays, rank: int, basis: BasisKind, seed: int, *, first: bool) -> Broadcast:
+    """All parameters for a newcomer; the last round's A and vectors for a client that holds the rest."""
+    model = final_network(server)
+    bases = {
+        _BASIS + name: draw_basis(basis, factor.rank, factor.short, seed, name)
+        for name, factor in factors_of(model, rank).items()
+    }
+    update = {name: values for name, values in server.items() if name.startswith(_UPDATE)}
+    return Broadcast(
+        {**model, **bases},
+        full=DensePayload.of(model, seed=seed),
+        update=None if first else DensePayload.of(update, seed=seed),
+    )
+
+
+def network_bits_at_rank(model: Arrays, rank: int) -> IntArray:
+    """The weight of an update of rank 0, 1, ..., `rank`: [rank + 1]."""
+    model = {name: values for name, values in model.items() if not name.startswith(_BASIS)}
+    factors = factors_of(model, rank).values()
+    vectors = sum(values.size for values in model.values() if values.ndim < 2)
+    return np.array(
+        [
+            dense_wire_bits(vectors + sum(factor.long * min(each, factor.rank) for factor in factors))
+            for each in range(rank + 1)
+        ]
+    )
+
+
+def train_network_components(
+    algorithm: LowRankSettings, broadcast: Arrays, chunk: Chunk, task: Task, ranks: IntArray
+) -> ChunkResult:
+    """Train `ranks[u]` components of each weight on client u and add up what the clients send.
+
+    Each component is divided by the examples of the clients that sent it (`per_item_mean`), or of all (`weighted`).
+    """
+    training: SGD = task.training
+    rank = algorithm.rank
+    model = {name: values for name, values in broadcast.items() if not name.startswith(_BASIS)}
+    factors = factors_of(model, rank)
+    components = {
+        name: draw_components(ranks, factor.rank, chunk.clients, task.seed, chunk.round_index, name)
+        for name, factor in factors.items()
+    }
+    start = {
+        name: np.zeros((factors[name].long, factors[name].rank), dtype=np.float32) if name in factors else values
+        for name, values in model.items()
+    }
+    gains = {
+        name: (components[name] * (factor.rank / factor.short) ** 0.5).astype(np.float32)[:, None, :]
+        for name, factor in factors.items()
+    }
+    updates = training.train(start, chunk, task, LocalTerms(), rebuild=rebuilder(broadcast, factors), gains=gains)
+    delivered = delivered_clients(updates, task.data.examples[chunk.clients]) & (ranks > 0)
+    weight = client_weights("examples", task, chunk, delivered)
+    kept = np.flatnonzero(weight)
+    partial: dict[str, NDArray[np.floating]] = {WEIGHT: np.array(weight.sum())}
+    for name, values in updates.changes.items():
+        partial[SUM + name] = np.tensordot(weight[kept].astype(np.float32), values[kept], axes=1)
+        if name in factors:
+            sent = components[name] if algorithm.aggregation == "per_item_mean" else np.ones_like(components[name])
+            partial[COMPONENT_WEIGHT + name] = weight @ sent
+    bits = np.where(ranks > 0, network_bits_at_rank(model, rank)[ranks], 0)
+    return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=bits, rank=ranks)
+
+
+def step_network(server: Arrays, broadcast: Arrays, total: Arrays, rank: int) -> Arrays:
+    """W += mean(A) B for each weight, and the mean change for each vector."""
+    model = final_network(server)
+    factors = factors_of(model, rank)
+    after: dict[str, NDArray[np.float32]] = {}
+    for name, values in model.items():
+        divisor = total[COMPONENT_WEIGHT + name] if name in factors else total[WEIGHT]
+        mean = (total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
+        after[_UPDATE + name] = mean
+        change = mean
+        if name in factors:
+            basis = torch.from_numpy(np.array(broadcast[_BASIS + name]))
+            change = factors[name].change(torch.from_numpy(mean), basis).numpy()
+        after[name] = values + change
+    return after
+
+
+def rebuilder(broadcast: Arrays, factors: dict[str, Factor]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """The module's parameters from the A and the vectors that a client trains."""
+    weights = {name: torch.from_numpy(np.array(broadcast[name])) for name in factors}
+    bases = {name: torch.from_numpy(np.array(broadcast[_BASIS + name])) for name in factors}
+
+    def rebuild(trained: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: weights[name] + factors[name].change(values, bases[name]) if name in factors else values
+            for name, values in trained.items()
+        }
+
+    return rebuild

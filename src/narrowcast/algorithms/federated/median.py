@@ -1,0 +1,70 @@
+"""The coordinate-wise median of the clients' updates: robust to a minority of arbitrary ones.
+
+Reference: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018
+(arXiv:1803.01498), Algorithm 1, option I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.federated.dense_updates import broadcast_dense, delivered_clients, dense_uplink, finish_dense
+from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
+
+
+class Median(BaseModel):
+    """x += server_learning_rate * median_u (y_u - x), coordinate by coordinate, over the clients that delivered.
+
+    Differs from the paper: 1. clients may take several local steps, where the paper's send one gradient.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["median"] = "median"
+    server_learning_rate: float = Field(1.0, gt=0)
+
+    def check(self, task: Task) -> None:
+        """Every model fits."""
+
+    def init(self, task: Task) -> Arrays:
+        """The model's parameters."""
+        return task.model.init_server(task.data, task.seed)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """What the model keeps on its clients."""
+        return task.model.init_clients(task.data, task.seed)
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """The whole model."""
+        del task, round_index
+        return broadcast_dense(server, server)
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train the chunk's clients and hand on every delivered change."""
+        updates = task.training.train(broadcast, chunk, task, LocalTerms())
+        delivered = delivered_clients(updates, task.data.examples[chunk.clients])
+        partial = {name: values[delivered] for name, values in updates.changes.items()}
+        sent_values = sum(values[0].size for values in updates.changes.values())
+        return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=dense_uplink(chunk, sent_values))
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """All changes, one after the other."""
+        return {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Add the median change; nothing changes where nobody delivered."""
+        del broadcast
+        rate = self.server_learning_rate
+        return {
+            name: np.asarray(values) + rate * np.median(total[name], axis=0) if len(total[name]) else values
+            for name, values in server.items()
+        }
+
+    def final(self, server: Arrays) -> Arrays:
+        """The model's parameters."""
+        return server

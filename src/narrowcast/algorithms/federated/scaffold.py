@@ -1,0 +1,107 @@
+"""SCAFFOLD: local steps corrected by control variates, one on every client and one on the server.
+
+Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020
+(arXiv:1910.06378), Algorithm 1. Letters: x the server's model, y a client's, c and c_u the control variates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.federated.dense_updates import (
+    SUM,
+    WEIGHT,
+    broadcast_dense,
+    client_weights,
+    delivered_clients,
+    dense_uplink,
+    finish_dense,
+    weighted_mean,
+    weighted_sum,
+)
+from narrowcast.algorithms.federated.sums import add_up
+from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
+
+_CONTROL = "control/"
+
+
+class Scaffold(BaseModel):
+    """y -= lr (g(y) - c_u + c); c_u becomes c_u - c + (x - y) / (K lr), option II; x and c move by the mean changes.
+
+    A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted.
+
+    Differs from the paper: 1. the learning rate in c_u is the local training's; with momentum, weight decay or clipping
+    the control variate is that of the whole local step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["scaffold"] = "scaffold"
+    server_learning_rate: float = Field(1.0, gt=0)
+
+    def check(self, task: Task) -> None:
+        """Every model fits."""
+
+    def init(self, task: Task) -> Arrays:
+        """The model's parameters, and c = 0."""
+        model = task.model.init_server(task.data, task.seed)
+        return {**model, **{_CONTROL + name: np.zeros_like(values) for name, values in model.items()}}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """What the model keeps on its clients, and c_u = 0."""
+        model = task.model.init_server(task.data, task.seed)
+        controls = {
+            _CONTROL + name: np.broadcast_to(np.zeros((), values.dtype), (task.data.n_clients, *values.shape))
+            for name, values in model.items()
+        }
+        return {**task.model.init_clients(task.data, task.seed), **controls}
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """The model x and the control variate c."""
+        del task, round_index
+        return broadcast_dense(server, server)
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train with corrected steps, and renew the control variates."""
+        model = self.final(broadcast)
+        corrections = {name: broadcast[_CONTROL + name] - chunk.state[_CONTROL + name] for name in model}
+        updates = task.training.train(model, chunk, task, LocalTerms(correction=corrections))
+        delivered = delivered_clients(updates, task.data.examples[chunk.clients])
+        travelled = np.maximum(updates.steps, 1) * task.training.learning_rate
+        control_changes = {
+            _CONTROL + name: -broadcast[_CONTROL + name] - (change.T / travelled.astype(change.dtype)).T
+            for name, change in updates.changes.items()
+        }
+        controls = {name: chunk.state[name] + change for name, change in control_changes.items()}
+        weight = client_weights("equal", task, chunk, delivered)
+        partial = {
+            **weighted_sum(updates.changes, weight),
+            **weighted_sum(control_changes, weight / task.data.n_clients),
+            WEIGHT: np.array(weight.sum()),
+        }
+        sent_values = 2 * sum(values[0].size for values in updates.changes.values())
+        return finish_dense(
+            task, chunk, updates, delivered, partial, uplink_bits=dense_uplink(chunk, sent_values), state=controls
+        )
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """The sum over all chunks."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """The model moves by the cohort's mean change, c by the mean over all clients of the change of c_u."""
+        del broadcast
+        rate = self.server_learning_rate
+        return {
+            name: values + (total[SUM + name] if name.startswith(_CONTROL) else rate * weighted_mean(total, name))
+            for name, values in server.items()
+        }
+
+    def final(self, server: Arrays) -> Arrays:
+        """The model's parameters."""
+        return {name: values for name, values in server.items() if not name.startswith(_CONTROL)}
