@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench ui clean
+.PHONY: help venv demo test slow lint bench ui clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -30,8 +30,11 @@ lint: venv ## style and types
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-test: lint ## style, types and all tests
-	$(BIN)/python -m pytest
+test: lint ## style, types and all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+slow: venv ## the slow tests: kills, outages and real clusters
+	$(BIN)/python -m pytest -m slow
 
 bench: venv ## seconds per round, in this process and on Ray actors
 	$(BIN)/python benchmarks/seconds_per_round.py

@@ -18,13 +18,15 @@ from narrowcast.experiment import load_experiment
 # MLflow's queries make SQLAlchemy warn.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 RESULT_KEYS = {
-    *("name", "algorithm", "data", "executor", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
+    *("name", "algorithm", "data", "executor", "execution", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
     *("full_uplink_bits", "simulated_seconds", "wall_seconds", "model_sha256", "mlflow_run_id", "seed", "git_commit"),
     "narrowcast_version",
 }
 FILES = {
     *("config.yaml", "rounds.parquet", "clients.parquet", "journal.jsonl", "result.json", "tracking.json"),
     "checkpoint/state.safetensors",
+    "partition/partition.parquet",
+    "partition/partition.png",
     *(f"plots/{name}.png" for name in ("accuracy_time", "accuracy_uplink", "client_bits_ranks", "loss_time")),
 }
 METRICS = {f"{split}.{metric}@10" for split in ("validation", "test") for metric in ("hr", "ndcg")}

@@ -12,7 +12,7 @@ from narrowcast.experiment import Experiment, build_experiment, load_experiment,
 from narrowcast.platform.config import flatten, read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
 
-NAMES = ["colr-ml1m", "fedmf-ml1m", "scolr-ml100k", "scolr-ml1m"]
+NAMES = ["colr-ml1m", "fedavg-digits", "fedmf-ml1m", "scolr-ml100k", "scolr-ml1m", "scolr-mnist"]
 packaged = pytest.mark.parametrize("name", NAMES)
 
 # Nguyen et al., WWW 2024, with what their released code fixes; every default is written out.
@@ -31,6 +31,7 @@ PAPER: dict[str, Any] = {
     "model.embedding_dim": 64,
     "algorithm.aggregation": "per_item_mean",
     "algorithm.rows": "all",
+    "training.kind": "factorisation_sgd",
     "training.learning_rate": 0.5,
     "training.batch_size": 256,
     "training.epochs": 2,
@@ -86,7 +87,8 @@ def test_every_field_is_printed(name: str) -> None:
     experiment = load_experiment(name)
     assert set(experiment.plain()) == set(Experiment.model_fields)
     printed = flatten(experiment.plain())
-    for key, value in {"name": name, "executor.kind": "ray", "executor.actors": 2, "tracking.uri": None}.items():
+    executor = "local" if name == "fedavg-digits" else "ray"
+    for key, value in {"name": name, "executor.kind": executor, "tracking.uri": None}.items():
         assert printed[key] == value
 
 

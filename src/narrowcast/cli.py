@@ -127,8 +127,9 @@ class _Progress:
         """Show a round that was written down."""
         if _stopping.is_set():
             raise KeyboardInterrupt  # the one that _stop raised was lost in a callback
-        if "test.hr@10" in row:
-            self._metrics = f"HR@10 {row['test.hr@10']:.4f}  "
+        for name, label in (("test.hr@10", "HR@10"), ("test.accuracy", "accuracy")):
+            if name in row:
+                self._metrics = f"{label} {row[name]:.4f}  "
         facts = (
             f"{self._metrics}loss {row['loss']:.3f}  up {format_bits(row['total_uplink_bits'])}  "
             f"simulated {format_seconds(row['simulated_seconds'])}"
@@ -276,7 +277,7 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
     try:
-        status = cli(standalone_mode=False)
+        status = cli(prog_name="narrowcast", standalone_mode=False)
     except UserError as error:
         _fail(str(error), 2)
     except click.exceptions.NoArgsIsHelpError as error:

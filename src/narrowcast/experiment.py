@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
 
-from narrowcast.algorithms.local_training.batches import LocalTraining
-from narrowcast.catalog import ALGORITHMS, DATA, FLEETS, MODELS, RUNTIMES, TRAINING_DEFAULTS
+from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.catalog import (
+    ALGORITHMS,
+    DATA,
+    FLEETS,
+    MODELS,
+    RUNTIMES,
+    TRAINING_DEFAULTS,
+    TRAININGS,
+)
 from narrowcast.cluster.fleet import Tiers
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.platform.config import apply_overrides, flatten, read_yaml, suggest, validate
-from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.data.interactions import DataSource, Interactions
+from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
@@ -28,12 +35,13 @@ if TYPE_CHECKING:
     AnyAlgorithm = Algorithm
     AnyData = DataSource
     AnyFleet = Tiers
-    AnyModel = MatrixFactorisation
+    AnyModel = Model
+    AnyTraining = Training
     AnyRuntime = Runtime
 else:
-    AnyAlgorithm, AnyData, AnyFleet, AnyModel, AnyRuntime = (
-        one_of(kinds) for kinds in (ALGORITHMS, DATA, FLEETS, MODELS, RUNTIMES)
-    )
+    AnyAlgorithm, AnyData = one_of(ALGORITHMS), one_of(DATA)
+    AnyModel, AnyTraining = one_of(MODELS, "matrix_factorisation"), one_of(TRAININGS, "factorisation_sgd")
+    AnyFleet, AnyRuntime = one_of(FLEETS, "tiers"), one_of(RUNTIMES, "ray")
 
 PACKAGED = files("narrowcast") / "experiments"
 _NOT_IDENTITY = ("name", "executor", "tracking", "rounds", "evaluate_every", "checkpoint_every")
@@ -50,15 +58,17 @@ class Experiment(Plan):
     data: AnyData
     model: AnyModel = MatrixFactorisation()
     algorithm: AnyAlgorithm
-    training: LocalTraining = LocalTraining()
+    training: AnyTraining = FactorisationSGD()
     fleet: AnyFleet = Tiers()
     executor: AnyRuntime = RayRuntime()
     tracking: Tracking = Tracking()
 
-    def task(self, data: Interactions) -> Task:
+    def task(self, data: Dataset) -> Task:
         """What the clients' hosts hold, or a `UserError` where the parts do not fit together."""
         profiles = self.fleet.profiles(data.examples, self.seed)
         task = Task(data=data, profiles=profiles, model=self.model, training=self.training, seed=self.seed)
+        self.model.check(data)
+        self.training.check(task)
         self.algorithm.check(task)
         return task
 
@@ -93,7 +103,10 @@ def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
     kind = data.get("kind") if isinstance(data, dict) else data
     training = values.get("training", {})
     if isinstance(training, dict):
-        values = {**values, "training": {**TRAINING_DEFAULTS.get(str(kind), {}), **training}}
+        defaults = TRAINING_DEFAULTS.get(str(kind), {"kind": "sgd"})
+        if training.get("kind", defaults["kind"]) != defaults["kind"]:
+            defaults = {}
+        values = {**values, "training": {**defaults, **training}}
     return validate(Experiment, values, origin)
 
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast import __version__
+from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint, write_atomically
 from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.rounds import RunState, model_sha256, start
 from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import (
@@ -35,6 +37,7 @@ from narrowcast.platform.tracking.mlflow_run import (
     open_run,
     reopen_run,
 )
+from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.plots import draw_plots
 
 logger = logging.getLogger(__name__)
@@ -130,7 +133,7 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
     except FileExistsError:
         raise UserError(f"another run has just taken {folder}; start this one again") from None
     try:
-        params, tags = flatten(experiment.plain()), run_tags(experiment)
+        params, tags = flatten(experiment.plain()), run_tags(experiment, prepared.task)
         uri, run_id = open_run(experiment.tracking, folder.parent, folder.name, params, tags, prepared.task.data)
     except BaseException:
         folder.rmdir()
@@ -145,7 +148,7 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
 def _play_tracked(prepared: Prepared, cursor: Cursor, progress: Progress) -> dict[str, Any]:
     """Play with the journal, MLflow and the machine's load written meanwhile, and close all of them."""
     experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
-    tags = run_tags(experiment)
+    tags = run_tags(experiment, prepared.task)
     config = io.StringIO()
     write_yaml(experiment.plain(), config)
     write_atomically(folder / "config.yaml", config.getvalue().encode())
@@ -176,7 +179,7 @@ def _play_tracked(prepared: Prepared, cursor: Cursor, progress: Progress) -> dic
 def play(prepared: Prepared, journal: Journal, sender: Sender, progress: Progress) -> RunState:
     """Play the rounds, write each down, and hand it on."""
     experiment, state = prepared.experiment, prepared.state
-    digest = experiment.digest()
+    digest, silent = experiment.digest(), False
     outcomes = experiment.executor.play(experiment, experiment.algorithm, prepared.task, state)
     with closing(outcomes):
         for outcome in outcomes:
@@ -186,6 +189,12 @@ def play(prepared: Prepared, journal: Journal, sender: Sender, progress: Progres
                 state = outcome.state
                 save_checkpoint(prepared.folder / "checkpoint", state, digest)
             progress(journal.rounds[outcome.record.round - 1])
+            if outcome.record.delivered == 0 and not silent:
+                silent = True
+                logger.warning(
+                    "round %d: no client delivered anything; lower training.learning_rate, or look at the links",
+                    outcome.record.round,
+                )
     return state
 
 
@@ -193,6 +202,7 @@ def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -
     """Write tables, plots and `result.json`."""
     experiment, task, folder = prepared.experiment, prepared.task, prepared.folder
     rounds, clients = journal.write_tables(task.profiles)
+    write_partition(task.data, folder / "partition")
     draw_plots(rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
     participations = sum(row["clients"] for row in journal.rounds)
     result = {
@@ -200,6 +210,7 @@ def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -
         "algorithm": experiment.algorithm.kind,
         "data": task.data.name,
         "executor": experiment.executor.kind,
+        "execution": task.training.mode(task),
         "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
         "best": journal.best_metrics(),
         "rounds": state.round_index,
@@ -219,19 +230,21 @@ def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -
 
 
 def full_upload_bits(experiment: Experiment, task: Task) -> int:
-    """What one upload of full FedMF weighs: every row of the item matrix in float32, with its row mask."""
-    n_items = task.data.n_items
-    return rows_wire_bits(
-        n_rows=n_items, sent_rows=n_items, rank=experiment.model.embedding_dim, layout="all", mask=True
-    )
+    """What one upload of the whole model weighs in float32; of an item matrix, every row and the row mask."""
+    model = experiment.model.init_server(task.data, experiment.seed)
+    if ITEM_FACTORS in model:
+        n_items, dimension = model[ITEM_FACTORS].shape
+        return rows_wire_bits(n_rows=n_items, sent_rows=n_items, rank=dimension, layout="all", mask=True)
+    return dense_wire_bits(sum(values.size for values in model.values()))
 
 
-def run_tags(experiment: Experiment) -> dict[str, str]:
+def run_tags(experiment: Experiment, task: Task) -> dict[str, str]:
     """The tags that runs are found by."""
     return {
         "algorithm": experiment.algorithm.kind,
         "data": experiment.data.kind,
         "executor": experiment.executor.kind,
+        "execution": task.training.mode(task),
         "seed": str(experiment.seed),
         "git_commit": git_commit() or "unknown",
         "narrowcast_version": __version__,

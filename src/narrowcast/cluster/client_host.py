@@ -12,6 +12,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from narrowcast.cluster.failure import FailureBudget
 from narrowcast.cluster.placement import deal
+from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.threads import one_thread
@@ -38,7 +39,7 @@ class ClientHost:
     def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:
         """Train some of a round's chunks."""
         with one_thread():
-            return [self._algorithm.train(broadcast, chunk, self._task) for chunk in chunks]
+            return [train_chunk(self._algorithm, broadcast, chunk, self._task) for chunk in chunks]
 
 
 class HostPool:
@@ -98,5 +99,6 @@ class HostPool:
         except (RayActorError, ObjectLostError) as error:
             return type(error).__name__
         except RayTaskError as error:
-            raise RunFailed(f"a client host failed: {error.cause!r}") from error
+            cause = error.cause
+            raise (cause if isinstance(cause, RunFailed) else RunFailed(f"a client host failed: {cause!r}")) from error
         return ""

@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -30,8 +32,7 @@ from narrowcast.platform.rounds import Outcome, Plan, RunState
 logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 5.0
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_SETTINGS_FRAME = 4
+_HEALTH_SECONDS = 8.0
 _OUTCOMES_AHEAD = 16  # rounds that the driver may be ahead of whoever writes them down
 
 
@@ -132,16 +133,22 @@ class RayRuntime(BaseModel):
 
 
 def probe(address: str) -> None:
-    """Raise `UserError` unless a gRPC server answers at host:port; `ray.init` would try for over a minute."""
+    """Raise `UserError` unless a Ray cluster answers at host:port; `ray.init` would try for many minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f'executor.address = "{address}" is no Ray address; give host:port, or auto')
     try:
-        with socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS) as connection:
-            connection.sendall(_HTTP2_PREFACE)
-            answer = connection.recv(9)
-    except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
+        socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
-    if len(answer) < 4 or answer[3] != _SETTINGS_FRAME:
-        raise UserError(f"what answers at {address} is no Ray cluster; give the address that `ray start --head` prints")
+    health_check = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        done = subprocess.run(health_check, capture_output=True, timeout=_HEALTH_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        raise UserError(
+            f"what answers at {address} is no Ray cluster of this version and token; give the address that "
+            "`ray start --head` prints"
+        )
