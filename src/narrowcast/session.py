@@ -179,7 +179,7 @@ def _play_tracked(prepared: Prepared, cursor: Cursor, progress: Progress) -> dic
 def play(prepared: Prepared, journal: Journal, sender: Sender, progress: Progress) -> RunState:
     """Play the rounds, write each down, and hand it on."""
     experiment, state = prepared.experiment, prepared.state
-    digest, silent = experiment.digest(), False
+    digest, in_vain = experiment.digest(), False
     outcomes = experiment.executor.play(experiment, experiment.algorithm, prepared.task, state)
     with closing(outcomes):
         for outcome in outcomes:
@@ -189,10 +189,10 @@ def play(prepared: Prepared, journal: Journal, sender: Sender, progress: Progres
                 state = outcome.state
                 save_checkpoint(prepared.folder / "checkpoint", state, digest)
             progress(journal.rounds[outcome.record.round - 1])
-            if outcome.record.delivered == 0 and not silent:
-                silent = True
+            if outcome.record.uplink_bits and not outcome.record.delivered and not in_vain:
+                in_vain = True
                 logger.warning(
-                    "round %d: no client delivered anything; lower training.learning_rate, or look at the links",
+                    "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
                     outcome.record.round,
                 )
     return state
