@@ -242,3 +242,13 @@ def test_cut_deals_every_client_once_into_chunks_alike_in_work() -> None:
         assert (chunk.index, chunk.round_index) == (index, 5)
         assert (np.diff(chunk.clients) > 0).all()
         assert np.array_equal(chunk.state[USER_FACTORS][:, 0], chunk.clients)
+
+
+@pytest.mark.parametrize("algorithm", [FedMF(), CoLR(basis="gaussian"), SCoLR(aggregation="weighted")])
+def test_compiled_loops_and_the_tensor_program_play_the_same_rounds(algorithm: FedMF | CoLR | SCoLR) -> None:
+    fused, batched = (
+        run(algorithm, make_task(synthetic(EXAMPLES), program=program), n_rounds=3) for program in ("fused", "batched")
+    )
+    assert relative_error(batched.server[ITEM_FACTORS], fused.server[ITEM_FACTORS]) <= 1e-5
+    assert relative_error(batched.clients[USER_FACTORS], fused.clients[USER_FACTORS]) <= 1e-5
+    assert (batched.uplink_bits, batched.downlink_bits) == (fused.uplink_bits, fused.downlink_bits)

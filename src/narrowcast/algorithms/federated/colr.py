@@ -30,11 +30,11 @@ from narrowcast.algorithms.federated.row_updates import (
     mean_change,
 )
 from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.algorithms.local_training.fused import train_low_rank_fused
+from narrowcast.algorithms.local_training.cohort import train_cohort_components
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult
 
 _BASIS, _UPDATE, _CHANGED = "basis", "update", "changed_rows"
@@ -138,20 +138,15 @@ def train_components(
     samples: ChunkSamples,
     components: BoolArray,
 ) -> ChunkResult:
-    """Train each client's own components of A; `components` [C, r] is in the order of `samples.order`.
-
-    The gradient of A is scaled by sqrt(r/d) (section 5.1).
-    """
-    basis = np.asarray(broadcast[_BASIS])
+    """Train each client's own components of A; `components` [C, r] is in the order of `samples.order`."""
     examples = task.data.examples[chunk.clients[samples.order]]
-    result = train_low_rank_fused(
+    result = train_cohort_components(
         np.asarray(broadcast[ITEM_FACTORS]),
-        np.asarray(chunk.state[USER_FACTORS])[samples.order],
-        basis,
+        np.asarray(broadcast[_BASIS]),
         components,
-        (basis.shape[0] / basis.shape[1]) ** 0.5,
+        chunk,
+        task,
         samples,
-        task.training,
         client_factors(algorithm.aggregation, examples, components),
     )
     return finish_chunk(task, chunk, samples, result, components, algorithm.aggregation, algorithm.rows)

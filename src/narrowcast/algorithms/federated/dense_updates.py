@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.platform.contracts import Broadcast, Task
@@ -26,6 +27,34 @@ Weights = Literal["examples", "equal"]
 
 SUM, WEIGHT = "sum/", "weight"
 """Names in a partial sum: `sum/NAME` for every tensor, and the sum of the weights."""
+
+
+class WholeModel(BaseModel):
+    """What the algorithms share whose server holds the model and nothing else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server_learning_rate: float = Field(1.0, gt=0)
+
+    def check(self, task: Task) -> None:
+        """Every model fits."""
+
+    def init(self, task: Task) -> Arrays:
+        """The model's parameters."""
+        return task.model.init_server(task.data, task.seed)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """What the model keeps on its clients."""
+        return task.model.init_clients(task.data, task.seed)
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """The whole model."""
+        del task, round_index
+        return broadcast_dense(server, server)
+
+    def final(self, server: Arrays) -> Arrays:
+        """The model's parameters."""
+        return server
 
 
 def broadcast_dense(server: Arrays, tensors: Arrays) -> Broadcast:

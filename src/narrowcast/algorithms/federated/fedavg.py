@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.federated.dense_updates import (
     WEIGHT,
     Weights,
-    broadcast_dense,
+    WholeModel,
     client_weights,
     delivered_clients,
     dense_uplink,
@@ -24,33 +23,14 @@ from narrowcast.algorithms.federated.dense_updates import (
     weighted_sum,
 )
 from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
 
 
-class Averaging(BaseModel):
+class Averaging(WholeModel):
     """What FedAvg and its kin share: x += server_learning_rate * sum w_u (y_u - x) / sum w_u over who delivered."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     weights: Weights = "examples"
-    server_learning_rate: float = Field(1.0, gt=0)
-
-    def check(self, task: Task) -> None:
-        """Every model fits."""
-
-    def init(self, task: Task) -> Arrays:
-        """The model's parameters."""
-        return task.model.init_server(task.data, task.seed)
-
-    def init_clients(self, task: Task) -> Arrays:
-        """What the model keeps on its clients."""
-        return task.model.init_clients(task.data, task.seed)
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """The whole model."""
-        del task, round_index
-        return broadcast_dense(server, server)
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Plain local SGD."""
@@ -75,10 +55,6 @@ class Averaging(BaseModel):
         del broadcast
         rate = self.server_learning_rate
         return {name: values + rate * weighted_mean(total, name) for name, values in server.items()}
-
-    def final(self, server: Arrays) -> Arrays:
-        """The model's parameters."""
-        return server
 
 
 class FedAvg(Averaging):

@@ -22,10 +22,10 @@ from narrowcast.algorithms.federated.row_updates import (
     only_factorisation,
 )
 from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.algorithms.local_training.fused import train_rows_fused
+from narrowcast.algorithms.local_training.cohort import train_cohort_rows
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.platform.contracts import Broadcast, Task
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 _CHANGED = "changed_rows"
@@ -69,10 +69,10 @@ class FedMF(BaseModel):
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the chunk's clients on whole rows."""
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
-        user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
-        every_column = np.ones(user_factors.shape, dtype=bool)
+        item_factors = np.asarray(broadcast[ITEM_FACTORS])
+        every_column = np.ones((len(samples.order), item_factors.shape[1]), dtype=bool)
         factors = client_factors(self.aggregation, task.data.examples[chunk.clients[samples.order]], every_column)
-        result = train_rows_fused(np.asarray(broadcast[ITEM_FACTORS]), user_factors, samples, task.training, factors)
+        result = train_cohort_rows(item_factors, chunk, task, samples, factors)
         return finish_chunk(task, chunk, samples, result, every_column, self.aggregation, self.rows)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:

@@ -10,39 +10,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.federated.dense_updates import broadcast_dense, delivered_clients, dense_uplink, finish_dense
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.algorithms.federated.dense_updates import WholeModel, delivered_clients, dense_uplink, finish_dense
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
 
 
-class Median(BaseModel):
+class Median(WholeModel):
     """x += server_learning_rate * median_u (y_u - x), coordinate by coordinate, over the clients that delivered.
 
     Differs from the paper: 1. clients may take several local steps, where the paper's send one gradient.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["median"] = "median"
-    server_learning_rate: float = Field(1.0, gt=0)
-
-    def check(self, task: Task) -> None:
-        """Every model fits."""
-
-    def init(self, task: Task) -> Arrays:
-        """The model's parameters."""
-        return task.model.init_server(task.data, task.seed)
-
-    def init_clients(self, task: Task) -> Arrays:
-        """What the model keeps on its clients."""
-        return task.model.init_clients(task.data, task.seed)
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """The whole model."""
-        del task, round_index
-        return broadcast_dense(server, server)
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the chunk's clients and hand on every delivered change."""
@@ -64,7 +44,3 @@ class Median(BaseModel):
             name: np.asarray(values) + rate * np.median(total[name], axis=0) if len(total[name]) else values
             for name, values in server.items()
         }
-
-    def final(self, server: Arrays) -> Arrays:
-        """The model's parameters."""
-        return server

@@ -39,6 +39,10 @@ class FactorisationSGD(BaseModel):
     negatives: int = Field(4, ge=0, description="sampled negatives per training item")
     train_negatives: Literal["clean", "leaky"] = "clean"
 
+    program: Literal["fused", "batched"] = Field(
+        "fused", description="compiled loops client by client, or one tensor program for a chunk: the same steps"
+    )
+
     def check(self, task: Task) -> None:
         """Only matrix factorisation trains like this."""
         if not isinstance(task.data, Interactions):
@@ -47,7 +51,7 @@ class FactorisationSGD(BaseModel):
             )
 
     def mode(self, task: Task) -> Literal["batched", "per_client"]:
-        """Always one program for a chunk."""
+        """One program for a chunk, whichever it is."""
         del task
         return "batched"
 

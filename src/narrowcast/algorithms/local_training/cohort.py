@@ -1,0 +1,67 @@
+"""The chunk's clients of matrix factorisation, trained by the program that the training names."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
+from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
+from narrowcast.algorithms.local_training.fused import FusedResult, train_low_rank_fused, train_rows_fused
+from narrowcast.algorithms.local_training.logistic import Floats
+from narrowcast.algorithms.local_training.row_sum import sum_rows
+from narrowcast.algorithms.local_training.streams import ChunkSamples
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
+from narrowcast.platform.types import BoolArray, Chunk
+
+
+def train_cohort_rows(
+    item_factors: Floats, chunk: Chunk, task: Task, samples: ChunkSamples, factors: Floats
+) -> FusedResult:
+    """Train whole rows of Q and sum them up; factors [C] in the order of `samples.order`."""
+    user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
+    if task.training.program == "fused":
+        return train_rows_fused(item_factors, user_factors, samples, task.training, factors)
+    batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+    result = train_rows(torch.from_numpy(item_factors.copy()), torch.from_numpy(user_factors), batches, task.training)
+    return _summed(len(item_factors), batches, result, factors)
+
+
+def train_cohort_components(
+    item_factors: Floats,
+    basis: Floats,
+    components: BoolArray,
+    chunk: Chunk,
+    task: Task,
+    samples: ChunkSamples,
+    factors: Floats,
+) -> FusedResult:
+    """Train each client's components [C, r] of A and sum them up; its gradient is scaled by sqrt(r/d) (section 5.1)."""
+    user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
+    scale = (basis.shape[0] / basis.shape[1]) ** 0.5
+    if task.training.program == "fused":
+        return train_low_rank_fused(
+            item_factors, user_factors, basis, components, scale, samples, task.training, factors
+        )
+    batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+    result = train_low_rank(
+        torch.from_numpy(item_factors.copy()),
+        torch.from_numpy(user_factors),
+        torch.from_numpy(basis.copy()),
+        torch.from_numpy(components).to(torch.float32),
+        scale,
+        batches,
+        task.training,
+    )
+    return _summed(len(item_factors), batches, result, factors)
+
+
+def _summed(n_items: int, batches: ChunkBatches, result: LocalResult, factors: Floats) -> FusedResult:
+    changes, users = result.row_changes.numpy(), result.user_factors.numpy()
+    client = np.repeat(np.arange(len(users)), np.diff(batches.row_starts))
+    bad_rows = np.bincount(client[~np.isfinite(changes).all(axis=1)], minlength=len(users))
+    finite = np.isfinite(users).all(axis=1) & (bad_rows == 0)
+    delivered = finite & (factors != 0)
+    total, touched = sum_rows(n_items, batches.row_items, batches.row_starts, changes, factors, delivered)
+    return FusedResult(total, touched, users, result.loss.numpy().astype(np.float64), finite, None)
