@@ -1,0 +1,35 @@
+"""narrowcast itself, in this process or on Ray actors, drawing its own cohorts and batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from replay import Stopwatch, arguments, report
+from replay import Workload as Replay
+from workload import WORKLOADS, make_task, plan
+
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.rounds import start
+
+
+def main() -> None:
+    options = arguments(actors={"type": int, "default": 0})
+    replay = Replay(options.workload)
+    workload, algorithm = WORKLOADS[replay.settings.name], FedAvg()
+    task = make_task(workload, np.load(options.workload))
+    algorithm.check(task)
+    runtime = RayRuntime(actors=options.actors) if options.actors else LocalRuntime()
+    chunk_size = -(-workload.clients_per_round // max(1, options.actors))
+    watch, state = Stopwatch(), start(algorithm, task)
+    watch.start()
+    for outcome in runtime.play(plan(workload, options.rounds, chunk_size), algorithm, task, state):
+        watch.lap()
+        state = outcome.state or state
+    parameters = {name: torch.from_numpy(np.array(v)) for name, v in algorithm.final(state.server).items()}
+    report(replay, watch, parameters, options.parameters)
+
+
+if __name__ == "__main__":
+    main()
