@@ -93,8 +93,7 @@ def write(workload: Workload, path: Path) -> None:
     Arrays: cohorts [rounds, C]; rows, the samples in the order in which each client of each cohort trains on them, and
     row_starts [rounds * C + 1], where those of each begin; initial/NAME, the parameters before round 1.
     """
-    arrays = dict(zip(("train_features", "train_labels", "test_features", "test_labels"), _read(workload), strict=True))
-    arrays["order"], arrays["indptr"] = dirichlet(arrays["train_labels"], workload.clients, workload.alpha)
+    arrays = partitioned(workload)
     task = make_task(workload, arrays)
     draws = plan(workload, workload.rounds, workload.clients_per_round)
     visits = rotation(draws, workload.clients)
@@ -114,6 +113,13 @@ def write(workload: Workload, path: Path) -> None:
         row_starts=np.cumsum([0, *(len(piece) for piece in pieces)]),
         settings=np.array(json.dumps(asdict(workload))),
     )
+
+
+def partitioned(workload: Workload) -> dict[str, NDArray[Any]]:
+    """The samples, and who has which: order and indptr as in `Samples`."""
+    arrays = dict(zip(("train_features", "train_labels", "test_features", "test_labels"), _read(workload), strict=True))
+    arrays["order"], arrays["indptr"] = dirichlet(arrays["train_labels"], workload.clients, workload.alpha)
+    return arrays
 
 
 def dirichlet(labels: NDArray[np.int64], n_clients: int, alpha: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
