@@ -101,7 +101,8 @@ def _train_batched(
         objective = each.sum() + _decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         named = dict(zip(now, gradients, strict=True))
-        _step(values, start, named, velocity, steps, slice(0, len(batch.labels)))
+        training = slice(0, len(batch.labels))
+        _step({name: tensor[training] for name, tensor in values.items()}, start, named, velocity, steps, training)
     return torch.cat(losses).numpy().astype(np.float64) if losses else np.empty(0)
 
 
@@ -118,19 +119,27 @@ def _train_each(
     losses = torch.zeros(int(schedule.active.sum()))
     for client, n_steps in enumerate(schedule.steps):
         velocity: Tensors = {}
+        leaves = {name: _channels_last(tensor).requires_grad_() for name, tensor in start.items()}
+        now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
             picked = samples.take(own[schedule.samples[batch, : schedule.sizes[batch]]])
-            now = {name: tensor[client].detach().requires_grad_() for name, tensor in values.items()}
-            parameters = steps.rebuild(now) if steps.rebuild else now
-            scores = functional_call(module, dict(parameters), (as_input(picked.features),))
+            parameters = steps.rebuild(leaves) if steps.rebuild else leaves
+            scores = functional_call(module, dict(parameters), (_channels_last(as_input(picked.features)),))
             loss = nn.functional.cross_entropy(scores, torch.from_numpy(picked.labels))
             losses[batch] = loss.detach()
             objective = loss + _decay_of_rebuilt(parameters, steps)
-            gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
-            rows = {name: gradient.unsqueeze(0) for name, gradient in zip(now, gradients, strict=True)}
-            _step(values, start, rows, velocity, steps, slice(client, client + 1))
+            gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+            rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
+            _step(now, start, rows, velocity, steps, slice(client, client + 1))
+        for name, tensor in now.items():
+            values[name][client] = tensor[0]
     return losses.numpy().astype(np.float64)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """A copy, with the channels of images and of convolutions innermost: on a CPU they run a third faster so."""
+    return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.contiguous_format)
 
 
 def mean_entropy(scores: Tensor, labels: Tensor, valid: Tensor) -> Tensor:
@@ -147,13 +156,13 @@ def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor 
 
 
 def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors, steps: Steps, rows: slice) -> None:
-    """Move some clients' rows by one step, in place."""
+    """Move the values [a, ...] of the clients `rows` by one step, in place."""
     count = rows.stop - rows.start
     for name, gradient in gradients.items():
         if name in steps.gains:
             gradient.mul_(steps.gains[name][rows])
         if steps.proximal:
-            gradient.add_(values[name][rows] - start[name], alpha=steps.proximal)
+            gradient.add_(values[name] - start[name], alpha=steps.proximal)
     if steps.clip_norm is not None:
         squares = torch.stack([gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()])
         scale = (steps.clip_norm / squares.sum(dim=0).sqrt().clamp(min=1e-12)).clamp(max=1.0)
@@ -161,13 +170,13 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
             gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
     for name, gradient in gradients.items():
         if steps.weight_decay and not steps.rebuild:
-            gradient.add_(values[name][rows], alpha=steps.weight_decay)
+            gradient.add_(values[name], alpha=steps.weight_decay)
         if name in steps.correction:
             gradient.add_(steps.correction[name][rows])
         if steps.momentum:
             before = velocity.get(name)
             velocity[name] = gradient if before is None else gradient.add_(before[:count], alpha=steps.momentum)
-        values[name][rows].sub_(gradient, alpha=steps.learning_rate)
+        values[name].sub_(gradient, alpha=steps.learning_rate)
 
 
 def _batches(samples: Labelled, own: IntArray, schedule: Schedule) -> Iterator[_Batch]:

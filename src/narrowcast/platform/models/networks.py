@@ -56,8 +56,8 @@ class CNN(Classifier):
         depth, height, width = _image_shape(data)
         first, second = self.channels
         return nn.Sequential(
-            nn.Conv2d(depth, first, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(depth, first, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # ReLU commutes with the maximum,
+            nn.Conv2d(first, second, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # and has a quarter to do after it
             nn.Flatten(), nn.Linear(second * (height // 4) * (width // 4), self.hidden), nn.ReLU(),
             nn.Linear(self.hidden, data.n_classes),
         )  # fmt: skip
@@ -78,7 +78,7 @@ class VGG9(Classifier):
         for before, after, pool in (
             (depth, 32, False), (32, 64, True), (64, 128, False), (128, 128, True), (128, 256, False), (256, 256, True),
         ):  # fmt: skip
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else [])]
+            layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if pool else []), nn.ReLU()]
         flat = 256 * (height // 8) * (width // 8)
         layers += [nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(512, data.n_classes))
