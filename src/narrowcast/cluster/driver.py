@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -11,6 +12,8 @@ from narrowcast.cluster.client_host import HostPool
 from narrowcast.cluster.failure import FailureBudget
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.rounds import Outcome, Plan, RunState, rounds
+
+_SECONDS_HELD = 0.1  # handing a round on takes the driver milliseconds in which its hosts wait
 
 
 @ray.remote(num_cpus=0)
@@ -26,6 +29,14 @@ class Driver:
         self._task: Task = ray.get(task)
         self._pool = HostPool(algorithm, task, hosts, cpus_per_host, budget)
 
-    def play(self, plan: Plan, state: RunState) -> Generator[Outcome, None, None]:
-        """Play the rounds that `state` has not seen."""
-        yield from rounds(plan, self._algorithm, self._task, self._pool, state)
+    def play(self, plan: Plan, state: RunState) -> Generator[list[Outcome], None, None]:
+        """Play the rounds that `state` has not seen, and hand them on a few at a time."""
+        played: list[Outcome] = []
+        handed_on = time.monotonic()
+        for outcome in rounds(plan, self._algorithm, self._task, self._pool, state):
+            played.append(outcome)
+            if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:
+                yield played
+                played, handed_on = [], time.monotonic()
+        if played:
+            yield played

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 5.0
 _HEALTH_SECONDS = 8.0
-_OUTCOMES_AHEAD = 16  # rounds that the driver may be ahead of whoever writes them down
+_OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
 
 
 class RayRuntime(BaseModel):
@@ -94,7 +94,7 @@ class RayRuntime(BaseModel):
                 num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD
             ).remote(plan, state)
             for reference in stream:
-                yield ray.get(reference)
+                yield from ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
         finally:
