@@ -36,8 +36,12 @@ test: lint ## style, types and all tests but the slow ones
 slow: venv ## the slow tests: kills, outages and real clusters
 	$(BIN)/python -m pytest -m slow
 
-bench: venv ## seconds per round, in this process and on Ray actors
+bench: venv ## seconds per round here and on Ray, beside plain loops and other platforms
 	$(BIN)/python benchmarks/seconds_per_round.py
+	$(BIN)/python benchmarks/factorisation_step.py
+	$(BIN)/python benchmarks/populations.py
+	$(BIN)/python benchmarks/actors.py
+	$(BIN)/python benchmarks/peers/compare.py
 
 ui: venv ## the MLflow UI on the runs made here
 	$(BIN)/narrowcast ui --output $(RUNS)

@@ -39,7 +39,8 @@ from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.rounds import cut, sample_cohort
+from narrowcast.platform.population import Population
+from narrowcast.platform.rounds import cut, rotation, sample_cohort
 
 BOUND = 1e-6
 Steps = list[tuple[Tensor, Tensor]]
@@ -210,11 +211,11 @@ def prepare(experiment: Experiment, task: Task, index: int, item_factors: np.nda
     dimension = item_factors.shape[1]
     basis = None if rank is None else draw_basis("orthonormal", rank, dimension, index)
     chunks = cut(
-        sample_cohort(experiment, task.data.n_users, index),
+        sample_cohort(experiment, rotation(experiment, task.data.n_clients), index),
         task.data.examples,
         experiment.chunk_size,
         index,
-        task.model.init_clients(task.data, task.seed),
+        Population.fresh(task.model.init_clients(task.data, task.seed), task.data.n_clients),
     )
     users = [np.asarray(chunk.state[USER_FACTORS]) for chunk in chunks]
     steps: list[tuple[np.ndarray, Steps]] = []
