@@ -156,7 +156,9 @@ def _read(workload: Workload) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[
         order = np.random.default_rng(SEED).permutation(len(bunch.target))
         features, labels = (bunch.data / 16).astype(np.float32)[order], bunch.target.astype(np.int64)[order]
         return features[:1437], labels[:1437], features[1437:], labels[1437:]
-    folder = Path(os.environ["NARROWCAST_DATA"]) / "mnist"
+    folder = Path(os.environ.get("NARROWCAST_DATA", ".")) / "mnist"
+    if not folder.is_dir():
+        raise SystemExit(f"{folder} is not there; set NARROWCAST_DATA to the folder that holds mnist/")
     train, test = (
         (_idx(folder / f"{part}-images-idx3-ubyte.gz", 16), _idx(folder / f"{part}-labels-idx1-ubyte.gz", 8))
         for part in ("train", "t10k")
