@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import RunState
 
 _FILE = "state.safetensors"
@@ -37,11 +38,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file by new content, wholly or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    with uninterrupted():
+        with part.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
 
 
 def load_checkpoint(folder: Path) -> tuple[RunState, str]:
