@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from replay import Stopwatch, arguments, report
 from replay import Workload as Replay
-from workload import WORKLOADS, make_task, plan
+from workload import Workload, make_task, plan
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.cluster.runtime import RayRuntime
@@ -17,7 +17,7 @@ from narrowcast.platform.rounds import start
 def main() -> None:
     options = arguments(actors={"type": int, "default": 0})
     replay = Replay(options.workload)
-    workload, algorithm = WORKLOADS[replay.settings.name], FedAvg()
+    workload, algorithm = Workload(**vars(replay.settings)), FedAvg()
     task = make_task(workload, np.load(options.workload))
     algorithm.check(task)
     runtime = RayRuntime(actors=options.actors) if options.actors else LocalRuntime()
