@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from narrowcast.cluster.failure import FailureBudget
 from narrowcast.cluster.placement import deal
@@ -19,6 +19,9 @@ from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 logger = logging.getLogger(__name__)
+
+
+_BYTES_IN_A_CALL = 64 * 1024
 
 
 @ray.remote
@@ -62,13 +65,15 @@ class HostPool:
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""
-        shared = ray.put(dict(broadcast))
+        shared = _shared(broadcast)
         results: dict[int, ChunkResult] = {}
         calls: dict[ray.ObjectRef[Any], tuple[int, list[Chunk]]] = {}
         for host, part in enumerate(deal(chunks, len(self._hosts))):
             if part:
                 calls[self._hosts[host].train.remote(shared, part)] = (host, part)
         deadline = time.monotonic() + self._budget.round_timeout_seconds
+        if self._collect_all(list(calls), results):
+            return [results[chunk.index] for chunk in chunks]
         while calls:
             ready, _ = ray.wait(list(calls), timeout=max(0.0, deadline - time.monotonic()))
             if ready:
@@ -91,6 +96,15 @@ class HostPool:
                 calls[self._hosts[host].train.remote(shared, part)] = (host, part)
         return [results[chunk.index] for chunk in chunks]
 
+    def _collect_all(self, calls: list[ray.ObjectRef[Any]], results: dict[int, ChunkResult]) -> bool:
+        """Keep the results of all calls at once, milliseconds sooner than one by one; whether nothing went wrong."""
+        try:
+            for part in ray.get(calls, timeout=self._budget.round_timeout_seconds):
+                results |= {result.index: result for result in part}
+        except (RayActorError, ObjectLostError, RayTaskError, GetTimeoutError):
+            return False
+        return True
+
     @staticmethod
     def _collect(call: ray.ObjectRef[Any], results: dict[int, ChunkResult]) -> str:
         """Keep the results of a call; what went wrong, or nothing."""
@@ -102,3 +116,9 @@ class HostPool:
             cause = error.cause
             raise (cause if isinstance(cause, RunFailed) else RunFailed(f"a client host failed: {cause!r}")) from error
         return ""
+
+
+def _shared(broadcast: Arrays) -> Any:
+    """What all hosts read: one object in the store, or, where it is small, a copy in each call, which is quicker."""
+    size = sum(values.nbytes for values in broadcast.values())
+    return dict(broadcast) if size <= _BYTES_IN_A_CALL else ray.put(dict(broadcast))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -11,12 +14,19 @@ _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
 def train_chunk(algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
     """Train a chunk, or raise `RunFailed` that names the chunk size where memory does not suffice."""
-    try:
+    with naming_chunk_size(chunk.round_index, len(chunk.clients)):
         return algorithm.train(broadcast, chunk, task)
+
+
+@contextmanager
+def naming_chunk_size(round_index: int, clients: int) -> Iterator[None]:
+    """Say what to do where memory does not suffice for this many clients at once."""
+    try:
+        yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
         raise RunFailed(
-            f"round {chunk.round_index}: not enough memory for {len(chunk.clients)} clients at once; "
+            f"round {round_index}: not enough memory for {clients} clients at once; "
             "lower chunk_size and start the run again"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates, Payload, Profiles
 
@@ -103,6 +103,10 @@ class Training(Protocol):
         """Train every client of a chunk from the global parameters."""
         ...
 
+    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+        """Train the chunks of several runs, as one program where their shapes allow; the results of one by one."""
+        ...
+
 
 @dataclass(frozen=True)
 class Broadcast:
@@ -129,6 +133,16 @@ class Task:
     model: Model
     training: Any
     seed: int
+
+
+@dataclass(frozen=True)
+class LocalCall:
+    """One call of `Training.train`, decided and not yet made, so that those of several runs can be made together."""
+
+    server: Arrays
+    chunk: Chunk
+    task: Task
+    terms: LocalTerms
 
 
 class Algorithm(Protocol):
@@ -169,6 +183,19 @@ class Algorithm(Protocol):
 
     def final(self, server: Arrays) -> Arrays:
         """The global parameters that a server state stands for."""
+        ...
+
+
+@runtime_checkable
+class TrainsThenUploads(Protocol):
+    """An algorithm whose `train` can be cut in two, so that the local training of several runs can be one program."""
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
+        """The local training that `train` begins with; None where this model is trained by a program of its own."""
+        ...
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """The rest of `train`: what the clients send and keep."""
         ...
 
 

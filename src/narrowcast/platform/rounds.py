@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -166,13 +166,10 @@ def rounds(
     while progress.round_index < plan.rounds:
         began = time.perf_counter()
         with one_thread():
-            record, ledger = play(plan, algorithm, task, executor, progress, order)
-            metrics = {}
-            if due(progress.round_index, plan.evaluate_every, plan.rounds):
-                metrics = evaluate(algorithm, task, progress)
-        checkpoint = due(progress.round_index, plan.checkpoint_every, plan.rounds)
-        kept = progress.snapshot() if checkpoint else None
-        yield Outcome(record, ledger, metrics, time.perf_counter() - began, kept)
+            opened = open_round(plan, algorithm, task, progress, order)
+            results = executor.train(opened.broadcast.arrays, opened.chunks)
+            outcome = close_round(plan, algorithm, task, progress, opened, results)
+        yield replace(outcome, wall_seconds=time.perf_counter() - began)
 
 
 def due(round_index: int, every: int, last: int) -> bool:
@@ -180,19 +177,30 @@ def due(round_index: int, every: int, last: int) -> bool:
     return round_index % every == 0 or round_index == last
 
 
-def play(
-    plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, progress: Progress, order: IntArray
-) -> tuple[RoundRecord, RoundLedger]:
-    """Play one round."""
-    round_index = progress.round_index + 1
+@dataclass(frozen=True)
+class OpenRound:
+    """A round up to the training: what the server sends, and the chunks of the cohort."""
 
-    # 1. Sample the cohort and cut it into chunks, whose size belongs to the experiment.
+    round_index: int
+    broadcast: Broadcast
+    chunks: list[Chunk]
+
+
+def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, order: IntArray) -> OpenRound:
+    """Sample the cohort, cut it into chunks, whose size belongs to the experiment, and broadcast."""
+    round_index = progress.round_index + 1
     cohort = sample_cohort(plan, order, round_index)
     chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population)
+    return OpenRound(round_index, algorithm.broadcast(progress.server, task, round_index), chunks)
 
-    # 2. Broadcast, train, and fold what the chunks send in the order of the chunks.
-    broadcast = algorithm.broadcast(progress.server, task, round_index)
-    results = executor.train(broadcast.arrays, chunks)
+
+def close_round(
+    plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, opened: OpenRound, results: list[ChunkResult]
+) -> Outcome:
+    """Everything after the training; the outcome's `wall_seconds` are for the caller to fill in."""
+    round_index, broadcast = opened.round_index, opened.broadcast
+
+    # 1. Fold what the chunks send in the order of the chunks, and step.
     server = algorithm.step(progress.server, broadcast.arrays, algorithm.fold([result.partial for result in results]))
     if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
         raise RunFailed(
@@ -200,12 +208,12 @@ def play(
             f"(now {getattr(task.training, 'learning_rate', 'unknown')}) and run again"
         )
 
-    # 3. Weigh what was sent and let the virtual clock run.
+    # 2. Weigh what was sent and let the virtual clock run.
     progress.update_bits.append(broadcast.update.wire_bits() if broadcast.update else 0)
     ledger = weigh(plan, task, progress, broadcast, results)
     seconds = plan.clock.round_seconds(ledger.seconds)
 
-    # 4. Commit the round, once.
+    # 3. Commit the round, once.
     for result in results:
         progress.population.put(result.ledger.client, result.state)
     progress.population.last_round[ledger.client] = round_index
@@ -213,7 +221,11 @@ def play(
     progress.uplink_bits += int(ledger.uplink_bits.sum())
     progress.downlink_bits += int(ledger.downlink_bits.sum())
     progress.simulated_seconds += seconds
-    return summarise(progress, ledger, seconds), ledger
+
+    # 4. Evaluate and keep what is due.
+    metrics = evaluate(algorithm, task, progress) if due(round_index, plan.evaluate_every, plan.rounds) else {}
+    kept = progress.snapshot() if due(round_index, plan.checkpoint_every, plan.rounds) else None
+    return Outcome(summarise(progress, ledger, seconds), ledger, metrics, 0.0, kept)
 
 
 def rotation(plan: Plan, n_clients: int) -> IntArray:

@@ -6,8 +6,8 @@ r rank, R rows that a chunk's clients touch, n examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -101,17 +101,26 @@ class Chunk:
     state: Arrays
 
 
+Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+"""Makes a module's parameters, as torch tensors, from those that are trained and those that are frozen."""
+
+
 @dataclass(frozen=True)
 class LocalTerms:
     """What an algorithm adds to the clients' local steps.
 
     `proximal` is mu of mu/2 ||y - x||^2. Shapes: correction [C, ...] for each parameter, added to every gradient;
-    epochs [C], where clients do less or more than the training says.
+    epochs [C], where clients do less or more than the training says; gains [C, ...] that the gradients of the tensors
+    they name are multiplied by. Where others than the module's own parameters are trained, `rebuild` makes these from
+    them and from `frozen`.
     """
 
     proximal: float = 0.0
     correction: Arrays | None = None
     epochs: IntArray | None = None
+    gains: Arrays | None = None
+    rebuild: Rebuild | None = None
+    frozen: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

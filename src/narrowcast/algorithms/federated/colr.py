@@ -19,8 +19,9 @@ from narrowcast.algorithms.federated.low_rank_network import (
     broadcast_network,
     final_network,
     init_network,
+    network_call,
+    network_upload,
     step_network,
-    train_network_components,
 )
 from narrowcast.algorithms.federated.row_updates import (
     Aggregation,
@@ -32,10 +33,10 @@ from narrowcast.algorithms.federated.row_updates import (
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_components
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalUpdates
 
 _BASIS, _UPDATE, _CHANGED = "basis", "update", "changed_rows"
 
@@ -92,6 +93,31 @@ class LowRank(BaseModel):
             update=RowsPayload(n_items, changed, update, self.rows, mask=False, seed=seed) if round_index > 1 else None,
         )
 
+    def ranks(self, broadcast: Arrays, chunk: Chunk, task: Task) -> IntArray:
+        """The rank at which each client of the chunk trains a network, [C]."""
+        raise NotImplementedError
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
+        """The local training of a network; the rows of Q are trained by a program of their own."""
+        if ITEM_FACTORS in broadcast:
+            return None
+        return network_call(self.rank, broadcast, chunk, task, self.ranks(broadcast, chunk, task))
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """What the clients of a network send."""
+        return network_upload(self, broadcast, chunk, task, self.ranks(broadcast, chunk, task), updates)
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """The client half: train a chunk of clients on their components."""
+        call = self.local_call(broadcast, chunk, task)
+        if call is None:
+            return self.train_rows(broadcast, chunk, task)
+        return self.upload(broadcast, chunk, task, task.training.train(call.server, chunk, task, call.terms))
+
+    def train_rows(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train a chunk of matrix-factorisation clients."""
+        raise NotImplementedError
+
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """The sum over all chunks."""
         return add_up(partials)
@@ -120,11 +146,13 @@ class CoLR(LowRank):
 
     kind: Literal["colr"] = "colr"
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+    def ranks(self, broadcast: Arrays, chunk: Chunk, task: Task) -> IntArray:
+        """All components."""
+        del broadcast, task
+        return np.full(len(chunk.clients), self.rank)
+
+    def train_rows(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the chunk's clients on all components."""
-        if ITEM_FACTORS not in broadcast:
-            ranks = np.full(len(chunk.clients), self.rank)
-            return train_network_components(self, broadcast, chunk, task, ranks)
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         components = np.ones((len(chunk.clients), self.rank), dtype=bool)
         return train_components(self, broadcast, chunk, task, samples, components)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import (
     NO_RANK,
     Arrays,
@@ -29,10 +29,27 @@ SUM, WEIGHT = "sum/", "weight"
 """Names in a partial sum: `sum/NAME` for every tensor, and the sum of the weights."""
 
 
-class WholeModel(BaseModel):
-    """What the algorithms share whose server holds the model and nothing else."""
+class LocalThenUpload(BaseModel):
+    """What the algorithms share whose clients train by `task.training` alone, and then send."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """What the chunk's clients train."""
+        raise NotImplementedError
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """What they send and keep of it."""
+        raise NotImplementedError
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """The client half: train a chunk of clients and put together what they send."""
+        call = self.local_call(broadcast, chunk, task)
+        return self.upload(broadcast, chunk, task, task.training.train(call.server, chunk, task, call.terms))
+
+
+class WholeModel(LocalThenUpload):
+    """What the algorithms share whose server holds the model and nothing else."""
 
     server_learning_rate: float = Field(1.0, gt=0)
 

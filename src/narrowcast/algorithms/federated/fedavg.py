@@ -23,8 +23,8 @@ from narrowcast.algorithms.federated.dense_updates import (
     weighted_sum,
 )
 from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.platform.contracts import Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
+from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 
 class Averaging(WholeModel):
@@ -37,9 +37,13 @@ class Averaging(WholeModel):
         del chunk, task
         return LocalTerms()
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train the chunk's clients and add up their weighted changes."""
-        updates = task.training.train(broadcast, chunk, task, self.terms(chunk, task))
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Train the whole model."""
+        return LocalCall(broadcast, chunk, task, self.terms(chunk, task))
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Add up the clients' weighted changes."""
+        del broadcast
         delivered = delivered_clients(updates, task.data.examples[chunk.clients])
         weight = client_weights(self.weights, task, chunk, delivered)
         partial = {**weighted_sum(updates.changes, weight), WEIGHT: np.array(weight.sum())}

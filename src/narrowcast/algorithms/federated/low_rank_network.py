@@ -7,7 +7,7 @@ that is less. Biases and other vectors are trained and sent whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -21,9 +21,8 @@ from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.federated.basis import BasisKind, draw_basis, draw_components
 from narrowcast.algorithms.federated.dense_updates import SUM, WEIGHT, client_weights, delivered_clients, finish_dense
 from narrowcast.algorithms.federated.row_updates import Aggregation
-from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.platform.contracts import Broadcast, Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
 _BASIS, _UPDATE, COMPONENT_WEIGHT = "basis/", "update/", "component weight/"
 
@@ -104,7 +103,7 @@ def broadcast_network(server: Arrays, rank: int, basis: BasisKind, seed: int, *,
 
 def network_bits_at_rank(model: Arrays, rank: int) -> IntArray:
     """The weight of an update of rank 0, 1, ..., `rank`: [rank + 1]."""
-    model = {name: values for name, values in model.items() if not name.startswith(_BASIS)}
+    model = _model(model)
     factors = factors_of(model, rank).values()
     vectors = sum(values.size for values in model.values() if values.ndim < 2)
     return np.array(
@@ -115,21 +114,11 @@ def network_bits_at_rank(model: Arrays, rank: int) -> IntArray:
     )
 
 
-def train_network_components(
-    algorithm: LowRankSettings, broadcast: Arrays, chunk: Chunk, task: Task, ranks: IntArray
-) -> ChunkResult:
-    """Train `ranks[u]` components of each weight on client u and add up what the clients send.
-
-    Each component is divided by the examples of the clients that sent it (`per_item_mean`), or of all (`weighted`).
-    """
-    training: SGD = task.training
-    rank = algorithm.rank
-    model = {name: values for name, values in broadcast.items() if not name.startswith(_BASIS)}
+def network_call(rank: int, broadcast: Arrays, chunk: Chunk, task: Task, ranks: IntArray) -> LocalCall:
+    """Train `ranks[u]` components of each weight on client u."""
+    model = _model(broadcast)
     factors = factors_of(model, rank)
-    components = {
-        name: draw_components(ranks, factor.rank, chunk.clients, task.seed, chunk.round_index, name)
-        for name, factor in factors.items()
-    }
+    components = _components(factors, chunk, task, ranks)
     start = {
         name: np.zeros((factors[name].long, factors[name].rank), dtype=np.float32) if name in factors else values
         for name, values in model.items()
@@ -138,7 +127,21 @@ def train_network_components(
         name: (components[name] * (factor.rank / factor.short) ** 0.5).astype(np.float32)[:, None, :]
         for name, factor in factors.items()
     }
-    updates = training.train(start, chunk, task, LocalTerms(), rebuild=rebuilder(broadcast, factors), gains=gains)
+    frozen = {name: values for name, values in broadcast.items() if name in factors or name.startswith(_BASIS)}
+    terms = LocalTerms(gains=gains, rebuild=lambda trained, kept: _rebuild(factors, trained, kept), frozen=frozen)
+    return LocalCall(start, chunk, task, terms)
+
+
+def network_upload(
+    algorithm: LowRankSettings, broadcast: Arrays, chunk: Chunk, task: Task, ranks: IntArray, updates: LocalUpdates
+) -> ChunkResult:
+    """Add up what the clients send.
+
+    Each component is divided by the examples of the clients that sent it (`per_item_mean`), or of all (`weighted`).
+    """
+    model = _model(broadcast)
+    factors = factors_of(model, algorithm.rank)
+    components = _components(factors, chunk, task, ranks)
     delivered = delivered_clients(updates, task.data.examples[chunk.clients]) & (ranks > 0)
     weight = client_weights("examples", task, chunk, delivered)
     kept = np.flatnonzero(weight)
@@ -148,7 +151,7 @@ def train_network_components(
         if name in factors:
             sent = components[name] if algorithm.aggregation == "per_item_mean" else np.ones_like(components[name])
             partial[COMPONENT_WEIGHT + name] = weight @ sent
-    bits = np.where(ranks > 0, network_bits_at_rank(model, rank)[ranks], 0)
+    bits = np.where(ranks > 0, network_bits_at_rank(model, algorithm.rank)[ranks], 0)
     return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=bits, rank=ranks)
 
 
@@ -169,15 +172,22 @@ def step_network(server: Arrays, broadcast: Arrays, total: Arrays, rank: int) ->
     return after
 
 
-def rebuilder(broadcast: Arrays, factors: dict[str, Factor]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+def _rebuild(
+    factors: dict[str, Factor], trained: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The module's parameters from the A and the vectors that a client trains."""
-    weights = {name: torch.from_numpy(np.array(broadcast[name])) for name in factors}
-    bases = {name: torch.from_numpy(np.array(broadcast[_BASIS + name])) for name in factors}
+    return {
+        name: frozen[name] + factors[name].change(values, frozen[_BASIS + name]) if name in factors else values
+        for name, values in trained.items()
+    }
 
-    def rebuild(trained: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: weights[name] + factors[name].change(values, bases[name]) if name in factors else values
-            for name, values in trained.items()
-        }
 
-    return rebuild
+def _model(broadcast: Arrays) -> Arrays:
+    return {name: values for name, values in broadcast.items() if not name.startswith(_BASIS)}
+
+
+def _components(factors: dict[str, Factor], chunk: Chunk, task: Task, ranks: IntArray) -> dict[str, BoolArray]:
+    return {
+        name: draw_components(ranks, factor.rank, chunk.clients, task.seed, chunk.round_index, name)
+        for name, factor in factors.items()
+    }

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 
 from narrowcast.algorithms.federated.dense_updates import WholeModel, delivered_clients, dense_uplink, finish_dense
-from narrowcast.platform.contracts import Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
+from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 
 class Median(WholeModel):
@@ -24,9 +24,13 @@ class Median(WholeModel):
 
     kind: Literal["median"] = "median"
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train the chunk's clients and hand on every delivered change."""
-        updates = task.training.train(broadcast, chunk, task, LocalTerms())
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Train the whole model."""
+        return LocalCall(broadcast, chunk, task, LocalTerms())
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Hand on every delivered change."""
+        del broadcast
         delivered = delivered_clients(updates, task.data.examples[chunk.clients])
         partial = {name: values[delivered] for name, values in updates.changes.items()}
         sent_values = sum(values[0].size for values in updates.changes.values())

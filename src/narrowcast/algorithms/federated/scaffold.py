@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.federated.dense_updates import (
     SUM,
     WEIGHT,
+    LocalThenUpload,
     broadcast_dense,
     client_weights,
     delivered_clients,
@@ -24,13 +25,13 @@ from narrowcast.algorithms.federated.dense_updates import (
     weighted_sum,
 )
 from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.platform.contracts import Broadcast, Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 _CONTROL = "control/"
 
 
-class Scaffold(BaseModel):
+class Scaffold(LocalThenUpload):
     """y -= lr (g(y) - c_u + c); c_u becomes c_u - c + (x - y) / (K lr), option II; x and c move by the mean changes.
 
     A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted.
@@ -38,8 +39,6 @@ class Scaffold(BaseModel):
     Differs from the paper: 1. the learning rate in c_u is the local training's; with momentum, weight decay or clipping
     the control variate is that of the whole local step.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["scaffold"] = "scaffold"
     server_learning_rate: float = Field(1.0, gt=0)
@@ -66,11 +65,14 @@ class Scaffold(BaseModel):
         del task, round_index
         return broadcast_dense(server, server)
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train with corrected steps, and renew the control variates."""
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Train with corrected steps."""
         model = self.final(broadcast)
         corrections = {name: broadcast[_CONTROL + name] - chunk.state[_CONTROL + name] for name in model}
-        updates = task.training.train(model, chunk, task, LocalTerms(correction=corrections))
+        return LocalCall(model, chunk, task, LocalTerms(correction=corrections))
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Renew the control variates, and add up what changed."""
         delivered = delivered_clients(updates, task.data.examples[chunk.clients])
         travelled = np.maximum(updates.steps, 1) * task.training.learning_rate
         control_changes = {

@@ -15,10 +15,9 @@ from narrowcast.algorithms.channel.rank_policy import RankPolicy, UniformRank
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.algorithms.federated.basis import draw_components
 from narrowcast.algorithms.federated.colr import LowRank, train_components
-from narrowcast.algorithms.federated.low_rank_network import network_bits_at_rank, train_network_components
+from narrowcast.algorithms.federated.low_rank_network import network_bits_at_rank
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 
@@ -35,13 +34,13 @@ class SCoLR(LowRank):
     rank: int = Field(8, ge=1, description="r_g, rank of the global update; at most model.embedding_dim")
     rank_policy: RankPolicy = UniformRank()
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+    def ranks(self, broadcast: Arrays, chunk: Chunk, task: Task) -> IntArray:
+        """As many components as each client's link affords."""
+        bits = np.broadcast_to(network_bits_at_rank(broadcast, self.rank), (len(chunk.clients), self.rank + 1))
+        return self.rank_policy.ranks(task.profiles.take(chunk.clients), bits, task.seed, chunk.round_index)
+
+    def train_rows(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Choose each client's rank and components, then train the chunk on them."""
-        if ITEM_FACTORS not in broadcast:
-            bits = np.broadcast_to(network_bits_at_rank(broadcast, self.rank), (len(chunk.clients), self.rank + 1))
-            profiles = task.profiles.take(chunk.clients)
-            ranks = self.rank_policy.ranks(profiles, bits, task.seed, chunk.round_index)
-            return train_network_components(self, broadcast, chunk, task, ranks)
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         clients = chunk.clients[samples.order]
         ranks = self.rank_policy.ranks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import train_rows
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
@@ -54,6 +55,10 @@ class FactorisationSGD(BaseModel):
         """One program for a chunk, whichever it is."""
         del task
         return "batched"
+
+    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+        """One call after the other: a call is a program of many clients as it is."""
+        return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train the chunk's clients on whole rows; `changes` has every row of Q, zero where it was not touched."""

@@ -7,7 +7,8 @@ wins where convolutions leave nothing to batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,10 +20,9 @@ from narrowcast.algorithms.local_training.batched_module import batched_forward
 from narrowcast.algorithms.local_training.schedule import Schedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.classifier import as_input
-from narrowcast.platform.types import FloatArray, IntArray
+from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
 Tensors = dict[str, Tensor]
-Rebuild = Callable[[Tensors], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,11 @@ class Steps:
     """How a client steps: y -= lr v, v = momentum v + g + weight_decay y + correction, in the order of torch's SGD.
 
     g is the gradient of the loss, times `gains` [C, ...], and of the proximal term, clipped to a norm; `correction` is
-    [C, ...]; `rebuild` makes the module's parameters from those that are trained.
+    [C, ...]; `rebuild` makes the module's parameters from those that are trained and `frozen` [1 or C, ...]. The
+    learning rate is one for all, or [C].
     """
 
-    learning_rate: float
+    learning_rate: float | Tensor
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
@@ -41,6 +42,13 @@ class Steps:
     gains: Tensors = field(default_factory=dict)
     correction: Tensors = field(default_factory=dict)
     rebuild: Rebuild | None = None
+    frozen: Tensors = field(default_factory=dict)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the gradient of the loss is all there is to a step."""
+        terms = (self.momentum, self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
+        return not any(terms)
 
 
 @dataclass(frozen=True)
@@ -64,10 +72,10 @@ def train_network(
 ) -> tuple[Tensors, FloatArray]:
     """Train every client from `start`; the change of each tensor [C, ...] and the mean loss of the last epoch [C].
 
-    `own` is the samples of the clients one after the other; all client axes are in the order of `schedule`.
+    `start` is [1, ...] each where all clients start alike, else [C, ...]. `own` is the samples of the clients one after the other; all client axes are in the order of `schedule`.
     """
     module.train()
-    values = {name: tensor.expand(len(schedule.order), *tensor.shape).clone() for name, tensor in start.items()}
+    values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
     train = _train_batched if batched else _train_each
     losses = train(module, start, values, samples, own, schedule, steps)
     for name, tensor in values.items():
@@ -90,19 +98,21 @@ def _train_batched(
     steps: Steps,
 ) -> FloatArray:
     forward = batched_forward(module)
+    # Expanded and not shared, or products with a basis would be rounded as one large one, and not as with replicas.
+    frozen = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]) for name, tensor in steps.frozen.items()}
     rebuild = vmap(steps.rebuild) if steps.rebuild else None
     velocity: Tensors = {}
     losses = []
     for batch in _batches(samples, own, schedule):
-        now = {name: tensor[: len(batch.labels)].detach().requires_grad_() for name, tensor in values.items()}
-        parameters = rebuild(now) if rebuild else now
+        training = slice(0, len(batch.labels))
+        now = {name: tensor[training].detach().requires_grad_() for name, tensor in values.items()}
+        parameters = rebuild(now, _rows(frozen, training)) if rebuild else now
         each = mean_entropy(forward(parameters, batch.features), batch.labels, batch.valid)
         losses.append(each.detach())
         objective = each.sum() + _decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         named = dict(zip(now, gradients, strict=True))
-        training = slice(0, len(batch.labels))
-        _step({name: tensor[training] for name, tensor in values.items()}, start, named, velocity, steps, training)
+        _step(_rows(values, training), _rows(start, training), named, velocity, steps, training)
     return torch.cat(losses).numpy().astype(np.float64) if losses else np.empty(0)
 
 
@@ -117,24 +127,46 @@ def _train_each(
 ) -> FloatArray:
     step_starts = np.cumsum(schedule.active) - schedule.active
     losses = torch.zeros(int(schedule.active.sum()))
+    own_module = None if steps.rebuild else _with_values(module)
     for client, n_steps in enumerate(schedule.steps):
         velocity: Tensors = {}
-        leaves = {name: _channels_last(tensor).requires_grad_() for name, tensor in start.items()}
+        mine = slice(client, client + 1)
+        begin, frozen = _rows(start, mine), {name: values[0] for name, values in _rows(steps.frozen, mine).items()}
+        leaves: Tensors
+        if own_module:
+            leaves = dict(own_module.named_parameters())
+            torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
+        else:
+            leaves = {name: _channels_last(tensor[0]).requires_grad_() for name, tensor in begin.items()}
         now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
             picked = samples.take(own[schedule.samples[batch, : schedule.sizes[batch]]])
-            parameters = steps.rebuild(leaves) if steps.rebuild else leaves
-            scores = functional_call(module, dict(parameters), (_channels_last(as_input(picked.features)),))
+            features = _channels_last(as_input(picked.features))
+            parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
+            scores = own_module(features) if own_module else functional_call(module, dict(parameters), (features,))
             loss = nn.functional.cross_entropy(scores, torch.from_numpy(picked.labels))
             losses[batch] = loss.detach()
             objective = loss + _decay_of_rebuilt(parameters, steps)
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
             rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
-            _step(now, start, rows, velocity, steps, slice(client, client + 1))
+            _step(now, begin, rows, velocity, steps, mine)
         for name, tensor in now.items():
             values[name][client] = tensor[0]
     return losses.numpy().astype(np.float64)
+
+
+def _with_values(module: nn.Module) -> nn.Module:
+    """A copy of a skeleton that can be called as it is, which is quicker than to lend it parameters at every step."""
+    copy = deepcopy(module).to_empty(device="cpu")
+    for parameter in copy.parameters():
+        parameter.data = _channels_last(parameter.data)
+    return copy
+
+
+def _rows(tensors: Tensors, rows: slice) -> Tensors:
+    """The rows of some clients; of a tensor that all share, its only one."""
+    return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in tensors.items()}
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -156,7 +188,10 @@ def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor 
 
 
 def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors, steps: Steps, rows: slice) -> None:
-    """Move the values [a, ...] of the clients `rows` by one step, in place."""
+    """Move the values [a, ...] of the clients `rows` by one step, in place; `start` is [1 or a, ...]."""
+    if isinstance(steps.learning_rate, float) and steps.plain:
+        torch._foreach_sub_([values[name] for name in gradients], list(gradients.values()), alpha=steps.learning_rate)
+        return
     count = rows.stop - rows.start
     for name, gradient in gradients.items():
         if name in steps.gains:
@@ -167,7 +202,7 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
         squares = torch.stack([gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()])
         scale = (steps.clip_norm / squares.sum(dim=0).sqrt().clamp(min=1e-12)).clamp(max=1.0)
         for gradient in gradients.values():
-            gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
+            gradient.mul_(_along(scale, gradient))
     for name, gradient in gradients.items():
         if steps.weight_decay and not steps.rebuild:
             gradient.add_(values[name], alpha=steps.weight_decay)
@@ -176,7 +211,15 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
         if steps.momentum:
             before = velocity.get(name)
             velocity[name] = gradient if before is None else gradient.add_(before[:count], alpha=steps.momentum)
-        values[name].sub_(gradient, alpha=steps.learning_rate)
+        if isinstance(steps.learning_rate, float):
+            values[name].sub_(gradient, alpha=steps.learning_rate)
+        else:
+            values[name].addcmul_(gradient, _along(steps.learning_rate[rows], gradient), value=-1)
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """One value for each client [a], shaped to multiply tensors [a, ...]."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _batches(samples: Labelled, own: IntArray, schedule: Schedule) -> Iterator[_Batch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
-from narrowcast.algorithms.local_training.network import Rebuild, Steps, Tensors, train_network
+from narrowcast.algorithms.local_training.network import Steps, Tensors, train_network
 from narrowcast.algorithms.local_training.schedule import draw_schedule
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.classifier import Classifier, as_input, skeleton
@@ -57,62 +58,108 @@ class SGD(BaseModel):
                     "use per_client"
                 ) from error
 
-    def train(
-        self,
-        server: Arrays,
-        chunk: Chunk,
-        task: Task,
-        terms: LocalTerms,
-        rebuild: Rebuild | None = None,
-        gains: Arrays | None = None,
-    ) -> LocalUpdates:
-        """Train the chunk's clients.
+    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
+        """Train the chunk's clients."""
+        return _train_as_one([LocalCall(server, chunk, task, terms)])[0]
 
-        `rebuild` makes the module's parameters where others than these are trained; `gains` [C, ...] multiply the
-        gradients of the tensors that they name.
+    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+        """Train the chunks of several runs that differ in their seeds and learning rates only.
+
+        Those whose tensors have the same shapes are one program; clients that train one by one gain nothing from it.
         """
-        data: Samples = task.data
-        counts = data.examples[chunk.clients]
-        epochs = np.full(len(counts), self.epochs) if terms.epochs is None else terms.epochs
-        keys = stream_keys(task.seed, "shuffle", chunk.round_index, chunk.clients)
-        schedule = draw_schedule(counts, epochs, self.batch_size, keys)
-        order = schedule.order
-        steps = Steps(
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            proximal=terms.proximal,
-            correction={name: _tensor(values[order]) for name, values in (terms.correction or {}).items()},
-            gains={name: _tensor(values[order]) for name, values in (gains or {}).items()},
-            rebuild=rebuild,
-        )
-        module = _module(task)
-        start: Tensors = {name: _tensor(np.asarray(values)) for name, values in server.items()}
-        changes, loss = train_network(
-            module,
-            start,
-            data.train,
-            _own(data, chunk.clients[order]),
-            schedule,
-            steps,
-            batched=self.mode(task) == "batched",
-        )
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        return LocalUpdates(
-            changes={name: values.numpy()[place] for name, values in changes.items()},
-            state={},
-            loss=loss[place],
-            examples=counts * epochs,
-            steps=schedule.steps[place],
-        )
+        if self.mode(calls[0].task) == "per_client":
+            return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
+        programs: dict[tuple[object, ...], list[int]] = {}
+        for index, call in enumerate(calls):
+            programs.setdefault(_shapes(call), []).append(index)
+        updates: dict[int, LocalUpdates] = {}
+        for indices in programs.values():
+            updates.update(zip(indices, _train_as_one([calls[index] for index in indices]), strict=True))
+        return [updates[index] for index in range(len(calls))]
 
     def mode(self, task: Task) -> Literal["batched", "per_client"]:
         """How `auto` comes out for this model."""
         if self.execution != "auto":
             return self.execution
         return "batched" if gains_from_batching(_module(task)) else "per_client"
+
+
+def _shapes(call: LocalCall) -> tuple[object, ...]:
+    """What must be the same for two calls to be one program."""
+    terms, task = call.terms, call.task
+    parts = (call.server, terms.gains or {}, terms.correction or {}, terms.frozen)
+    rows = (0, 1, 1, 0)  # axes of clients, whose number may differ
+    return (
+        id(task.data),
+        task.model,
+        task.training.model_copy(update={"learning_rate": 1.0}),
+        terms.proximal,
+        *(tuple((name, values.shape[skip:]) for name, values in part.items()) for part, skip in zip(parts, rows, strict=True)),
+    )
+
+
+def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+    """Train the clients of all calls as one program; they may differ in seed and learning rate."""
+    task = calls[0].task
+    data, training, terms = task.data, task.training, [call.terms for call in calls]
+    clients = np.concatenate([call.chunk.clients for call in calls])
+    counts = data.examples[clients]
+    epochs = np.concatenate(
+        [
+            np.full(len(call.chunk.clients), training.epochs) if call.terms.epochs is None else call.terms.epochs
+            for call in calls
+        ]
+    )
+    keys = np.concatenate(
+        [stream_keys(call.task.seed, "shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
+    )
+    schedule = draw_schedule(counts, epochs, training.batch_size, keys)
+    order = schedule.order
+    owner = np.repeat(np.arange(len(calls)), [len(call.chunk.clients) for call in calls])[order]
+
+    def of_calls(parts: Sequence[Arrays]) -> Tensors:
+        """[1, ...] where there is one call, else [C, ...] in the order of the schedule."""
+        stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+        return {name: _tensor(values if len(calls) == 1 else values[owner]) for name, values in stacked.items()}
+
+    def of_clients(parts: Sequence[Arrays]) -> Tensors:
+        """[C, ...] in the order of the schedule."""
+        return {name: _tensor(np.concatenate([part[name] for part in parts])[order]) for name in parts[0]}
+
+    rates = np.array([call.task.training.learning_rate for call in calls], dtype=np.float32)
+    changes, loss = train_network(
+        _module(task),
+        of_calls([call.server for call in calls]),
+        data.train,
+        _own(data, clients[order]),
+        schedule,
+        Steps(
+            learning_rate=training.learning_rate if (rates == rates[0]).all() else _tensor(rates[owner]),
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            clip_norm=training.clip_norm,
+            proximal=terms[0].proximal,
+            correction=of_clients([each.correction or {} for each in terms]),
+            gains=of_clients([each.gains or {} for each in terms]),
+            rebuild=terms[0].rebuild,
+            frozen=of_calls([each.frozen for each in terms]),
+        ),
+        batched=training.mode(task) == "batched",
+    )
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    stops = np.cumsum([len(call.chunk.clients) for call in calls])
+    return [
+        LocalUpdates(
+            changes={name: values.numpy()[part] for name, values in changes.items()},
+            state={},
+            loss=loss[part],
+            examples=(counts * epochs)[start:stop],
+            steps=schedule.steps[part],
+        )
+        for start, stop in zip([0, *stops[:-1]], stops, strict=True)
+        for part in [place[start:stop]]
+    ]
 
 
 def _module(task: Task) -> nn.Module:
