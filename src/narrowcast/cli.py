@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
@@ -23,6 +24,9 @@ from narrowcast.platform.config import write_yaml
 from narrowcast.platform.data import fetch
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking.units import format_bits, format_seconds
+
+if TYPE_CHECKING:
+    from narrowcast.session import Prepared
 
 OUTPUT = click.Path(file_okay=True, path_type=Path)
 _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
@@ -56,14 +60,16 @@ def cli() -> None:
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @click.option("--executor", type=click.Choice(["local", "ray"]), help="Play in this process, or on Ray actors.")
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --executor ray.")
-@click.option("--resume", metavar="RUN", help="Go on with a run of the output folder from its last checkpoint.")
+@click.option(
+    "--resume", multiple=True, metavar="RUN", help="Go on with a run of the output folder; several play together."
+)
 @click.option("--output", type=OUTPUT, default=Path("runs"), show_default=True, help="Folder of all runs.")
 def run(
     experiment: str | None,
     overrides: tuple[str, ...],
     executor: str | None,
     address: str | None,
-    resume: str | None,
+    resume: tuple[str, ...],
     output: Path,
 ) -> None:
     """Play EXPERIMENT: a YAML file, or the name of a packaged one (see `narrowcast show`).
@@ -71,10 +77,12 @@ def run(
     Any value of the file can be set on the command line by its dotted path, such as algorithm.rank=8 or
     rounds=200. A section can be replaced by its kind: fleet=lognormal. With --resume, EXPERIMENT may be left
     out; results are the same as those of a run that was never interrupted.
+
+    Several seeds, learning rates or ranks can be played together, as one program where shapes allow:
+    narrowcast run fedavg-digits replicas.seed=[0,1,2,3,4]. Each is a run of its own, as if played alone.
     """
     from narrowcast import session
-    from narrowcast.experiment import load_experiment
-    from narrowcast.platform.tracking.mlflow_run import hide_password
+    from narrowcast.experiment import load_experiment, load_replicas
 
     # A word with a = is an override even where the experiment is left out.
     if experiment is not None and "=" in experiment and resume:
@@ -83,27 +91,42 @@ def run(
         overrides = (*overrides, f"executor.kind={executor}")
     if address is not None:
         overrides = (*overrides, "executor.kind=ray", f'executor.address="{address}"')
-    if experiment is None and resume is None:
+    if experiment is None and not resume:
         raise UserError("no experiment given; name a packaged one (narrowcast show lists them) or a YAML file")
-    if resume is not None:
-        folder = output / resume
+    runs = []
+    for name in resume:
+        folder = output / name
         config = folder / "config.yaml"
         changed = None
         if experiment is not None or (overrides and config.is_file()):
             changed = load_experiment(experiment or str(config), overrides)
-        prepared = session.prepare_resume(folder, changed)
-    else:
-        prepared = session.prepare(load_experiment(str(experiment), overrides), output)
-    name = prepared.folder.name
-    again = shlex.join(["narrowcast", "run", "--resume", name, "--output", str(output)])
-    with _Progress(name, prepared.state.round_index, prepared.experiment.rounds) as progress:
+        runs.append(session.prepare_resume(folder, changed))
+    if not resume:
+        runs = [session.prepare(each, output) for each in load_replicas(str(experiment), overrides)]
+    if len(runs) > 1:
+        runs = session.share_data(runs)
+    with _progress_of(runs, output) as progress:
+        if len(runs) == 1:
+            _report(runs, [session.run(runs[0], progress.show)])
+        else:
+            _report(runs, session.run_together(runs, progress.show))
+
+
+@contextmanager
+def _progress_of(runs: Sequence[Prepared], output: Path) -> Iterator[_Progress]:
+    """Show the progress of runs, and say how to go on with them where they end early."""
+    names = [each.folder.name for each in runs]
+    resumes = (word for name in names for word in ("--resume", name))
+    again = shlex.join(["narrowcast", "run", *resumes, "--output", str(output)])
+    done = sum(each.state.round_index for each in runs)
+    title = names[0] if len(runs) == 1 else f"{len(runs)} replicas"
+    with _Progress(title, done, sum(each.experiment.rounds for each in runs)) as progress:
         try:
-            result = session.run(prepared, progress.show)
+            yield progress
         except RunFailed as error:
             raise RunFailed(f"{error} [{again}]") from error
         except KeyboardInterrupt:
             raise RunFailed(f"interrupted; go on with: {again}") from None
-    _report(prepared.folder, result, hide_password(prepared.uri))
 
 
 class _Progress:
@@ -111,6 +134,7 @@ class _Progress:
 
     def __init__(self, name: str, done: int, rounds: int) -> None:
         self._rounds = rounds
+        self._played = done
         self._bar = tqdm(total=rounds, initial=done, desc=name, unit="round") if sys.stderr.isatty() else None
         self._metrics = ""
         if self._bar is None:
@@ -127,6 +151,7 @@ class _Progress:
         """Show a round that was written down."""
         if _stopping.is_set():
             raise KeyboardInterrupt  # the one that _stop raised was lost in a callback
+        self._played += 1
         for name, label in (("test.hr@10", "HR@10"), ("test.accuracy", "accuracy")):
             if name in row:
                 self._metrics = f"{label} {row[name]:.4f}  "
@@ -137,22 +162,40 @@ class _Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(facts, refresh=False)
             self._bar.update()
-        elif row["round"] % max(1, self._rounds // _PLAIN_LINES) == 0 or row["round"] == self._rounds:
-            print(f"round {row['round']}/{self._rounds}  {facts}", flush=True)
+        elif self._played % max(1, self._rounds // _PLAIN_LINES) == 0 or self._played == self._rounds:
+            print(f"round {self._played}/{self._rounds}  {facts}", flush=True)
 
 
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
-def _report(folder: Path, result: Mapping[str, Any], uri: str) -> None:
+def _report(runs: Sequence[Prepared], results: Sequence[dict[str, Any] | RunFailed]) -> None:
     from narrowcast.platform.tracking.compare import load_run, result_table
+    from narrowcast.platform.tracking.mlflow_run import hide_password
+    from narrowcast.platform.tracking.spread import spread_table
 
-    console = _console()
-    console.print(result_table(load_run(folder)))
-    console.print(f"plots   {folder / 'plots'}", highlight=False, soft_wrap=True)
-    console.print(f"MLflow  {uri}  run {result['mlflow_run_id']}", highlight=False, soft_wrap=True)
-    console.print(f"        look at it with: narrowcast ui --output {folder.parent}", highlight=False, soft_wrap=True)
+    console, folder = _console(), runs[0].folder
+    finished = [(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)]
+    failed = [
+        f"{run.folder.name}: {error}" for run, error in zip(runs, results, strict=True) if isinstance(error, RunFailed)
+    ]
+    if finished:
+        lines = [
+            f"MLflow  {hide_password(runs[0].uri)}",
+            f"        look at it with: narrowcast ui --output {folder.parent}",
+        ]
+        if len(runs) == 1:
+            console.print(result_table(load_run(folder)))
+            lines[0] += f"  run {finished[0][1]['mlflow_run_id']}"
+            lines.insert(0, f"plots   {folder / 'plots'}")
+        else:
+            console.print(spread_table([(run.experiment.identity(), result) for run, result in finished]))
+            lines.insert(0, f"runs    {', '.join(str(run.folder) for run, _ in finished)}")
+        for line in lines:
+            console.print(line, highlight=False, soft_wrap=True)
+    if failed:
+        raise RunFailed("; ".join(failed))
 
 
 @cli.command()

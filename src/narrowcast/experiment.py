@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
+from copy import deepcopy
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +26,7 @@ from narrowcast.catalog import (
 )
 from narrowcast.cluster.fleet import Tiers
 from narrowcast.cluster.runtime import RayRuntime
-from narrowcast.platform.config import apply_overrides, flatten, read_yaml, suggest, validate
+from narrowcast.platform.config import apply_overrides, flatten, read_yaml, set_value, suggest, validate
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
@@ -44,6 +47,7 @@ else:
     AnyFleet, AnyRuntime = one_of(FLEETS, "tiers"), one_of(RUNTIMES, "ray")
 
 PACKAGED = files("narrowcast") / "experiments"
+_SHARED = ("data", "executor", "name", "tracking")  # what replicas have in common
 _NOT_IDENTITY = ("name", "executor", "tracking", "rounds", "evaluate_every", "checkpoint_every")
 
 
@@ -89,12 +93,42 @@ class Experiment(Plan):
 
 def load_experiment(name_or_path: str, overrides: Iterable[str] = ()) -> Experiment:
     """Read an experiment from a YAML file, or from the packaged one of this name."""
+    experiments = load_replicas(name_or_path, overrides)
+    if len(experiments) > 1:
+        raise UserError(f"{name_or_path} has {len(experiments)} replicas; leave them out here")
+    return experiments[0]
+
+
+def load_replicas(name_or_path: str, overrides: Iterable[str] = ()) -> list[Experiment]:
+    """Read an experiment as `load_experiment` does: once, or for every combination of the values under `replicas`."""
     text, origin = _find(name_or_path)
     values = read_yaml(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
     values.setdefault("name", Path(origin).stem)
-    return build_experiment(apply_overrides(values, overrides), origin)
+    values = apply_overrides(values, overrides)
+    grid = _read_grid(values.pop("replicas", {}), origin)
+    experiments = []
+    for combination in product(*grid.values()):
+        chosen, name = deepcopy(values), str(values["name"])
+        for path, value in zip(grid, combination, strict=True):
+            set_value(chosen, path, value)
+            name += f"-{path.rpartition('.')[2]}-" + re.sub(r"[^\w.-]", "", str(value))
+        experiments.append(build_experiment({**chosen, "name": name}, origin))
+    return experiments
+
+
+def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
+    advice = "give a list of different values by dotted path, such as replicas.seed=[0,1,2]"
+    if not isinstance(values, dict):
+        raise UserError(f"{origin}: replicas = {values!r}: {advice}")
+    grid = flatten(values)
+    for path, choices in grid.items():
+        if not isinstance(choices, list) or not choices or len(set(map(str, choices))) < len(choices):
+            raise UserError(f"{origin}: replicas.{path} = {choices!r}: {advice}")
+        if path.split(".")[0] in _SHARED:
+            raise UserError(f"{origin}: replicas.{path}: replicas share {path.split('.')[0]}; start runs of their own")
+    return grid
 
 
 def build_experiment(values: dict[str, Any], origin: str) -> Experiment:

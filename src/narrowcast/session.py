@@ -9,9 +9,9 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.rounds import RunState, model_sha256, start
+from narrowcast.platform.replicas import Replica, play_together
+from narrowcast.platform.rounds import Outcome, RunState, model_sha256, start
 from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import (
     Cursor,
@@ -65,6 +66,17 @@ def prepare(experiment: Experiment, output: Path) -> Prepared:
     uri = experiment.tracking.resolve(output)
     check_store(uri)
     return Prepared(experiment, task, start(experiment.algorithm, task), free_folder(output, experiment.name), uri)
+
+
+def share_data(runs: Sequence[Prepared]) -> list[Prepared]:
+    """Runs that can be played together: in this process, and on the first one's data, held once."""
+    first = runs[0]
+    for each in runs:
+        if each.experiment.executor.kind != "local":
+            raise UserError("replicas are played together in this process; add --executor local")
+        if each.task.data.digest != first.task.data.digest:
+            raise UserError(f"{each.folder.name} and {first.folder.name} are on different data; play them one by one")
+    return [replace(each, task=replace(each.task, data=first.task.data)) for each in runs]
 
 
 def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
@@ -122,12 +134,80 @@ def free_folder(output: Path, name: str) -> Path:
 
 def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
     """Play a run to its end and return its result; on failure or interruption what was reached is kept for a resume."""
+    experiment = prepared.experiment
+    with recorded(prepared, progress) as recorder:
+        outcomes = experiment.executor.play(experiment, experiment.algorithm, prepared.task, prepared.state)
+        with closing(outcomes):
+            for outcome in outcomes:
+                recorder.write(outcome)
+        return recorder.finish()
+
+
+def run_together(runs: Sequence[Prepared], progress: Progress) -> list[dict[str, Any] | RunFailed]:
+    """Play runs that share their data in lockstep, in this process; what came of each, in their order."""
+    results: dict[int, dict[str, Any] | RunFailed] = {}
+    replicas = [Replica(each.experiment, each.experiment.algorithm, each.task, each.state) for each in runs]
+    with ExitStack() as stack:
+        # The machine's load is that of all of them, and is measured once.
+        recorders = [
+            stack.enter_context(recorded(each, progress, monitored=place == 0)) for place, each in enumerate(runs)
+        ]
+        with closing(play_together(replicas)) as rounds:
+            for outcomes in rounds:
+                for place, outcome in outcomes.items():
+                    if isinstance(outcome, RunFailed):
+                        results[place] = outcome
+                    else:
+                        recorders[place].write(outcome)
+        for place, recorder in enumerate(recorders):
+            if place not in results:
+                results[place] = recorder.finish()
+    return [results[place] for place in range(len(runs))]
+
+
+@dataclass
+class Recorder:
+    """What is written down of a run while it is played."""
+
+    prepared: Prepared
+    journal: Journal
+    sender: Sender
+    progress: Progress
+    state: RunState
+    result: dict[str, Any] | None = None
+    warned: bool = False
+
+    def write(self, outcome: Outcome) -> None:
+        """Write a round down, and hand it on."""
+        if self.journal.append(outcome, logged_at_ms=int(time.time() * 1000)):
+            self.sender.notify()
+        if outcome.state is not None:
+            self.state = outcome.state
+            save_checkpoint(self.prepared.folder / "checkpoint", self.state, self.prepared.experiment.digest())
+        self.progress(self.journal.rounds[outcome.record.round - 1])
+        if outcome.record.uplink_bits and not outcome.record.delivered and not self.warned:
+            self.warned = True
+            logger.warning(
+                "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
+                outcome.record.round,
+            )
+
+    def finish(self) -> dict[str, Any]:
+        """Write tables, plots and `result.json`."""
+        self.result = finish(self.prepared, self.journal, self.state, self.sender.cursor.run_id)
+        return self.result
+
+
+@contextmanager
+def recorded(prepared: Prepared, progress: Progress, *, monitored: bool = True) -> Iterator[Recorder]:
+    """A run's folder and its run in MLflow, from its start or resumption to its end, whichever that is."""
     experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
     if prepared.resuming:
         with alone(folder):
             cursor = Cursor.load(folder)
             reopen_run(uri, cursor.run_id)
-            return _play_tracked(prepared, cursor, progress)
+            yield from _recording(prepared, cursor, progress, monitored)
+        return
     try:
         folder.mkdir()
     except FileExistsError:
@@ -142,11 +222,11 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
         cursor = Cursor(hide_password(uri), run_id)
         cursor.save(folder)
         save_checkpoint(folder / "checkpoint", prepared.state, experiment.digest())
-        return _play_tracked(prepared, cursor, progress)
+        yield from _recording(prepared, cursor, progress, monitored)
 
 
-def _play_tracked(prepared: Prepared, cursor: Cursor, progress: Progress) -> dict[str, Any]:
-    """Play with the journal, MLflow and the machine's load written meanwhile, and close all of them."""
+def _recording(prepared: Prepared, cursor: Cursor, progress: Progress, monitored: bool) -> Iterator[Recorder]:
+    """Open the journal, MLflow and the machine's load, and close all of them."""
     experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
     tags = run_tags(experiment, prepared.task)
     config = io.StringIO()
@@ -155,47 +235,25 @@ def _play_tracked(prepared: Prepared, cursor: Cursor, progress: Progress) -> dic
     journal = Journal.open(folder)
     sender = Sender(folder, uri, cursor, journal.rounds)
     stop_monitor = monitor_system(
-        uri, cursor.run_id, enabled=experiment.tracking.system_metrics, resume=prepared.resuming
+        uri, cursor.run_id, enabled=monitored and experiment.tracking.system_metrics, resume=prepared.resuming
     )
-    status = "FAILED"
+    recorder = Recorder(prepared, journal, sender, progress, prepared.state)
+    interrupted = False
     try:
-        state = play(prepared, journal, sender, progress)
-        result = finish(prepared, journal, state, cursor.run_id)
-        status = "FINISHED"
-        tags = {**tags, "model_sha256": result["model_sha256"]}
-        return result
+        yield recorder
     except KeyboardInterrupt:
-        status = "KILLED"
+        interrupted = True
         raise
     except OSError as error:
         raise RunFailed(f"cannot go on writing to {folder} ({error}); make room, then resume the run") from error
     finally:
         stop_monitor()
+        status = "FINISHED" if recorder.result else "KILLED" if interrupted else "FAILED"
+        if recorder.result:
+            tags = {**tags, "model_sha256": recorder.result["model_sha256"]}
         sent = sender.close(experiment.tracking.flush_seconds)
         if not (sent and close_run(folder, uri, sender.cursor, status, tags)):
             logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
-
-
-def play(prepared: Prepared, journal: Journal, sender: Sender, progress: Progress) -> RunState:
-    """Play the rounds, write each down, and hand it on."""
-    experiment, state = prepared.experiment, prepared.state
-    digest, in_vain = experiment.digest(), False
-    outcomes = experiment.executor.play(experiment, experiment.algorithm, prepared.task, state)
-    with closing(outcomes):
-        for outcome in outcomes:
-            if journal.append(outcome, logged_at_ms=int(time.time() * 1000)):
-                sender.notify()
-            if outcome.state is not None:
-                state = outcome.state
-                save_checkpoint(prepared.folder / "checkpoint", state, digest)
-            progress(journal.rounds[outcome.record.round - 1])
-            if outcome.record.uplink_bits and not outcome.record.delivered and not in_vain:
-                in_vain = True
-                logger.warning(
-                    "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
-                    outcome.record.round,
-                )
-    return state
 
 
 def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -> dict[str, Any]:

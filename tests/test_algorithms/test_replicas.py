@@ -68,8 +68,7 @@ def test_seeds_in_one_program_give_what_each_gives_alone(algorithm: Algorithm, t
     for each, played in zip(replicas, together(replicas), strict=True):
         wanted = alone(each)
         assert [outcome.record for outcome in played] == [
-            replace(outcome.record, loss=got.record.loss)
-            for outcome, got in zip(wanted, played, strict=True)
+            replace(outcome.record, loss=got.record.loss) for outcome, got in zip(wanted, played, strict=True)
         ]
         assert played[-1].state is not None and wanted[-1].state is not None
         assert model_sha256(algorithm, played[-1].state) == model_sha256(algorithm, wanted[-1].state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, get_args
 
@@ -42,12 +42,13 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[st
         keys = path.split(".")
         if not equals or not all(keys):
             raise UserError(f'"{override}" is no override; write a.b=value, such as algorithm.rank=8')
-        _set(values, keys, read_yaml(text, f"override {path}"), path)
+        set_value(values, path, read_yaml(text, f"override {path}"))
     return values
 
 
-def _set(values: Any, keys: Sequence[str], value: Any, path: str) -> None:
-    *parents, last = keys
+def set_value(values: Any, path: str, value: Any) -> None:
+    """Set the value at a dotted path in nested values, in place."""
+    *parents, last = path.split(".")
     for key in parents:
         if isinstance(values, list):
             values = values[_place(values, key, path)]

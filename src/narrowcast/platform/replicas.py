@@ -15,7 +15,7 @@ from narrowcast.platform.contracts import Algorithm, LocalCall, Task, TrainsThen
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.rounds import OpenRound, Outcome, Plan, Progress, RunState, close_round, open_round, rotation
 from narrowcast.platform.threads import one_thread
-from narrowcast.platform.types import Chunk, ChunkResult
+from narrowcast.platform.types import ChunkResult
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def train_network(
 ) -> tuple[Tensors, FloatArray]:
     """Train every client from `start`; the change of each tensor [C, ...] and the mean loss of the last epoch [C].
 
-    `start` is [1, ...] each where all clients start alike, else [C, ...]. `own` is the samples of the clients one after the other; all client axes are in the order of `schedule`.
+    `start` is [1, ...] each where all clients start alike, else [C, ...]. `own` is the samples of the clients one after
+    the other; all client axes are in the order of `schedule`.
     """
     module.train()
     values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}

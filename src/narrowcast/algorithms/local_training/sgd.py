@@ -94,7 +94,10 @@ def _shapes(call: LocalCall) -> tuple[object, ...]:
         task.model,
         task.training.model_copy(update={"learning_rate": 1.0}),
         terms.proximal,
-        *(tuple((name, values.shape[skip:]) for name, values in part.items()) for part, skip in zip(parts, rows, strict=True)),
+        *(
+            tuple((name, values.shape[skip:]) for name, values in part.items())
+            for part, skip in zip(parts, rows, strict=True)
+        ),
     )
 
 
