@@ -65,12 +65,12 @@ def test_an_interrupted_set_of_replicas_goes_on_together(tmp_path: Path) -> None
 
 def test_a_replica_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     said = narrowcast(
-        "run", *DIGITS, "--output", tmp_path, "replicas.algorithm.server_learning_rate=[1.0,1e38]", "rounds=30"
+        "run", *DIGITS, "--output", tmp_path, "replicas.algorithm.server_learning_rate=[1.0,3e38]", "training.learning_rate=50"
     )
     assert said.status == 1
-    assert "fedavg-digits-server_learning_rate-1e38: round " in said.err.splitlines()[-1]
-    assert result(tmp_path / "fedavg-digits-server_learning_rate-1.0")["rounds"] == 30
-    assert not (tmp_path / "fedavg-digits-server_learning_rate-1e38" / "result.json").exists()
+    assert "fedavg-digits-server_learning_rate-3e38: round " in said.err.splitlines()[-1]
+    assert result(tmp_path / "fedavg-digits-server_learning_rate-1.0")["rounds"] == 4
+    assert not (tmp_path / "fedavg-digits-server_learning_rate-3e38" / "result.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,9 @@ def close_round(
     round_index, broadcast = opened.round_index, opened.broadcast
 
     # 1. Fold what the chunks send in the order of the chunks, and step.
-    server = algorithm.step(progress.server, broadcast.arrays, algorithm.fold([result.partial for result in results]))
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no longer finite, see below
+        total = algorithm.fold([result.partial for result in results])
+        server = algorithm.step(progress.server, broadcast.arrays, total)
     if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
         raise RunFailed(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
