@@ -64,9 +64,8 @@ def test_an_interrupted_set_of_replicas_goes_on_together(tmp_path: Path) -> None
 
 
 def test_a_replica_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -> None:
-    said = narrowcast(
-        "run", *DIGITS, "--output", tmp_path, "replicas.algorithm.server_learning_rate=[1.0,3e38]", "training.learning_rate=50"
-    )
+    settings = ("replicas.algorithm.server_learning_rate=[1.0,3e38]", "training.learning_rate=50")
+    said = narrowcast("run", *DIGITS, "--output", tmp_path, *settings)
     assert said.status == 1
     assert "fedavg-digits-server_learning_rate-3e38: round " in said.err.splitlines()[-1]
     assert result(tmp_path / "fedavg-digits-server_learning_rate-1.0")["rounds"] == 4

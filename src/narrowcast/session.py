@@ -61,7 +61,7 @@ class Prepared:
 def prepare(experiment: Experiment, output: Path) -> Prepared:
     """Check everything that a new run needs: data, fit of the parts, cluster, store, output folder."""
     task = experiment.task(experiment.data.load())
-    experiment.executor.check()
+    experiment.executor.check(task)
     writable(output)
     uri = experiment.tracking.resolve(output)
     check_store(uri)
@@ -106,7 +106,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     if experiment.rounds < written:
         raise UserError(f"{folder.name} has played {written} rounds already; rounds = {experiment.rounds}")
     task = experiment.task(experiment.data.load())
-    experiment.executor.check()
+    experiment.executor.check(task)
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)
     return Prepared(experiment, task, state, folder, uri, resuming=True)

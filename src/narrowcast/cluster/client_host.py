@@ -53,15 +53,21 @@ class HostPool:
     """
 
     def __init__(
-        self, algorithm: ray.ObjectRef[Any], task: ray.ObjectRef[Any], hosts: int, cpus: float, budget: FailureBudget
+        self,
+        algorithm: ray.ObjectRef[Any],
+        task: ray.ObjectRef[Any],
+        hosts: int,
+        cpus: float,
+        gpus: float,
+        budget: FailureBudget,
     ) -> None:
         self._arguments = (algorithm, task)
-        self._cpus = cpus
+        self._resources = {"num_cpus": cpus, "num_gpus": gpus}
         self._budget = budget
         self._hosts = [self._start() for _ in range(hosts)]
 
     def _start(self) -> Any:
-        return ClientHost.options(num_cpus=self._cpus).remote(*self._arguments)  # type: ignore[attr-defined]
+        return ClientHost.options(**self._resources).remote(*self._arguments)  # type: ignore[attr-defined]
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""

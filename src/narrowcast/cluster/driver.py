@@ -21,13 +21,18 @@ class Driver:
     """Owns the client hosts of a run; dies with the process that started it."""
 
     def __init__(
-        self, shared: list[ray.ObjectRef[Any]], hosts: int, cpus_per_host: float, budget: FailureBudget
+        self,
+        shared: list[ray.ObjectRef[Any]],
+        hosts: int,
+        cpus_per_host: float,
+        gpus_per_host: float,
+        budget: FailureBudget,
     ) -> None:
         # References inside a list arrive as references, so that the hosts read the same objects.
         algorithm, task = shared
         self._algorithm: Algorithm = ray.get(algorithm)
         self._task: Task = ray.get(task)
-        self._pool = HostPool(algorithm, task, hosts, cpus_per_host, budget)
+        self._pool = HostPool(algorithm, task, hosts, cpus_per_host, gpus_per_host, budget)
 
     def play(self, plan: Plan, state: RunState) -> Generator[list[Outcome], None, None]:
         """Play the rounds that `state` has not seen, and hand them on a few at a time."""

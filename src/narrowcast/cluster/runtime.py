@@ -21,6 +21,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
+import torch
 from ray.exceptions import RayActorError
 
 from narrowcast.cluster.driver import Driver
@@ -48,23 +49,32 @@ class RayRuntime(BaseModel):
     kind: Literal["ray"] = "ray"
     actors: int = Field(2, ge=1, le=4096, description="client hosts; each hosts whichever clients a round brings it")
     cpus_per_actor: float = Field(1.0, ge=0)
+    gpus_per_actor: float = Field(0.0, ge=0, description="0.5 lets two client hosts share a GPU")
     address: str | None = Field(None, description="host:port of a running cluster, or auto")
     max_failures: int = Field(20, ge=0, description="actors that may die in a run before it is given up")
     round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
 
-    def check(self) -> None:
+    def check(self, task: Task) -> None:
         """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
+        if task.training.device == "cuda" and not self.gpus_per_actor:
+            raise UserError("training.device = cuda: client hosts have no GPU; set executor.gpus_per_actor=0.5")
         address = self._address()
         if address == "local":
+            if self.gpus_per_actor:
+                self._fits("GPU", self.gpus_per_actor, torch.cuda.device_count(), "this machine")
             return
         if address != "auto":
             probe(address)
         with self._cluster():
-            cpus = ray.cluster_resources().get("CPU", 0.0)
-        if (needed := self.actors * self.cpus_per_actor) > cpus:
+            resources = ray.cluster_resources()
+        for kind, each in (("CPU", self.cpus_per_actor), ("GPU", self.gpus_per_actor)):
+            self._fits(kind, each, resources.get(kind, 0.0), f"the cluster at {address}")
+
+    def _fits(self, kind: str, each: float, there: float, where: str) -> None:
+        if (needed := self.actors * each) > there:
             raise UserError(
-                f"executor.actors = {self.actors} with {self.cpus_per_actor:g} CPUs each need {needed:g} CPUs; the "
-                f"cluster at {address} has {cpus:g}; lower executor.actors or executor.cpus_per_actor"
+                f"executor.actors = {self.actors} with {each:g} {kind}s each need {needed:g} {kind}s; "
+                f"{where} has {there:g}; lower executor.actors or executor.{kind.lower()}s_per_actor"
             )
 
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
@@ -88,7 +98,7 @@ class RayRuntime(BaseModel):
     def _stream(
         self, plan: Plan, shared: tuple[ray.ObjectRef[Any], ray.ObjectRef[Any]], state: RunState, budget: FailureBudget
     ) -> Generator[Outcome, None, None]:
-        driver = Driver.remote(list(shared), self.actors, self.cpus_per_actor, budget)  # type: ignore[attr-defined]
+        driver = Driver.remote(list(shared), self.actors, self.cpus_per_actor, self.gpus_per_actor, budget)  # type: ignore[attr-defined]
         try:
             stream = driver.play.options(
                 num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD

@@ -91,6 +91,11 @@ class Training(Protocol):
         """Its name in the catalog."""
         ...
 
+    @property
+    def device(self) -> str:
+        """Where tensors live meanwhile, cpu or cuda."""
+        ...
+
     def check(self, task: Task) -> None:
         """Raise a `UserError` where the training does not fit the model."""
         ...

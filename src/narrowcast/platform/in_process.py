@@ -6,10 +6,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds import Outcome, Plan, RunState, rounds
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
@@ -21,8 +23,10 @@ class LocalRuntime(BaseModel):
 
     kind: Literal["local"] = "local"
 
-    def check(self) -> None:
-        """Nothing can be missing: the process is there."""
+    def check(self, task: Task) -> None:
+        """The process is there; a GPU may be missing."""
+        if task.training.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("training.device = cuda: this machine has no CUDA device; use cpu, or another machine")
 
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen."""

@@ -88,8 +88,8 @@ class Runtime(Protocol):
         """Its name in the catalog."""
         ...
 
-    def check(self) -> None:
-        """Raise a `UserError` where the runtime cannot be had, before anything is written."""
+    def check(self, task: Task) -> None:
+        """Raise a `UserError` where the runtime, or the device, cannot be had, before anything is written."""
         ...
 
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
+from narrowcast.algorithms.local_training.device import to_array, to_tensor
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
 from narrowcast.algorithms.local_training.fused import FusedResult, train_low_rank_fused, train_rows_fused
 from narrowcast.algorithms.local_training.logistic import Floats
@@ -21,10 +21,11 @@ def train_cohort_rows(
 ) -> FusedResult:
     """Train whole rows of Q and sum them up; factors [C] in the order of `samples.order`."""
     user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
-    if task.training.program == "fused":
+    if task.training.fused:
         return train_rows_fused(item_factors, user_factors, samples, task.training, factors)
     batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
-    result = train_rows(torch.from_numpy(item_factors.copy()), torch.from_numpy(user_factors), batches, task.training)
+    device = task.training.device
+    result = train_rows(to_tensor(item_factors, device), to_tensor(user_factors, device), batches, task.training)
     return _summed(len(item_factors), batches, result, factors)
 
 
@@ -40,16 +41,17 @@ def train_cohort_components(
     """Train each client's components [C, r] of A and sum them up; its gradient is scaled by sqrt(r/d) (section 5.1)."""
     user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
     scale = (basis.shape[0] / basis.shape[1]) ** 0.5
-    if task.training.program == "fused":
+    if task.training.fused:
         return train_low_rank_fused(
             item_factors, user_factors, basis, components, scale, samples, task.training, factors
         )
     batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+    device = task.training.device
     result = train_low_rank(
-        torch.from_numpy(item_factors.copy()),
-        torch.from_numpy(user_factors),
-        torch.from_numpy(basis.copy()),
-        torch.from_numpy(components).to(torch.float32),
+        to_tensor(item_factors, device),
+        to_tensor(user_factors, device),
+        to_tensor(basis, device),
+        to_tensor(components.astype(np.float32), device),
         scale,
         batches,
         task.training,
@@ -58,10 +60,10 @@ def train_cohort_components(
 
 
 def _summed(n_items: int, batches: ChunkBatches, result: LocalResult, factors: Floats) -> FusedResult:
-    changes, users = result.row_changes.numpy(), result.user_factors.numpy()
+    changes, users = to_array(result.row_changes), to_array(result.user_factors)
     client = np.repeat(np.arange(len(users)), np.diff(batches.row_starts))
     bad_rows = np.bincount(client[~np.isfinite(changes).all(axis=1)], minlength=len(users))
     finite = np.isfinite(users).all(axis=1) & (bad_rows == 0)
     delivered = finite & (factors != 0)
     total, touched = sum_rows(n_items, batches.row_items, batches.row_starts, changes, factors, delivered)
-    return FusedResult(total, touched, users, result.loss.numpy().astype(np.float64), finite, None)
+    return FusedResult(total, touched, users, to_array(result.loss).astype(np.float64), finite, None)

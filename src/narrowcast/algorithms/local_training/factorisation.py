@@ -71,7 +71,7 @@ def train_rows(
     Shapes: item_factors [N, d]; user_factors [C, d] in the order of `batches.order`; correction [R, d].
     """
     steps = _steps(batches, item_factors)
-    before = item_factors[torch.from_numpy(batches.row_items)]
+    before = item_factors[torch.from_numpy(batches.row_items).to(item_factors.device)]
     table = torch.cat([before, before.new_zeros(1, before.shape[1])])
     users = user_factors.clone()
     decay = 2 * training.weight_decay
@@ -115,7 +115,7 @@ def train_low_rank(
     basis [r, d]. A starts at zero, so `row_changes` [R, r] is A itself.
     """
     steps = _steps(batches, item_factors)
-    row_items = torch.from_numpy(batches.row_items)
+    row_items = torch.from_numpy(batches.row_items).to(item_factors.device)
     padded_items = torch.cat([row_items, row_items.new_zeros(1)])
     basis_items = item_factors @ basis.T
     gram = basis @ basis.T
@@ -161,5 +161,5 @@ def _last_epoch_loss(scores: list[Tensor], steps: _Steps, batches: ChunkBatches)
     step = torch.repeat_interleave(torch.arange(len(active)), active)
     place = torch.arange(len(step)) - torch.repeat_interleave(active.cumsum(0) - active, active)
     in_last_epoch = step >= torch.from_numpy(batches.first_of_last_epoch)[place]
-    totals = z.new_zeros(n_clients).index_add_(0, place, batch_loss * in_last_epoch)
+    totals = torch.zeros(n_clients, dtype=z.dtype).index_add_(0, place, batch_loss.cpu() * in_last_epoch)
     return totals / torch.from_numpy(batches.samples).clamp(min=1)

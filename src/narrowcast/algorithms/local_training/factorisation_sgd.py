@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.local_training.batches import draw_batches
+from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.factorisation import train_rows
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
@@ -40,9 +40,17 @@ class FactorisationSGD(BaseModel):
     negatives: int = Field(4, ge=0, description="sampled negatives per training item")
     train_negatives: Literal["clean", "leaky"] = "clean"
 
-    program: Literal["fused", "batched"] = Field(
-        "fused", description="compiled loops client by client, or one tensor program for a chunk: the same steps"
+    program: Literal["auto", "fused", "batched"] = Field(
+        "auto",
+        description="compiled loops client by client, or one tensor program for a chunk: the same steps; auto takes "
+        "the first on a CPU and the second on a GPU",
     )
+    device: Device = "cpu"
+
+    @property
+    def fused(self) -> bool:
+        """Whether clients train in compiled loops."""
+        return self.program == "fused" or (self.program == "auto" and self.device == "cpu")
 
     def check(self, task: Task) -> None:
         """Only matrix factorisation trains like this."""
@@ -50,6 +58,8 @@ class FactorisationSGD(BaseModel):
             raise UserError(
                 f'training.kind = "{self.kind}" trains matrix_factorisation only, not {task.model.kind}; use "sgd"'
             )
+        if self.program == "fused" and self.device != "cpu":
+            raise UserError('training.program = "fused" runs on a CPU; use batched, or device: cpu')
 
     def mode(self, task: Task) -> Literal["batched", "per_client"]:
         """One program for a chunk, whichever it is."""
@@ -63,8 +73,8 @@ class FactorisationSGD(BaseModel):
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train the chunk's clients on whole rows; `changes` has every row of Q, zero where it was not touched."""
         batches = draw_batches(task.data, chunk.clients, self, task.seed, chunk.round_index, terms.epochs)
-        item_factors = torch.from_numpy(np.array(server[ITEM_FACTORS]))
-        user_factors = torch.from_numpy(np.asarray(chunk.state[USER_FACTORS])[batches.order])
+        item_factors = to_tensor(np.asarray(server[ITEM_FACTORS]), self.device)
+        user_factors = to_tensor(np.asarray(chunk.state[USER_FACTORS])[batches.order], self.device)
         n_clients = len(chunk.clients)
         place = np.empty(n_clients, dtype=np.int64)
         place[batches.order] = np.arange(n_clients)
@@ -75,14 +85,14 @@ class FactorisationSGD(BaseModel):
             correction = np.asarray(terms.correction[ITEM_FACTORS])[batches.order]
             # Rows that a client never trains still move by the correction, the same in each of its steps.
             changes -= (self.learning_rate * batches.steps)[:, None, None].astype(np.float32) * correction
-            row_correction = torch.from_numpy(correction[client_of_row, batches.row_items])
+            row_correction = to_tensor(correction[client_of_row, batches.row_items], self.device)
         result = train_rows(item_factors, user_factors, batches, self, terms.proximal, row_correction)
-        changes[client_of_row, batches.row_items] = result.row_changes.numpy()
+        changes[client_of_row, batches.row_items] = to_array(result.row_changes)
         epochs = self.epochs if terms.epochs is None else terms.epochs
         return LocalUpdates(
             changes={ITEM_FACTORS: changes[place]},
-            state={USER_FACTORS: result.user_factors.numpy()[place]},
-            loss=result.loss.numpy().astype(np.float64)[place],
+            state={USER_FACTORS: to_array(result.user_factors)[place]},
+            loss=to_array(result.loss).astype(np.float64)[place],
             examples=batches.samples[place] * epochs,
             steps=batches.steps[place],
         )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward
+from narrowcast.algorithms.local_training.device import Device, float32_products, to_array, to_tensor
 from narrowcast.algorithms.local_training.schedule import Schedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.classifier import as_input
@@ -60,6 +61,28 @@ class _Batch:
     valid: Tensor
 
 
+@dataclass(frozen=True)
+class _Loader:
+    """Brings samples to the device; `own` is those of the clients one after the other, in the order of the schedule."""
+
+    data: Labelled
+    own: IntArray
+    device: Device
+
+    def samples(self, places: IntArray) -> tuple[Tensor, Tensor]:
+        """Features and labels of the samples at these places of `own`."""
+        picked = self.data.take(self.own[places])
+        return as_input(to_tensor(picked.features, self.device)), to_tensor(picked.labels, self.device)
+
+    def batches(self, schedule: Schedule) -> Iterator[_Batch]:
+        """The batches of each step; padding repeats a sample that does not count."""
+        padded = np.where(schedule.valid, schedule.samples, 0)
+        stops = np.cumsum(schedule.active)
+        for start, stop in zip(stops - schedule.active, stops, strict=True):
+            valid = to_tensor(schedule.valid[start:stop], self.device)
+            yield _Batch(*self.samples(padded[start:stop]), valid)
+
+
 def train_network(
     module: nn.Module,
     start: Tensors,
@@ -69,6 +92,7 @@ def train_network(
     steps: Steps,
     *,
     batched: bool,
+    device: Device = "cpu",
 ) -> tuple[Tensors, FloatArray]:
     """Train every client from `start`; the change of each tensor [C, ...] and the mean loss of the last epoch [C].
 
@@ -78,7 +102,8 @@ def train_network(
     module.train()
     values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
     train = _train_batched if batched else _train_each
-    losses = train(module, start, values, samples, own, schedule, steps)
+    with float32_products():
+        losses = train(module, start, values, _Loader(samples, own, device), schedule, steps)
     for name, tensor in values.items():
         tensor.sub_(start[name])
     last = np.repeat(np.arange(len(schedule.active)), schedule.active)
@@ -93,8 +118,7 @@ def _train_batched(
     module: nn.Module,
     start: Tensors,
     values: Tensors,
-    samples: Labelled,
-    own: IntArray,
+    loader: _Loader,
     schedule: Schedule,
     steps: Steps,
 ) -> FloatArray:
@@ -104,7 +128,7 @@ def _train_batched(
     rebuild = vmap(steps.rebuild) if steps.rebuild else None
     velocity: Tensors = {}
     losses = []
-    for batch in _batches(samples, own, schedule):
+    for batch in loader.batches(schedule):
         training = slice(0, len(batch.labels))
         now = {name: tensor[training].detach().requires_grad_() for name, tensor in values.items()}
         parameters = rebuild(now, _rows(frozen, training)) if rebuild else now
@@ -114,21 +138,20 @@ def _train_batched(
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         named = dict(zip(now, gradients, strict=True))
         _step(_rows(values, training), _rows(start, training), named, velocity, steps, training)
-    return torch.cat(losses).numpy().astype(np.float64) if losses else np.empty(0)
+    return to_array(torch.cat(losses)).astype(np.float64) if losses else np.empty(0)
 
 
 def _train_each(
     module: nn.Module,
     start: Tensors,
     values: Tensors,
-    samples: Labelled,
-    own: IntArray,
+    loader: _Loader,
     schedule: Schedule,
     steps: Steps,
 ) -> FloatArray:
     step_starts = np.cumsum(schedule.active) - schedule.active
-    losses = torch.zeros(int(schedule.active.sum()))
-    own_module = None if steps.rebuild else _with_values(module)
+    losses = torch.zeros(int(schedule.active.sum()), device=loader.device)
+    own_module = None if steps.rebuild else _with_values(module, loader.device)
     for client, n_steps in enumerate(schedule.steps):
         velocity: Tensors = {}
         mine = slice(client, client + 1)
@@ -142,11 +165,11 @@ def _train_each(
         now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
-            picked = samples.take(own[schedule.samples[batch, : schedule.sizes[batch]]])
-            features = _channels_last(as_input(picked.features))
+            features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
+            features = _channels_last(features)
             parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
             scores = own_module(features) if own_module else functional_call(module, dict(parameters), (features,))
-            loss = nn.functional.cross_entropy(scores, torch.from_numpy(picked.labels))
+            loss = nn.functional.cross_entropy(scores, labels)
             losses[batch] = loss.detach()
             objective = loss + _decay_of_rebuilt(parameters, steps)
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
@@ -154,12 +177,12 @@ def _train_each(
             _step(now, begin, rows, velocity, steps, mine)
         for name, tensor in now.items():
             values[name][client] = tensor[0]
-    return losses.numpy().astype(np.float64)
+    return to_array(losses).astype(np.float64)
 
 
-def _with_values(module: nn.Module) -> nn.Module:
+def _with_values(module: nn.Module, device: Device) -> nn.Module:
     """A copy of a skeleton that can be called as it is, which is quicker than to lend it parameters at every step."""
-    copy = deepcopy(module).to_empty(device="cpu")
+    copy = deepcopy(module).to_empty(device=device)
     for parameter in copy.parameters():
         parameter.data = _channels_last(parameter.data)
     return copy
@@ -221,13 +244,3 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
 def _along(values: Tensor, like: Tensor) -> Tensor:
     """One value for each client [a], shaped to multiply tensors [a, ...]."""
     return values.view(-1, *[1] * (like.ndim - 1))
-
-
-def _batches(samples: Labelled, own: IntArray, schedule: Schedule) -> Iterator[_Batch]:
-    """The batches of each step; padding repeats a sample that does not count."""
-    padded = np.append(own, own[:1])[schedule.samples]
-    stops = np.cumsum(schedule.active)
-    for start, stop in zip(stops - schedule.active, stops, strict=True):
-        picked = samples.take(padded[start:stop])
-        valid = torch.from_numpy(schedule.valid[start:stop])
-        yield _Batch(as_input(picked.features), torch.from_numpy(picked.labels), valid)

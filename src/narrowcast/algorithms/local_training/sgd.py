@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from torch import nn
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
+from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.network import Steps, Tensors, train_network
 from narrowcast.algorithms.local_training.schedule import draw_schedule
 from narrowcast.platform.contracts import LocalCall, Task
@@ -25,7 +26,8 @@ class SGD(BaseModel):
     """Shuffled epochs of mini-batches, with momentum, weight decay and gradient clipping.
 
     `execution: auto` trains a chunk as one batched program where that is known to win, for chains of linear layers, and
-    client after client otherwise (convolutions, recurrent layers, modules of your own).
+    client after client otherwise (convolutions, recurrent layers, modules of your own). On a GPU it batches whatever it
+    can. With `device: cuda` results are those of a CPU to rounding, and not to the last bit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,6 +40,7 @@ class SGD(BaseModel):
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a step's gradient")
     execution: Literal["auto", "batched", "per_client"] = "auto"
+    device: Device = "cpu"
 
     def check(self, task: Task) -> None:
         """Only classifiers train like this, and not every module can be batched."""
@@ -46,17 +49,11 @@ class SGD(BaseModel):
                 f'training.kind = "{self.kind}" trains classifiers, not {task.model.kind}; use "factorisation_sgd"'
             )
         module = _module(task)
-        if self.mode(task) == "batched":
-            start = {name: torch.zeros(2, *values.shape) for name, values in module.named_parameters()}
-            features = as_input(task.data.train.features[:2]).unsqueeze(1)
-            try:
-                batched_forward(module)(start, features)
-            except (RuntimeError, ValueError) as error:
-                reason = str(error).splitlines()[0]
-                raise UserError(
-                    f'training.execution = "{self.execution}": {task.model.kind} cannot be batched ({reason}); '
-                    "use per_client"
-                ) from error
+        if self.mode(task) == "batched" and (reason := _batchable(module, task)):
+            raise UserError(
+                f'training.execution = "{self.execution}": {task.model.kind} cannot be batched ({reason}); '
+                "use per_client"
+            )
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train the chunk's clients."""
@@ -81,7 +78,9 @@ class SGD(BaseModel):
         """How `auto` comes out for this model."""
         if self.execution != "auto":
             return self.execution
-        return "batched" if gains_from_batching(_module(task)) else "per_client"
+        module = _module(task)
+        batched = gains_from_batching(module) or (self.device == "cuda" and _batchable(module, task) is None)
+        return "batched" if batched else "per_client"
 
 
 def _shapes(call: LocalCall) -> tuple[object, ...]:
@@ -105,6 +104,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     """Train the clients of all calls as one program; they may differ in seed and learning rate."""
     task = calls[0].task
     data, training, terms = task.data, task.training, [call.terms for call in calls]
+    device: Device = training.device
     clients = np.concatenate([call.chunk.clients for call in calls])
     counts = data.examples[clients]
     epochs = np.concatenate(
@@ -123,11 +123,13 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     def of_calls(parts: Sequence[Arrays]) -> Tensors:
         """[1, ...] where there is one call, else [C, ...] in the order of the schedule."""
         stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
-        return {name: _tensor(values if len(calls) == 1 else values[owner]) for name, values in stacked.items()}
+        return {
+            name: to_tensor(values if len(calls) == 1 else values[owner], device) for name, values in stacked.items()
+        }
 
     def of_clients(parts: Sequence[Arrays]) -> Tensors:
         """[C, ...] in the order of the schedule."""
-        return {name: _tensor(np.concatenate([part[name] for part in parts])[order]) for name in parts[0]}
+        return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
 
     rates = np.array([call.task.training.learning_rate for call in calls], dtype=np.float32)
     changes, loss = train_network(
@@ -137,7 +139,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         _own(data, clients[order]),
         schedule,
         Steps(
-            learning_rate=training.learning_rate if (rates == rates[0]).all() else _tensor(rates[owner]),
+            learning_rate=training.learning_rate if (rates == rates[0]).all() else to_tensor(rates[owner], device),
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             clip_norm=training.clip_norm,
@@ -148,13 +150,14 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             frozen=of_calls([each.frozen for each in terms]),
         ),
         batched=training.mode(task) == "batched",
+        device=device,
     )
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     stops = np.cumsum([len(call.chunk.clients) for call in calls])
     return [
         LocalUpdates(
-            changes={name: values.numpy()[part] for name, values in changes.items()},
+            changes={name: to_array(values)[part] for name, values in changes.items()},
             state={},
             loss=loss[part],
             examples=(counts * epochs)[start:stop],
@@ -170,10 +173,16 @@ def _module(task: Task) -> nn.Module:
     return skeleton(task.model, task.data)
 
 
+def _batchable(module: nn.Module, task: Task) -> str | None:
+    """Why the module cannot be called with a client axis, None where it can."""
+    start = {name: torch.zeros(2, *values.shape) for name, values in module.named_parameters()}
+    try:
+        batched_forward(module)(start, as_input(torch.from_numpy(np.array(task.data.train.features[:2]))).unsqueeze(1))
+    except (RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
 def _own(data: Samples, clients: IntArray) -> IntArray:
     slices = [data.order[data.indptr[client] : data.indptr[client + 1]] for client in clients]
     return np.concatenate(slices) if slices else np.empty(0, dtype=np.int64)
-
-
-def _tensor(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values.copy() if not values.flags.writeable else values)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
@@ -49,7 +47,8 @@ class Classifier(BaseModel):
             )
         try:
             with torch.no_grad():
-                scores = module(as_input(data.test.features[:2] if len(data.test) else data.train.features[:2]))
+                some = (data.test if len(data.test) else data.train).features[:2]
+                scores = module(as_input(torch.from_numpy(np.array(some))))
         except (RuntimeError, IndexError, TypeError) as error:
             shape = tuple(data.train.features.shape[1:])
             reason = str(error).splitlines()[0]
@@ -83,7 +82,7 @@ class Classifier(BaseModel):
         with torch.no_grad():
             for start in range(0, len(labels), _SAMPLES_AT_ONCE):
                 part = slice(start, start + _SAMPLES_AT_ONCE)
-                scores = module(as_input(samples.features[part]))
+                scores = module(as_input(torch.from_numpy(np.array(samples.features[part]))))
                 loss += float(nn.functional.cross_entropy(scores, labels[part], reduction="sum"))
                 right += int((scores.argmax(dim=1) == labels[part]).sum())
         return {"accuracy": right / len(labels), "loss": loss / len(labels)}
@@ -96,7 +95,6 @@ def skeleton(model: Classifier, data: Samples) -> nn.Module:
         return model.module(data)
 
 
-def as_input(features: NDArray[Any]) -> Tensor:
+def as_input(features: Tensor) -> Tensor:
     """Features as a module takes them: bytes as floats from 0 to 1, floats and tokens as they are."""
-    tensor = torch.from_numpy(np.ascontiguousarray(features))
-    return tensor.to(torch.float32) / 255 if tensor.dtype == torch.uint8 else tensor
+    return features.to(torch.float32) / 255 if features.dtype == torch.uint8 else features
