@@ -16,7 +16,8 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 
 ITEM_FACTORS, USER_FACTORS = "item_factors", "user_factors"
-_USERS_AT_ONCE = 1024  # bounds the [users, 100, d] gather of an evaluation to 26 MB at d = 64
+_USERS_AT_ONCE = 100  # their scores, or the rows they gather, stay in the processor's cache
+_ITEMS_PER_CANDIDATE = 50  # up to here the product with all items is quicker than to gather those that are ranked
 
 
 class MatrixFactorisation(BaseModel):
@@ -70,8 +71,11 @@ class MatrixFactorisation(BaseModel):
         ranks = []
         for start in range(0, len(users), _USERS_AT_ONCE):
             part = slice(start, start + _USERS_AT_ONCE)
-            factors = item_factors[torch.from_numpy(candidates[part])]
-            scores = torch.bmm(factors, user_factors[torch.from_numpy(users[part])].unsqueeze(2)).squeeze(2)
+            own, places = user_factors[torch.from_numpy(users[part])], torch.from_numpy(candidates[part])
+            if data.n_items <= _ITEMS_PER_CANDIDATE * places.shape[1]:
+                scores = (own @ item_factors.T).gather(1, places)
+            else:
+                scores = torch.bmm(item_factors[places], own.unsqueeze(2)).squeeze(2)
             ranks.append((scores[:, 1:] >= scores[:, :1]).sum(dim=1))
         rank = torch.cat(ranks).numpy()
         hit = rank < 10
