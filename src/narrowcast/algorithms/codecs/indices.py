@@ -22,7 +22,7 @@ def write_indices(places: IntArray, count: int, layout: IndexLayout) -> bytes:
     if layout == "int32":
         return places.astype("<u4").tobytes()
     forms = [
-        (len(pack(places, max(count, 1))), _LIST),
+        (packed_bytes(len(places), max(count, 1)), _LIST),
         (-(-count // 8), _BITMAP),
         (_gap_bytes(places, _shift(len(places), count)), _GAPS),
     ]

@@ -33,18 +33,17 @@ class PowerSGD(Factored):
     def factor(
         self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
     ) -> tuple[Tensors, Arrays]:
-        """One power iteration from the warm Q, or from a random one."""
-        warm = np.asarray(state.get(WARM + name, np.zeros((matrix.shape[1], self.rank))), dtype=np.float64)
-        start = warm[:, :rank]
-        if not start.any():
-            start = generator(key, WARM + name).standard_normal(start.shape)
+        """One power iteration from the columns of Q that are warm, and random others."""
+        kept = np.array(state.get(WARM + name, np.zeros((matrix.shape[1], self.rank))), dtype=np.float32)
+        start = generator(key, WARM + name).standard_normal((matrix.shape[1], rank))
+        warm = np.flatnonzero(kept[:, :rank].any(axis=0))
+        start[:, warm] = kept[:, warm]
         left, _ = np.linalg.qr(matrix.astype(np.float64) @ start)
         right = left.T @ matrix
-        kept = np.array(warm)
         if right.any():  # an update of zeros teaches nothing
-            kept[:, :rank] = right.T
+            kept[:, :rank] = right.T[:, : kept.shape[1]]
         factors = {name + LEFT: left.astype(np.float32), name + RIGHT: right.astype(np.float32)}
-        return factors, {WARM + name: kept.astype(np.float32)}
+        return factors, {WARM + name: kept}
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
         """Zeros for every matrix that is factored, and what the rest keeps."""

@@ -31,6 +31,9 @@ def _power_of_two(block: int) -> int:
 Block = Annotated[int, Field(ge=1, le=2**20), AfterValidator(_power_of_two)]
 """How many values are rotated together."""
 
+Passes = Annotated[int, Field(ge=1, le=4)]
+"""How many times a block gets random signs and is transformed."""
+
 
 class Rotate(Transform):
     """Lay all tensors end to end, cut them into blocks and rotate each: an orthogonal map, its signs from the key.
@@ -38,12 +41,14 @@ class Rotate(Transform):
     The rest of the chain gets `blocks` [b, block] and `tail` [1, t]: what is left over, padded with zeros to the next
     power of two, which are sent and paid for.
 
-    Differs from the papers: blocks of `block` values and not one of all, which costs less padding and, where the next
-    stage has a norm for each row, a norm a block.
+    Differs from the papers: 1. blocks of `block` values and not one of all, which costs less padding and, where the next
+    stage has a norm for each row, a norm a block. 2. two passes of signs and transform: after one, a block with few
+    large values is far from uniformly rotated, see `eden`.
     """
 
     kind: Literal["rotate"] = "rotate"
     block: Block = DEFAULT_BLOCK
+    passes: Passes = 2
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """The blocks that there are, and the tail."""
@@ -51,11 +56,11 @@ class Rotate(Transform):
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Nothing of its own."""
-        return rest.write(rotate(tensors, self.block, key), key, state)
+        return rest.write(rotate(tensors, self.block, self.passes, key), key, state)
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
         """The tensors, rotated back."""
-        return rotate_back(rest.read(reader, self.inner_shapes(shapes), key), shapes, key)
+        return rotate_back(rest.read(reader, self.inner_shapes(shapes), key), shapes, self.passes, key)
 
 
 def rotated_shapes(count: int, block: int) -> Shapes:
@@ -69,21 +74,30 @@ def rotated_shapes(count: int, block: int) -> Shapes:
     return shapes
 
 
-def rotate(tensors: Tensors, block: int, key: int) -> Tensors:
-    """All values as rotated rows: H S x / sqrt(D), S the signs and D the length of a row."""
+def rotate(tensors: Tensors, block: int, passes: int, key: int) -> Tensors:
+    """All values as rotated rows: H S x / sqrt(D) in each pass, S its signs and D the length of a row."""
     count = sum(values.size for values in tensors.values())
     shapes = rotated_shapes(count, block)
     rows = np.zeros(sum(map(prod, shapes.values())), dtype=np.float32)
     if count:
         rows[:count] = np.concatenate([values.ravel() for values in tensors.values()])
-    rows *= _signs(len(rows), key)
-    return {name: _transform(part) for name, part in _cut(rows, shapes).items()}
+    parts = _cut(rows, shapes)
+    for index in range(passes):
+        rows *= _signs(len(rows), index, key)
+        for part in parts.values():
+            _transform(part)
+    return parts
 
 
-def rotate_back(rotated: Tensors, shapes: Shapes, key: int) -> Tensors:
+def rotate_back(rotated: Tensors, shapes: Shapes, passes: int, key: int) -> Tensors:
     """The inverse of `rotate`."""
-    values = np.concatenate([_transform(part.copy()).ravel() for part in rotated.values()] or [np.empty(0, np.float32)])
-    return _cut(values * _signs(len(values), key), shapes)
+    rows = np.concatenate([part.ravel() for part in rotated.values()] or [np.empty(0, np.float32)])
+    parts = _cut(rows, {name: part.shape for name, part in rotated.items()})
+    for index in reversed(range(passes)):
+        for part in parts.values():
+            _transform(part)
+        rows *= _signs(len(rows), index, key)
+    return _cut(rows, shapes)
 
 
 def _cut(values: NDArray[np.float32], shapes: Shapes) -> Tensors:
@@ -94,18 +108,17 @@ def _cut(values: NDArray[np.float32], shapes: Shapes) -> Tensors:
     return parts
 
 
-def _signs(count: int, key: int) -> NDArray[np.float32]:
-    """1 or -1 for each value: the bits of the words of a stream of the key."""
-    words = uniform_bits(stream(key, "signs"), np.arange(-(-count // 64))).astype("<u8")
+def _signs(count: int, index: int, key: int) -> NDArray[np.float32]:
+    """1 or -1 for each value: the bits of the words of a stream of the key, one for each pass."""
+    words = uniform_bits(stream(key, f"signs {index}"), np.arange(-(-count // 64))).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:count]
     return np.float32(1) - np.float32(2) * bits.astype(np.float32)
 
 
-def _transform(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def _transform(rows: NDArray[np.float32]) -> None:
     """The orthonormal Walsh-Hadamard transform of each row, in place."""
     _hadamard(rows)
     rows *= np.float32(rows.shape[1] ** -0.5)
-    return rows
 
 
 @compiled()
