@@ -38,7 +38,7 @@ class Basis(Transform):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Nothing of its own."""
         inner = {
-            name: values.reshape(len(values), -1) @ self._draw(name, values.shape, key).T
+            name: values.reshape(len(values), prod(values.shape[1:])) @ self._draw(name, values.shape, key).T
             if self._shrinks(values.shape)
             else values
             for name, values in tensors.items()

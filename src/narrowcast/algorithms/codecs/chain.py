@@ -39,8 +39,12 @@ NO_STATE: Arrays = {}
 _KEY_MASK = 2**64 - 1
 
 
+LARGEST_VALUE = 2.0**96
+"""What a value may be at most: far above any update, and low enough for all norms and scales to fit float32."""
+
+
 class UnsendableUpdateError(ValueError):
-    """An update that no codec can send: it has NaN or infinite values, or norms beyond float32."""
+    """An update that is not encoded: it has values that are NaN or infinite, or beyond `LARGEST_VALUE`."""
 
 
 @dataclass(frozen=True)
@@ -163,16 +167,13 @@ class Codec:
 
         `key` is known to the receiver; `state` comes from `init_state` or from the client's last encoding.
         """
-        ordered = {name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in sorted(tensors)}
-        for name, values in ordered.items():
-            if not np.isfinite(values).all():
-                raise UnsendableUpdateError(f"the update of {name} has values that are not finite")
-        with np.errstate(over="ignore", invalid="ignore"):
-            data, after = self.write(ordered, key & _KEY_MASK, state)
+        ordered = {name: np.asarray(tensors[name], dtype=np.float32, order="C") for name in sorted(tensors)}
+        check_values(ordered)
+        data, after = self.write(ordered, key & _KEY_MASK, state)
         return EncodedUpdate(data), after
 
     def decode(self, data: bytes, shapes: Mapping[str, Sequence[int]], key: int) -> Tensors:
-        """The tensors that the receiver gets, float32 and finite, or `PayloadError`."""
+        """The tensors that the receiver gets, float32 and finite; `PayloadError` for any other bytes than `encode` gives."""
         reader = Reader(data)
         with np.errstate(over="ignore", invalid="ignore"):
             tensors = self.read(reader, {name: tuple(shapes[name]) for name in sorted(shapes)}, key & _KEY_MASK)
@@ -277,6 +278,13 @@ def check_order(stages: Sequence[Stage]) -> None:
     kinds = [stage.kind for stage in stages]
     if len(set(kinds)) < len(kinds):
         raise ValueError(f"a codec may have each kind once, got {', '.join(kinds)}")
+
+
+def check_values(tensors: Tensors) -> None:
+    """Raise `UnsendableUpdateError` where a tensor has values that are not finite, or too large."""
+    for name, values in tensors.items():
+        if not (np.abs(values) <= LARGEST_VALUE).all():
+            raise UnsendableUpdateError(f"the update of {name} has values that are not finite, or beyond 2^96")
 
 
 def stream(key: int, purpose: str) -> Words:

@@ -22,7 +22,6 @@ from narrowcast.algorithms.codecs.chain import (
     Quantiser,
     Shapes,
     Tensors,
-    UnsendableUpdateError,
 )
 from narrowcast.algorithms.codecs.rotation import DEFAULT_BLOCK, Block, Passes, rotate, rotate_back, rotated_shapes
 from narrowcast.algorithms.codecs.wire import Reader, varint
@@ -93,10 +92,7 @@ class Eden(Quantiser):
         chosen = points[symbols]
         along = np.einsum("bd,bd->b", rows, chosen)
         above, below = (energy, along) if self.scale == "unbiased" else (along, np.einsum("bd,bd->b", chosen, chosen))
-        scale = np.divide(above, below, out=np.zeros_like(above), where=energy > 0)
-        if not np.isfinite(scale.astype(np.float32)).all():
-            raise UnsendableUpdateError("the update has a norm beyond the largest number that its type has")
-        return symbols.astype(np.int64), scale
+        return symbols.astype(np.int64), np.divide(above, below, out=np.zeros_like(above), where=energy > 0)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, UnsendableUpdateError, ValueStage
+from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, ValueStage, check_values
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import Arrays, IntArray
 
@@ -30,8 +30,7 @@ class ErrorFeedback(ValueStage):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """The bytes of the update with its memory."""
         owed = {name: values + state.get(MEMORY + name, np.float32(0)) for name, values in tensors.items()}
-        if not all(np.isfinite(values).all() for values in owed.values()):
-            raise UnsendableUpdateError("the update and the memory of former ones add up to values that are not finite")
+        check_values(owed)
         data, after = rest.write(owed, key, state)
         received = rest.read(Reader(data), {name: values.shape for name, values in owed.items()}, key)
         memory = {MEMORY + name: values - received[name] for name, values in owed.items()}

@@ -41,7 +41,7 @@ class Rotate(Transform):
     The rest of the chain gets `blocks` [b, block] and `tail` [1, t]: what is left over, padded with zeros to the next
     power of two, which are sent and paid for.
 
-    Differs from the papers: 1. blocks of `block` values and not one of all, which costs less padding and, where the next
+    Differs from the papers: 1. blocks of `block` values and not one of all: less padding and, where the next
     stage has a norm for each row, a norm a block. 2. two passes of signs and transform: after one, a block with few
     large values is far from uniformly rotated, see `eden`.
     """

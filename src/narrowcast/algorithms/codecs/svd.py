@@ -60,8 +60,7 @@ class SVD(Factored):
 
 def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """U [m, r], the r largest singular values descending, and V [r, d], of a finite matrix [m, d]."""
-    largest = float(np.abs(matrix).max(initial=0.0)) or 1.0
-    exact = matrix.astype(np.float64) / largest
+    exact = matrix.astype(np.float64)
     wide = exact.shape[0] < exact.shape[1]
     tall = exact.T if wide else exact
     _, vectors = np.linalg.eigh(tall.T @ tall)
@@ -69,4 +68,4 @@ def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, F
     image = tall @ right
     values = np.sqrt(np.einsum("mr,mr->r", image, image))
     left = np.divide(image, values, out=np.zeros_like(image), where=values > 0)
-    return (right, values * largest, left.T) if wide else (left, values * largest, right.T)
+    return (right, values, left.T) if wide else (left, values, right.T)
