@@ -173,7 +173,7 @@ class Codec:
         return EncodedUpdate(data), after
 
     def decode(self, data: bytes, shapes: Mapping[str, Sequence[int]], key: int) -> Tensors:
-        """The tensors that the receiver gets, float32 and finite; `PayloadError` for any other bytes than `encode` gives."""
+        """The tensors that the receiver gets, float32 and finite; or `PayloadError` where the bytes are malformed."""
         reader = Reader(data)
         with np.errstate(over="ignore", invalid="ignore"):
             tensors = self.read(reader, {name: tuple(shapes[name]) for name in sorted(shapes)}, key & _KEY_MASK)

@@ -58,7 +58,7 @@ class Factored(Transform):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Nothing of its own: all factors in the order of the tensors."""
         inner: Tensors = {}
-        kept: Arrays = {}
+        kept = {each: values for each, values in state.items() if each.startswith(f"{self.kind}/")}
         for name, values in tensors.items():
             rank = self.rank_for(values.shape)
             if not rank:
@@ -66,7 +66,7 @@ class Factored(Transform):
                 continue
             factors, learnt = self.factor(name, values.reshape(len(values), -1), rank, key, state)
             inner |= factors
-            kept = {**kept, **learnt}
+            kept |= learnt
         data, after = rest.write(inner, key, state)
         return data, {**after, **kept}
 
