@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from narrowcast.algorithms.codecs.stages import STAGES
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
@@ -64,6 +65,7 @@ DATA: Kinds = {
     "shakespeare": Shakespeare,
     "synthetic": Synthetic,
 }
+CODECS: Kinds = STAGES
 FLEETS: Kinds = {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}
 RUNTIMES: Kinds = {"local": LocalRuntime, "ray": RayRuntime}
 

@@ -1,0 +1,81 @@
+"""Codecs within a budget of bits: by what an update weighs at most, or by what it weighs once it is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.codecs.chain import NO_STATE, Codec, EncodedUpdate
+from narrowcast.platform.types import Arrays
+
+
+def finest_levels(
+    codec: Codec, shapes: Mapping[str, Sequence[int]], budget_bits: float, finest: int | None = None
+) -> int | None:
+    """The most levels, up to `finest`, at which `max_bits` is within the budget; None where not even the fewest are.
+
+    Raises `ValueError` for a codec without levels.
+    """
+    fits, beyond = _levels_below(codec), _levels_above(codec, finest)
+    lowest = fits
+    while beyond - fits > 1:
+        middle = (fits + beyond) // 2
+        if codec.with_levels(middle).max_bits(shapes) <= budget_bits:
+            fits = middle
+        else:
+            beyond = middle
+    return fits if fits > lowest else None
+
+
+def encode_within(
+    codec: Codec,
+    tensors: Mapping[str, NDArray[Any]],
+    key: int,
+    budget_bits: float,
+    state: Arrays = NO_STATE,
+    finest: int | None = None,
+) -> tuple[EncodedUpdate, Arrays] | None:
+    """Encode with the most levels, up to `finest`, whose packed update is within the budget; None where none is.
+
+    The search starts at the codec's own levels and closes in on a pair k, k + 1 of which only k fits; the weight of
+    entropy-coded updates is nearly, and not quite, monotone in the levels. A codec without levels fits or does not.
+    """
+    if codec.levels is None:
+        encoded, after = codec.encode_with_state(tensors, key, state)
+        return (encoded, after) if encoded.wire_bits() <= budget_bits else None
+    values = max(1, sum(np.size(each) for each in tensors.values()))
+    fits, beyond = _levels_below(codec), _levels_above(codec, finest)
+    best, guess, tries = None, codec.levels, 0
+    while beyond - fits > 1:
+        guess = min(max(guess, fits + 1), beyond - 1)
+        encoded, after = codec.with_levels(guess).encode_with_state(tensors, key, state)
+        spare = budget_bits - encoded.wire_bits()
+        if spare >= 0:
+            best, fits = (encoded, after), guess
+        else:
+            beyond = guess
+        tries += 1
+        # twice the levels weigh about a bit a value more; where that leads nowhere, halve what is left
+        doublings = min(max(spare / values, -16.0), 16.0)
+        guess = int(guess * 2**doublings) if tries % 3 else int(sqrt(max(fits, 1) * beyond))
+    return best
+
+
+def _levels_below(codec: Codec) -> int:
+    return _allowed(codec).start - 1
+
+
+def _levels_above(codec: Codec, finest: int | None) -> int:
+    allowed = _allowed(codec)
+    return allowed.stop if finest is None else min(finest + 1, allowed.stop)
+
+
+def _allowed(codec: Codec) -> range:
+    allowed = codec.levels_allowed
+    if allowed is None:
+        raise ValueError("this codec has no levels to choose; give it a quantiser")
+    return allowed

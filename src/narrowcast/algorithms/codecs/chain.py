@@ -1,0 +1,314 @@
+"""A codec: a chain of small stages, each of which hands what it makes of an update to the rest of the chain.
+
+    values --[transform]--> values --[quantiser]--> symbols --[coder]--> bytes
+
+A transform (rotation, Top-K, factors, error feedback) makes values of values; a quantiser makes symbols; a coder makes
+bytes. Where the chain ends early, values go out as float32 and symbols at a fixed width (`packing`).
+
+On the wire stands only what the receiver cannot know. It knows the codec, the tensors' names and shapes, and the key:
+a 64-bit word of `seeds.stream_keys`, from the run's seed, the round and the client, so that rotations, dithers and
+bases cost nothing. It does not know the levels, which a client may choose by itself, so these are sent.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
+from narrowcast.algorithms.codecs.wire import Reader
+from narrowcast.platform.seeds import Words, uniform_bits
+from narrowcast.platform.types import Arrays, IntArray, PayloadError
+
+Tensors = dict[str, NDArray[np.float32]]
+Shapes = Mapping[str, tuple[int, ...]]
+Signal = Literal["values", "symbols", "bytes"]
+"""What stands between two stages."""
+
+NO_STATE: Arrays = {}
+_KEY_MASK = 2**64 - 1
+
+
+LARGEST_VALUE = 2.0**96
+"""What a value may be at most: far above any update, and low enough for all norms and scales to fit float32."""
+
+
+class UnsendableUpdateError(ValueError):
+    """An update that is not encoded: it has values that are NaN or infinite, or beyond `LARGEST_VALUE`."""
+
+
+@dataclass(frozen=True)
+class EncodedUpdate:
+    """One client's update as the bytes that it weighs; row masks and example counts go beside it."""
+
+    data: bytes
+
+    def wire_bits(self) -> int:
+        """Eight times the length of `to_bytes()`."""
+        return 8 * len(self.data)
+
+    def to_bytes(self) -> bytes:
+        """The bytes that a radio would send."""
+        return self.data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Take the bytes as they are; `Codec.decode` is what refuses bad ones."""
+        return cls(bytes(data))
+
+
+class Stage(BaseModel, ABC):
+    """A link of the chain; its fields are its hyper-parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    takes: ClassVar[Signal] = "values"
+    gives: ClassVar[Signal] = "values"
+    kind: str
+
+
+class ValueStage(Stage):
+    """A stage that takes values: `write` and `read` are each other's other half and call `rest` for what they leave."""
+
+    @abstractmethod
+    def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
+        """The bytes of these tensors, and the client's state after sending them."""
+
+    @abstractmethod
+    def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
+        """The tensors again, as far as they were sent, or `PayloadError`."""
+
+    @abstractmethod
+    def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
+        """What tensors of these shapes weigh at most; exactly that where nothing is coded by what it holds."""
+
+    def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
+        """What a client keeps before its first round."""
+        del shapes, rest
+        return NO_STATE
+
+
+class Transform(ValueStage):
+    """A stage that gives other values, whose shapes both sides know."""
+
+    @abstractmethod
+    def inner_shapes(self, shapes: Shapes) -> Shapes:
+        """The shapes of the tensors that `rest` gets."""
+
+    def side_bytes(self, shapes: Shapes) -> int:
+        """What this stage adds to them at most."""
+        del shapes
+        return 0
+
+    def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
+        """What this stage adds and the rest may weigh."""
+        return self.side_bytes(shapes) + rest.max_bytes(self.inner_shapes(shapes))
+
+    def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
+        """What the rest keeps."""
+        return rest.init_state(self.inner_shapes(shapes))
+
+
+class Quantiser(ValueStage):
+    """A stage that gives symbols, with levels that may change from client to client and are sent."""
+
+    gives: ClassVar[Signal] = "symbols"
+    levels_allowed: ClassVar[range]
+
+    levels: int
+
+
+class SymbolStage(Stage):
+    """A stage that takes symbols of 0..alphabet-1, one array for each tensor before it, and gives bytes."""
+
+    takes: ClassVar[Signal] = "symbols"
+    gives: ClassVar[Signal] = "bytes"
+
+    @abstractmethod
+    def write_symbols(self, streams: Sequence[IntArray], alphabet: int) -> bytes:
+        """The bytes of these symbols."""
+
+    @abstractmethod
+    def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
+        """The symbols again, or `PayloadError`."""
+
+    @abstractmethod
+    def max_symbol_bytes(self, counts: Sequence[int], alphabet: int) -> int:
+        """What so many symbols weigh at most."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """The stages from one of them to the end of the chain; no stages send float32."""
+
+    stages: tuple[Stage, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_order(self.stages)
+
+    def encode(self, tensors: Mapping[str, NDArray[Any]], key: int, state: Arrays = NO_STATE) -> EncodedUpdate:
+        """Encode without a word about the state; for codecs that keep none, see `encode_with_state`."""
+        return self.encode_with_state(tensors, key, state)[0]
+
+    def encode_with_state(
+        self, tensors: Mapping[str, NDArray[Any]], key: int, state: Arrays = NO_STATE
+    ) -> tuple[EncodedUpdate, Arrays]:
+        """The bytes of an update and the client's state once it is sent; `UnsendableUpdateError` leaves both alone.
+
+        `key` is known to the receiver; `state` comes from `init_state` or from the client's last encoding.
+        """
+        ordered = {name: np.asarray(tensors[name], dtype=np.float32, order="C") for name in sorted(tensors)}
+        check_values(ordered)
+        data, after = self.write(ordered, key & _KEY_MASK, state)
+        return EncodedUpdate(data), after
+
+    def decode(self, data: bytes, shapes: Mapping[str, Sequence[int]], key: int) -> Tensors:
+        """The tensors that the receiver gets, float32 and finite; or `PayloadError` where the bytes are malformed."""
+        reader = Reader(data)
+        with np.errstate(over="ignore", invalid="ignore"):
+            tensors = self.read(reader, {name: tuple(shapes[name]) for name in sorted(shapes)}, key & _KEY_MASK)
+        reader.finish()
+        if not all(np.isfinite(values).all() for values in tensors.values()):
+            raise PayloadError("the payload decodes to values that are not finite")
+        return tensors
+
+    def init_state(self, shapes: Mapping[str, Sequence[int]]) -> Arrays:
+        """What a client keeps before its first round, all zero: error memories, warm factors."""
+        if not self.stages:
+            return NO_STATE
+        stage = self.stages[0]
+        known = {name: tuple(shapes[name]) for name in sorted(shapes)}
+        return stage.init_state(known, self._rest) if isinstance(stage, ValueStage) else NO_STATE
+
+    def max_bits(self, shapes: Mapping[str, Sequence[int]]) -> int:
+        """What an update of these shapes weighs at most, known before training; exact without `entropy` or `top_k`."""
+        return 8 * self.max_bytes({name: tuple(shapes[name]) for name in sorted(shapes)})
+
+    @property
+    def levels(self) -> int | None:
+        """The levels of the quantiser; None for a codec without one."""
+        return next((int(stage.levels) for stage in self.stages if isinstance(stage, Quantiser)), None)
+
+    @property
+    def levels_allowed(self) -> range | None:
+        """The levels that the quantiser can have; None for a codec without one."""
+        return next((stage.levels_allowed for stage in self.stages if isinstance(stage, Quantiser)), None)
+
+    def with_levels(self, levels: int) -> Codec:
+        """The codec with other levels; the receiver need not be told, and may decode with the former ones."""
+        return _changed(self, "levels", levels)
+
+    def with_rank(self, rank: int) -> Codec:
+        """The codec with another rank of `svd`, `power_sgd` or `basis`; the receiver must use the same."""
+        return _changed(self, "rank", rank)
+
+    # What stages call on the rest of the chain.
+
+    def write(self, tensors: Tensors, key: int, state: Arrays) -> tuple[bytes, Arrays]:
+        """The bytes of these tensors and the state after them."""
+        if not self.stages:
+            return b"".join(values.astype("<f4").tobytes() for values in tensors.values()), NO_STATE
+        return self._values_stage().write(tensors, key, state, self._rest)
+
+    def read(self, reader: Reader, shapes: Shapes, key: int) -> Tensors:
+        """The tensors that `write` wrote."""
+        if not self.stages:
+            return {name: reader.floats(prod(shape)).reshape(shape) for name, shape in shapes.items()}
+        return self._values_stage().read(reader, shapes, key, self._rest)
+
+    def max_bytes(self, shapes: Shapes) -> int:
+        """The most that `write` writes."""
+        if not self.stages:
+            return 4 * sum(map(prod, shapes.values()))
+        return self._values_stage().max_bytes(shapes, self._rest)
+
+    def write_symbols(self, streams: Sequence[IntArray], alphabet: int) -> bytes:
+        """The bytes of symbols, one stream a tensor."""
+        if not self.stages:
+            return b"".join(pack(symbols, alphabet) for symbols in streams)
+        return self._symbol_stage().write_symbols(streams, alphabet)
+
+    def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
+        """The symbols that `write_symbols` wrote."""
+        if not self.stages:
+            return [unpack(reader, count, alphabet) for count in counts]
+        return self._symbol_stage().read_symbols(reader, counts, alphabet)
+
+    def max_symbol_bytes(self, counts: Sequence[int], alphabet: int) -> int:
+        """The most that `write_symbols` writes."""
+        if not self.stages:
+            return sum(packed_bytes(count, alphabet) for count in counts)
+        return self._symbol_stage().max_symbol_bytes(counts, alphabet)
+
+    @property
+    def _rest(self) -> Codec:
+        return _rest(self)
+
+    def _values_stage(self) -> ValueStage:
+        stage = self.stages[0]
+        assert isinstance(stage, ValueStage)
+        return stage
+
+    def _symbol_stage(self) -> SymbolStage:
+        stage = self.stages[0]
+        assert isinstance(stage, SymbolStage)
+        return stage
+
+
+def check_order(stages: Sequence[Stage]) -> None:
+    """Raise `ValueError` where a stage does not take what the one before it gives."""
+    if stages and stages[0].takes != "values":
+        raise ValueError(f'"{stages[0].kind}" takes {stages[0].takes}; put a quantiser before it')
+    for before, after in pairwise(stages):
+        if before.gives != after.takes:
+            raise ValueError(f'"{before.kind}" gives {before.gives}, but "{after.kind}" after it takes {after.takes}')
+    for place, stage in enumerate(stages):
+        if stage.kind == "error_feedback" and place:
+            raise ValueError('"error_feedback" must stand first, where its memory has the rows of the update')
+    kinds = [stage.kind for stage in stages]
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"a codec may have each kind once, got {', '.join(kinds)}")
+
+
+def check_values(tensors: Tensors) -> None:
+    """Raise `UnsendableUpdateError` where a tensor has values that are not finite, or too large."""
+    for name, values in tensors.items():
+        if not (np.abs(values) <= LARGEST_VALUE).all():
+            raise UnsendableUpdateError(f"the update of {name} has values that are not finite, or beyond 2^96")
+
+
+def stream(key: int, purpose: str) -> Words:
+    """The key of one purpose's stream under a client's key, [1]."""
+    return uniform_bits(np.array([key], dtype=np.uint64), np.array([zlib.crc32(purpose.encode())]))
+
+
+@lru_cache(maxsize=1024)
+def _rest(codec: Codec) -> Codec:
+    rest = object.__new__(Codec)  # a part of a chain may start with what a whole one may not
+    object.__setattr__(rest, "stages", codec.stages[1:])
+    return rest
+
+
+@lru_cache(maxsize=4096)
+def _changed(codec: Codec, field: str, value: int) -> Codec:
+    """The codec with `field` of every stage that has it replaced, or `ValueError`."""
+    if not any(field in type(stage).model_fields for stage in codec.stages):
+        raise ValueError(f"no stage of this codec has {field}: {', '.join(stage.kind for stage in codec.stages)}")
+    return Codec(
+        tuple(
+            type(stage).model_validate({**stage.model_dump(), field: value})
+            if field in type(stage).model_fields
+            else stage
+            for stage in codec.stages
+        )
+    )

@@ -1,0 +1,135 @@
+"""DRIVE and EDEN: rotate, round each value to a centroid of the standard normal, and send one scale for each block.
+
+Reference: Vargaftik et al., DRIVE, NeurIPS 2021 (arXiv:2105.08339); Vargaftik et al., EDEN, ICML 2022
+(arXiv:2108.08842). Of a rotated block the values are nearly normal, so the Lloyd-Max centroids of the standard normal
+(Max, IRE 1960) round them best. With distortion D(L) of L centroids the relative squared error is D for `min_mse` and
+1 / (1 - D) - 1 for `unbiased`: 0.571, 0.133, 0.0358, 0.0096 for 2, 4, 8 and 16 levels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import erf, exp, pi, prod, sqrt
+from statistics import NormalDist
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from narrowcast.algorithms.codecs.chain import (
+    NO_STATE,
+    Codec,
+    Quantiser,
+    Shapes,
+    Tensors,
+)
+from narrowcast.algorithms.codecs.rotation import DEFAULT_BLOCK, Block, Passes, rotate, rotate_back, rotated_shapes
+from narrowcast.algorithms.codecs.wire import Reader, varint
+from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError
+
+MOST_CENTROIDS = 256
+
+
+class Eden(Quantiser):
+    """Rotated blocks as centroids and scales; DRIVE with `levels: 2`, which is 1 bit a value.
+
+    `scale`: `unbiased` is ||x||^2 / <y, c> for rotated values y and their centroids c, which leaves the rotation's mean
+    at x; `min_mse` is <y, c> / <c, c>, for the sum of few clients or with error feedback.
+
+    Differs from the papers: 1. blocks of `block` values, see `rotate`. 2. fractional bits by any number of levels, in
+    base L (3 levels are 1.6 bits), where EDEN mixes two widths; no fewer than 1 bit. 3. two passes of the Hadamard
+    rotation that their code has: their proofs need a uniform one, and after one pass (1, 1/2, 0, ...) comes out
+    different by a quarter of its energy on average at 1 bit, whatever the signs (tested).
+    """
+
+    levels_allowed: ClassVar[range] = range(2, MOST_CENTROIDS + 1)
+
+    kind: Literal["eden"] = "eden"
+    levels: int = Field(2, ge=2, le=MOST_CENTROIDS, description="number of centroids, 2 for each bit doubled")
+    scale: Literal["unbiased", "min_mse"] = "unbiased"
+    block: Block = DEFAULT_BLOCK
+    passes: Passes = 2
+
+    def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
+        """The levels, all scales, all symbols."""
+        del state
+        points = centroids(self.levels)
+        scales, streams = [], []
+        for rows in rotate(tensors, self.block, self.passes, key).values():
+            symbols, scale = self._round(rows.astype(np.float64), points)
+            streams.append(symbols.ravel())
+            scales.append(scale.astype("<f4").tobytes())
+        return varint(self.levels) + b"".join(scales) + rest.write_symbols(streams, self.levels), NO_STATE
+
+    def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
+        """The scaled centroids, rotated back."""
+        levels = reader.varint(MOST_CENTROIDS)
+        if levels < 2:
+            raise PayloadError(f"the payload has {levels} levels where 2 to {MOST_CENTROIDS} are allowed")
+        inner = rotated_shapes(sum(map(prod, shapes.values())), self.block)
+        scales = [reader.floats(shape[0]) for shape in inner.values()]
+        streams = rest.read_symbols(reader, [prod(shape) for shape in inner.values()], levels)
+        points = centroids(levels)
+        rotated = {
+            name: (points[symbols].reshape(shape) * scale[:, None]).astype(np.float32)
+            for (name, shape), scale, symbols in zip(inner.items(), scales, streams, strict=True)
+        }
+        return rotate_back(rotated, shapes, self.passes, key)
+
+    def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
+        """The levels, a float32 for each block, and what the symbols may weigh."""
+        inner = rotated_shapes(sum(map(prod, shapes.values())), self.block)
+        scales = 4 * sum(shape[0] for shape in inner.values())
+        symbols = rest.max_symbol_bytes([prod(shape) for shape in inner.values()], self.levels)
+        return len(varint(self.levels)) + scales + symbols
+
+    def _round(self, rows: FloatArray, points: FloatArray) -> tuple[IntArray, FloatArray]:
+        """The nearest centroid of each value over its row's deviation, and the scale of each row."""
+        energy = np.einsum("bd,bd->b", rows, rows)
+        deviation = np.sqrt(energy / rows.shape[1])
+        unit = rows / np.where(deviation > 0, deviation, 1.0)[:, None]
+        symbols = np.searchsorted((points[1:] + points[:-1]) / 2, unit)
+        chosen = points[symbols]
+        along = np.einsum("bd,bd->b", rows, chosen)
+        above, below = (energy, along) if self.scale == "unbiased" else (along, np.einsum("bd,bd->b", chosen, chosen))
+        return symbols.astype(np.int64), np.divide(above, below, out=np.zeros_like(above), where=energy > 0)
+
+
+@cache
+def centroids(levels: int) -> FloatArray:
+    """The Lloyd-Max centroids of the standard normal, ascending and symmetric, by Newton's method."""
+    points = np.array([sqrt(3) * NormalDist().inv_cdf((place + 0.5) / levels) for place in range(levels)])
+    for _ in range(50):
+        edges = (points[1:] + points[:-1]) / 2
+        mass, density = _cells(edges)
+        means = (density[:-1] - density[1:]) / mass
+        # an edge e moves the mean of the cell left of it by (e - mean) density / mass, and half of that a centroid
+        left = 0.5 * density[1:-1] * (edges - means[:-1]) / mass[:-1]
+        right = 0.5 * density[1:-1] * (means[1:] - edges) / mass[1:]
+        jacobian = np.eye(levels)
+        inner = np.arange(levels - 1)
+        jacobian[inner, inner] -= left
+        jacobian[inner, inner + 1] -= left
+        jacobian[inner + 1, inner + 1] -= right
+        jacobian[inner + 1, inner] -= right
+        step = np.linalg.solve(jacobian, points - means)
+        points = points - step
+        if np.abs(step).max() < 1e-14:
+            break
+    points = (points - points[::-1]) / 2
+    points.flags.writeable = False
+    return points
+
+
+def distortion(levels: int) -> float:
+    """The mean squared error of rounding a standard normal to its centroids."""
+    points = centroids(levels)
+    mass, _ = _cells((points[1:] + points[:-1]) / 2)
+    return float(1 - mass @ points**2)
+
+
+def _cells(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The standard normal's mass between the edges [L], and its density at them and at both infinities [L + 1]."""
+    below = np.array([0.0, *((1 + erf(edge / sqrt(2))) / 2 for edge in edges), 1.0])
+    density = np.array([0.0, *(exp(-edge * edge / 2) / sqrt(2 * pi) for edge in edges), 0.0])
+    return np.diff(below), density

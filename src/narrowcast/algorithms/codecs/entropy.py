@@ -1,0 +1,203 @@
+"""Entropy coding of levels: asymmetric numeral systems (Duda, arXiv:1311.2540), by the library `constriction`.
+
+Each tensor's symbols are coded with a model of their own, which stands in the message and is counted with it: one byte
+for each symbol of the range that occurs, or for each knot of a curve over it, or none where they are packed instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import constriction
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.codecs.chain import SymbolStage
+from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
+from narrowcast.algorithms.codecs.wire import Reader, varint
+from narrowcast.platform.types import FloatArray, IntArray, PayloadError
+
+_PACKED, _TABLE, _KNOTS = range(3)
+_CODES = 256
+_PER_BIT = 8
+_MOST_TABLE = 256
+# A code c stands for the weight 2^(40 - c/8), made by shifts from one octave, so that both sides have the same.
+_OCTAVE = np.array([round(2 ** (40 - part / _PER_BIT)) for part in range(_PER_BIT)], dtype=np.int64)
+_WEIGHTS = _OCTAVE[np.arange(_CODES) % _PER_BIT] >> (np.arange(_CODES) // _PER_BIT)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """How one stream is coded: its description on the wire, and the codes of the symbols low..low + len - 1."""
+
+    form: int
+    low: int
+    codes: IntArray
+    described: bytes
+
+    def probabilities(self) -> FloatArray:
+        weights = _WEIGHTS[self.codes]
+        return weights / weights.sum()
+
+
+class Entropy(SymbolStage):
+    """Code symbols near their empirical entropy; the model's description and the coded length are sent and counted.
+
+    A message is never more than one byte a tensor heavier than the packed symbols, which is what `max_bits` says.
+    """
+
+    kind: Literal["entropy"] = "entropy"
+
+    def write_symbols(self, streams: Sequence[IntArray], alphabet: int) -> bytes:
+        """Descriptions, packed streams and, if any stream is coded, the length and the words of the coder."""
+        models = [_choose(symbols, alphabet) for symbols in streams]
+        coded = _with_models(streams, models, alphabet)
+        packed = _with_models(streams, [_packed() for _ in streams], alphabet)
+        return min(coded, packed, key=len)
+
+    def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
+        """Read the descriptions and packed streams, then decode the rest."""
+        models: list[_Model] = []
+        streams: list[IntArray] = []
+        for count in counts:
+            model = _read_model(reader, alphabet)
+            models.append(model)
+            streams.append(
+                unpack(reader, count, alphabet) if model.form == _PACKED else np.full(count, model.low, dtype=np.int64)
+            )
+        if any(len(model.codes) > 1 for model in models):
+            coder = _read_coder(reader, sum(packed_bytes(count, alphabet) for count in counts))
+            for place, (count, model) in enumerate(zip(counts, models, strict=True)):
+                if len(model.codes) > 1 and count:
+                    symbols: NDArray[Any] = coder.decode(_categorical(model), count)
+                    streams[place] = symbols.astype(np.int64) + model.low
+            if not coder.is_empty():
+                raise PayloadError("the payload has more coded symbols than the tensors have values")
+        return streams
+
+    def max_symbol_bytes(self, counts: Sequence[int], alphabet: int) -> int:
+        """One byte more than packed, for each tensor."""
+        return sum(1 + packed_bytes(count, alphabet) for count in counts)
+
+
+def _with_models(streams: Sequence[IntArray], models: Sequence[_Model], alphabet: int) -> bytes:
+    parts = []
+    for symbols, model in zip(streams, models, strict=True):
+        parts.append(model.described)
+        if model.form == _PACKED:
+            parts.append(pack(symbols, alphabet))
+    if any(len(model.codes) > 1 for model in models):
+        coder = constriction.stream.stack.AnsCoder()
+        for symbols, model in zip(reversed(streams), reversed(models), strict=True):
+            if len(model.codes) > 1:
+                coder.encode_reverse((symbols - model.low).astype(np.int32), _categorical(model))
+        words = coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
+        parts += [varint(len(words)), words]
+    return b"".join(parts)
+
+
+def _read_coder(reader: Reader, longest: int) -> Any:
+    """The coder over the words that follow; they are as many as their length says, and never longer than packed."""
+    data = bytes(reader.take(reader.varint(longest + 8)))
+    if data.endswith(b"\0"):
+        raise PayloadError("the payload's coded symbols end in zeros")
+    return constriction.stream.stack.AnsCoder(
+        np.frombuffer(data + bytes(-len(data) % 4), dtype="<u4").astype(np.uint32)
+    )
+
+
+def _categorical(model: _Model) -> Any:
+    return constriction.stream.model.Categorical(model.probabilities(), perfect=False, lazy=False)
+
+
+def _packed() -> _Model:
+    return _Model(_PACKED, 0, np.empty(0, dtype=np.int64), bytes([_PACKED]))
+
+
+def _choose(symbols: IntArray, alphabet: int) -> _Model:
+    """The model with which this stream is expected to weigh least, its description included."""
+    if not len(symbols):
+        return _packed()
+    counts = np.bincount(symbols, minlength=alphabet)
+    used = np.flatnonzero(counts)
+    low, high = int(used[0]), int(used[-1])
+    counts = counts[low : high + 1]
+    best, lightest = _packed(), 8.0 * (1 + packed_bytes(len(symbols), alphabet))
+    for model in _candidates(counts, low, alphabet):
+        bits = 8.0 * len(model.described)
+        if len(model.codes) > 1:
+            bits += float(-counts @ np.log2(model.probabilities())) + 32
+        if bits < lightest:
+            best, lightest = model, bits
+    return best
+
+
+def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_Model]:
+    span = varint(low) + varint(len(counts) - 1)
+    knots = _knots(low, len(counts), alphabet)
+    models = []
+    if len(counts) <= _MOST_TABLE:
+        codes = _to_codes(counts.astype(np.float64))
+        sent = codes.astype(np.uint8).tobytes() if len(codes) > 1 else b""
+        models.append(_Model(_TABLE, low, codes, bytes([_TABLE]) + span + sent))
+    if len(knots) < len(counts):
+        # each knot stands for the symbols up to half way to its neighbours
+        edges = np.concatenate([[0], (knots[:-1] + knots[1:] + 1) // 2, [len(counts)]])
+        sums = np.concatenate([[0], np.cumsum(counts)])
+        means = (sums[edges[1:]] - sums[edges[:-1]] + 0.5) / np.diff(edges)
+        codes = _to_codes(means)
+        described = bytes([_KNOTS]) + span + codes.astype(np.uint8).tobytes()
+        models.append(_Model(_KNOTS, low, _between(knots, codes, len(counts)), described))
+    return models
+
+
+def _to_codes(weights: FloatArray) -> IntArray:
+    """-log2 of the weights against the largest, in eighths of a bit; what never occurs gets the last code."""
+    share = np.maximum(weights / weights.max(), 2.0**-40)
+    return np.minimum(np.rint(-_PER_BIT * np.log2(share)), _CODES - 1).astype(np.int64)
+
+
+def _between(knots: IntArray, codes: IntArray, count: int) -> IntArray:
+    """The codes of all symbols, by straight lines between the knots in integers."""
+    place = np.arange(count)
+    right = np.clip(np.searchsorted(knots, place, side="left"), 1, len(knots) - 1)
+    start, stop = knots[right - 1], knots[right]
+    return codes[right - 1] + (codes[right] - codes[right - 1]) * (place - start) // (stop - start)
+
+
+@lru_cache(maxsize=1024)
+def _distances(reach: int) -> tuple[int, ...]:
+    """0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: how far from the middle of the alphabet the knots stand."""
+    grid, step = [0, 1, 2, 3], 4
+    while step <= reach:
+        grid += [step, step + step // 2]
+        step *= 2
+    return tuple(grid)
+
+
+def _knots(low: int, count: int, alphabet: int) -> IntArray:
+    """The places, from `low`, of the symbols whose codes are sent: near the middle each, further out fewer."""
+    distances = np.array(_distances(alphabet))
+    places = np.concatenate([alphabet // 2 + distances, (alphabet - 1) // 2 - distances]) - low
+    inside = places[(places > 0) & (places < count - 1)]
+    return np.unique(np.concatenate([[0], inside, [count - 1]]))
+
+
+def _read_model(reader: Reader, alphabet: int) -> _Model:
+    form = reader.take(1)[0]
+    if form == _PACKED:
+        return _packed()
+    if form > _KNOTS:
+        raise PayloadError(f"the payload has symbols of form {form}, which there is not")
+    low = reader.varint(alphabet - 1)
+    count = reader.varint(alphabet - 1 - low) + 1
+    knots = _knots(low, count, alphabet) if form == _KNOTS else np.arange(min(count, _MOST_TABLE))
+    if form == _TABLE and count > _MOST_TABLE:
+        raise PayloadError(f"the payload has a table of {count} symbols where {_MOST_TABLE} are allowed")
+    if count == 1:
+        return _Model(form, low, np.zeros(1, dtype=np.int64), b"")
+    codes = np.frombuffer(reader.take(len(knots)), dtype=np.uint8).astype(np.int64)
+    return _Model(form, low, _between(knots, codes, count), b"")

@@ -1,0 +1,65 @@
+"""Error feedback: what the rest of the chain loses is remembered and sent with the next update.
+
+Reference: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019 (arXiv:1901.09847).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, ValueStage, check_values
+from narrowcast.algorithms.codecs.wire import Reader
+from narrowcast.platform.types import Arrays, IntArray
+
+MEMORY = "memory/"
+"""Names in a client's state: what it still owes of every tensor, in that tensor's shape; zero at first."""
+
+
+class ErrorFeedback(ValueStage):
+    """Send x + e for an update x and keep e = (x + e) - what the receiver decodes of it.
+
+    Where an update is some rows of a matrix, a client's memory is of all rows: `memory_of_rows` gives the codec those
+    of the round and `with_memory_of_rows` puts them back; the others wait until they are touched again. What was sent
+    counts as received: a client does not hear that an upload was lost.
+    """
+
+    kind: Literal["error_feedback"] = "error_feedback"
+
+    def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
+        """The bytes of the update with its memory."""
+        owed = {name: values + state.get(MEMORY + name, np.float32(0)) for name, values in tensors.items()}
+        check_values(owed)
+        data, after = rest.write(owed, key, state)
+        received = rest.read(Reader(data), {name: values.shape for name, values in owed.items()}, key)
+        memory = {MEMORY + name: values - received[name] for name, values in owed.items()}
+        return data, {**after, **memory}
+
+    def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
+        """What the rest reads."""
+        return rest.read(reader, shapes, key)
+
+    def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
+        """What the rest may weigh."""
+        return rest.max_bytes(shapes)
+
+    def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
+        """Nothing is owed."""
+        memory = {MEMORY + name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
+        return {**rest.init_state(shapes), **memory}
+
+
+def memory_of_rows(state: Arrays, rows: IntArray) -> Arrays:
+    """A client's state with the memory of some rows only, [m, ...] for each [N, ...]."""
+    return {name: values[rows] if name.startswith(MEMORY) else values for name, values in state.items()}
+
+
+def with_memory_of_rows(state: Arrays, rows: IntArray, part: Arrays) -> Arrays:
+    """The whole state again: `part` in the rows of the memory, and in place of everything else; copies the memory."""
+    whole = {**state, **part}
+    for name in part:
+        if name.startswith(MEMORY):
+            whole[name] = np.array(state[name])
+            whole[name][rows] = part[name]
+    return whole

@@ -1,0 +1,83 @@
+"""Matrices as the product of two thin ones: what `svd` and `power_sgd` share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from math import prod
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, Transform
+from narrowcast.algorithms.codecs.wire import Reader
+from narrowcast.platform.types import Arrays
+
+Rank = Annotated[int, Field(ge=1, description="columns of the factors; less where a matrix is smaller")]
+LEFT, RIGHT = "/left", "/right"
+"""NAME/left [m, r] and NAME/right [r, d] stand for NAME [m, d]."""
+
+
+class Factored(Transform):
+    """Send a matrix M [m, d] as factors L [m, r] and R [r, d] where that is less than the matrix; vectors go whole.
+
+    A tensor of more dimensions is the matrix of its first one and all others.
+    """
+
+    rank: Rank = 4
+
+    @abstractmethod
+    def factor(
+        self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
+    ) -> tuple[Tensors, Arrays]:
+        """The factors of a matrix under their names, and what a client keeps for the next ones."""
+
+    def factor_shapes(self, name: str, rows: int, columns: int, rank: int) -> Shapes:
+        """The shapes of what `factor` gives."""
+        return {name + LEFT: (rows, rank), name + RIGHT: (rank, columns)}
+
+    def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
+        """The matrix that the factors stand for."""
+        return factors[name + LEFT] @ factors[name + RIGHT]
+
+    def inner_shapes(self, shapes: Shapes) -> Shapes:
+        """The factors of the matrices, and the tensors that go whole."""
+        inner: dict[str, tuple[int, ...]] = {}
+        for name, shape in shapes.items():
+            rank = self.rank_for(shape)
+            inner |= self.factor_shapes(name, *_matrix(shape), rank) if rank else {name: shape}
+        return inner
+
+    def rank_for(self, shape: tuple[int, ...]) -> int:
+        """The rank at which a tensor of this shape is sent; 0 where it goes whole."""
+        rows, columns = _matrix(shape)
+        rank = min(self.rank, rows, columns)
+        return rank if len(shape) > 1 and rank * (rows + columns) < rows * columns else 0
+
+    def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
+        """Nothing of its own: all factors in the order of the tensors."""
+        inner: Tensors = {}
+        kept = {each: values for each, values in state.items() if each.startswith(f"{self.kind}/")}
+        for name, values in tensors.items():
+            rank = self.rank_for(values.shape)
+            if not rank:
+                inner[name] = values
+                continue
+            factors, learnt = self.factor(name, values.reshape(len(values), -1), rank, key, state)
+            inner |= factors
+            kept |= learnt
+        data, after = rest.write(inner, key, state)
+        return data, {**after, **kept}
+
+    def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
+        """The products of the factors."""
+        inner = rest.read(reader, self.inner_shapes(shapes), key)
+        return {
+            name: self.product(name, inner).reshape(shape) if self.rank_for(shape) else inner[name]
+            for name, shape in shapes.items()
+        }
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[0], prod(shape[1:])) if shape else (1, 1)

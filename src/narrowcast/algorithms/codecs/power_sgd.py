@@ -1,0 +1,55 @@
+"""PowerSGD: rank-r factors by one power iteration, started from where the client's last one ended.
+
+Reference: Vogels et al., PowerSGD, NeurIPS 2019 (arXiv:1905.13727), Algorithm 1; put `error_feedback` before it for
+their Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors
+from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Factored
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import Arrays
+
+WARM = "power_sgd/"
+"""Names in a client's state: the warm Q [d, r] of every matrix, zero before the first round."""
+
+
+class PowerSGD(Factored):
+    """P = M Q, made orthonormal, and Q = M^T P are sent for M; the client keeps Q for its next update.
+
+    Differs from the paper: 1. each client has factors of its own, decoded alone; the paper averages P, then Q, over all
+    workers in two rounds of communication. 2. the first Q is drawn from the client's key. 3. P is made orthonormal by
+    Householder reflections and not by Gram-Schmidt.
+    """
+
+    kind: Literal["power_sgd"] = "power_sgd"
+
+    def factor(
+        self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
+    ) -> tuple[Tensors, Arrays]:
+        """One power iteration from the columns of Q that are warm, and random others."""
+        kept = np.array(state.get(WARM + name, np.zeros((matrix.shape[1], self.rank))), dtype=np.float32)
+        start = generator(key, WARM + name).standard_normal((matrix.shape[1], rank))
+        warm = np.flatnonzero(kept[:, :rank].any(axis=0))
+        start[:, warm] = kept[:, warm]
+        left, _ = np.linalg.qr(matrix.astype(np.float64) @ start)
+        right = left.T @ matrix
+        if right.any():  # an update of zeros teaches nothing
+            kept[:, :rank] = right.T[:, : kept.shape[1]]
+        factors = {name + LEFT: left.astype(np.float32), name + RIGHT: right.astype(np.float32)}
+        return factors, {WARM + name: kept}
+
+    def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
+        """Zeros for every matrix that is factored, and what the rest keeps."""
+        warm = {
+            WARM + name: np.zeros((int(np.prod(shape[1:])), self.rank), dtype=np.float32)
+            for name, shape in shapes.items()
+            if self.rank_for(shape)
+        }
+        return {**super().init_state(shapes, rest), **warm}

@@ -1,0 +1,209 @@
+"""Stochastic uniform quantisation to k levels, with a norm for each tensor, row, column or block.
+
+Reference: Alistarh et al., QSGD, NeurIPS 2017, section 3.1; the wireless report's eq. (4) and (5). For a vector x of d
+values with norm s, each value is sent as one of the 2k + 1 integers q between -k and k, the two nearest to k x_i / s at
+random, so that E[s q / k] = x; the mean squared error is at most min(d / 4k^2, sqrt(d) / k) ||x||^2.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from narrowcast.algorithms.codecs.chain import (
+    NO_STATE,
+    Codec,
+    Quantiser,
+    Shapes,
+    Tensors,
+    stream,
+)
+from narrowcast.algorithms.codecs.wire import Reader, varint
+from narrowcast.algorithms.local_training.compiled import compiled, frozen
+from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError
+
+MOST_LEVELS = 2**15
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+class Quantise(Quantiser):
+    """Norms, and for each value the integer that it is rounded to; the levels are sent, so a client may choose them.
+
+    `norms`: what shares a norm: a tensor, its rows or columns (a vector counts as one row), or runs of so many values.
+    `scale`: the norm is Euclidean as in the papers, or the largest magnitude, with less error at the same levels.
+    `rounding`: `stochastic` is unbiased. `dithered` too: the receiver knows the random numbers and subtracts them,
+    which leaves 1/12 of a squared step whatever the value, where `stochastic` leaves 1/6 on average and nothing at
+    zero. `nearest` has the least error, and is biased.
+    `norm_type`: norms are rounded up, so that `bfloat16` halves their cost and leaves the values unbiased.
+
+    Differs from the report: 1. sign and level are one of 2k + 1 symbols; it counts 2 bits for the sign of a vector and
+    d log2(k) bits, one too few symbols and signs. 2. its bound d / 4k^2 is joined to QSGD's sqrt(d) / k, which is
+    smaller where k < sqrt(d) / 4.
+    """
+
+    levels_allowed: ClassVar[range] = range(1, MOST_LEVELS + 1)
+
+    kind: Literal["quantise"] = "quantise"
+    levels: int = Field(7, ge=1, le=MOST_LEVELS, description="k: values are rounded to multiples of norm / k")
+    norms: Literal["tensor", "row", "column"] | Annotated[int, Field(ge=1)] = "tensor"
+    scale: Literal["l2", "max"] = "l2"
+    rounding: Literal["stochastic", "dithered", "nearest"] = "stochastic"
+    norm_type: Literal["float32", "bfloat16"] = "float32"
+
+    def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
+        """The levels, all norms, all symbols."""
+        del state
+        word, norms, streams, place = stream(key, "rounding")[0], [], [], 0
+        for values in tensors.values():
+            run, count = self._groups(values.shape)
+            norm = self._norms(values.ravel(), run, count)
+            streams.append(
+                _quantise(
+                    frozen(values.ravel(), np.float32),
+                    frozen(norm, np.float64),
+                    run,
+                    self.levels,
+                    word,
+                    np.uint64(place),
+                    self.rounding == "nearest",
+                )
+            )
+            norms.append(self._norm_bytes(norm))
+            place += values.size
+        symbols = rest.write_symbols(streams, 2 * self.levels + 1)
+        return varint(self.levels) + b"".join(norms) + symbols, NO_STATE
+
+    def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
+        """The values that the integers stand for."""
+        levels = reader.varint(MOST_LEVELS)
+        if not levels:
+            raise PayloadError("the payload has no levels")
+        norms = [self._read_norms(reader, self._groups(shape)[1]) for shape in shapes.values()]
+        streams = rest.read_symbols(reader, [prod(shape) for shape in shapes.values()], 2 * levels + 1)
+        word, place, tensors = stream(key, "rounding")[0], 0, {}
+        for (name, shape), norm, symbols in zip(shapes.items(), norms, streams, strict=True):
+            values = _dequantise(
+                frozen(symbols, np.int64),
+                frozen(norm, np.float64),
+                self._groups(shape)[0],
+                levels,
+                word,
+                np.uint64(place),
+                self.rounding == "dithered",
+            )
+            tensors[name] = values.reshape(shape)
+            place += len(symbols)
+        return tensors
+
+    def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
+        """The levels, the norms and what the symbols may weigh."""
+        norms = sum(self._groups(shape)[1] for shape in shapes.values()) * (4 if self.norm_type == "float32" else 2)
+        symbols = rest.max_symbol_bytes([prod(shape) for shape in shapes.values()], 2 * self.levels + 1)
+        return len(varint(self.levels)) + norms + symbols
+
+    def _groups(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """How many values in a row share a norm, and how many norms there are; value i has norm i // run % count."""
+        size = prod(shape)
+        if not size:
+            return 1, 0
+        if isinstance(self.norms, int):
+            return self.norms, -(-size // self.norms)
+        if self.norms == "tensor" or len(shape) < 2:
+            return size, 1
+        row = size // shape[0]
+        return (row, shape[0]) if self.norms == "row" else (1, row)
+
+    def _norms(self, values: NDArray[np.float32], run: int, count: int) -> FloatArray:
+        """The norms as the receiver has them: float32 or bfloat16, not below the true ones."""
+        exact = _exact_norms(frozen(values, np.float32), run, count, self.scale == "l2")
+        norms = exact.astype(np.float32)
+        norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)
+        if self.norm_type == "bfloat16":
+            norms = ((norms.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+        return norms.astype(np.float64)
+
+    def _norm_bytes(self, norms: FloatArray) -> bytes:
+        words = norms.astype("<f4").view("<u4")
+        return words.tobytes() if self.norm_type == "float32" else (words >> 16).astype("<u2").tobytes()
+
+    def _read_norms(self, reader: Reader, count: int) -> FloatArray:
+        if self.norm_type == "float32":
+            norms = np.frombuffer(reader.take(4 * count), dtype="<f4").astype(np.float64)
+        else:
+            halves = np.frombuffer(reader.take(2 * count), dtype="<u2")
+            norms = (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        if not (np.isfinite(norms) & (norms >= 0)).all():
+            raise PayloadError("the payload has norms that are negative or not finite")
+        return norms
+
+
+@compiled()
+def _exact_norms(values: NDArray[np.float32], run: int, count: int, euclidean: bool) -> FloatArray:
+    norms = np.zeros(count, dtype=np.float64)
+    for start in range(0, len(values), run):
+        group = start // run % count
+        total = norms[group]
+        for place in range(start, min(start + run, len(values))):
+            value = np.abs(np.float64(values[place]))
+            total = total + value * value if euclidean else np.maximum(total, value)
+        norms[group] = total
+    return np.sqrt(norms) if euclidean else norms
+
+
+@compiled(inline=True)
+def _uniform(word: np.uint64, place: np.uint64) -> float:
+    """Uniform on [0, 1): word `place` of the stream, as `seeds.uniform_bits` has it."""
+    mixed = word + (place + np.uint64(1)) * _GOLDEN
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+    mixed = mixed ^ (mixed >> np.uint64(31))
+    return np.float64(mixed >> np.uint64(11)) * 2.0**-53
+
+
+@compiled()
+def _quantise(
+    values: NDArray[np.float32],
+    norms: FloatArray,
+    run: int,
+    levels: int,
+    word: np.uint64,
+    first: np.uint64,
+    nearest: bool,
+) -> IntArray:
+    """floor(k x / s + u) + k: of the two nearest integers, the upper one with the probability that is left over."""
+    symbols = np.empty(len(values), dtype=np.int64)
+    for start in range(0, len(values), run):
+        norm = norms[start // run % len(norms)]
+        for place in range(start, min(start + run, len(values))):
+            random = 0.5 if nearest else _uniform(word, first + np.uint64(place))
+            scaled = np.float64(values[place]) / norm * levels if norm > 0 else 0.0
+            rounded = np.int64(np.floor(scaled + random))
+            symbols[place] = np.minimum(np.maximum(rounded, -levels), levels) + levels
+    return symbols
+
+
+@compiled()
+def _dequantise(
+    symbols: IntArray,
+    norms: FloatArray,
+    run: int,
+    levels: int,
+    word: np.uint64,
+    first: np.uint64,
+    dithered: bool,
+) -> NDArray[np.float32]:
+    values = np.empty(len(symbols), dtype=np.float32)
+    for start in range(0, len(symbols), run):
+        norm = norms[start // run % len(norms)]
+        for place in range(start, min(start + run, len(symbols))):
+            level = np.float64(symbols[place] - levels)
+            if dithered:
+                level += 0.5 - _uniform(word, first + np.uint64(place))
+            values[place] = np.float32(norm * (level / levels))
+    return values

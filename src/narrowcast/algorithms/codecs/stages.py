@@ -1,0 +1,50 @@
+"""The stages that a codec can have, and the type of a field that takes a chain of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator
+
+from narrowcast.algorithms.codecs.basis import Basis
+from narrowcast.algorithms.codecs.cast import Cast
+from narrowcast.algorithms.codecs.chain import Stage, check_order
+from narrowcast.algorithms.codecs.eden import Eden
+from narrowcast.algorithms.codecs.entropy import Entropy
+from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
+from narrowcast.algorithms.codecs.power_sgd import PowerSGD
+from narrowcast.algorithms.codecs.quantise import Quantise
+from narrowcast.algorithms.codecs.rotation import Rotate
+from narrowcast.algorithms.codecs.svd import SVD
+from narrowcast.algorithms.codecs.topk import TopK
+from narrowcast.platform.kinds import one_of
+
+STAGES: Mapping[str, type[BaseModel]] = {
+    "error_feedback": ErrorFeedback,
+    "basis": Basis,
+    "svd": SVD,
+    "power_sgd": PowerSGD,
+    "top_k": TopK,
+    "rotate": Rotate,
+    "quantise": Quantise,
+    "eden": Eden,
+    "cast": Cast,
+    "entropy": Entropy,
+}
+
+
+def _listed(value: Any) -> Any:
+    """Let one stage stand for a chain of it alone."""
+    return [value] if isinstance(value, str | Mapping) else value
+
+
+def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    check_order(stages)
+    return stages
+
+
+if TYPE_CHECKING:
+    Stages = tuple[Stage, ...]
+else:
+    Stages = Annotated[tuple[one_of(STAGES), ...], BeforeValidator(_listed), AfterValidator(_in_order)]

@@ -1,0 +1,71 @@
+"""The best approximation of rank r, by the singular value decomposition of each client's update.
+
+A baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748), after Konecny et al., arXiv:1610.05492.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.codecs.chain import Shapes, Tensors
+from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Factored
+from narrowcast.platform.types import Arrays, FloatArray
+
+_VALUES = "/singular_values"
+
+
+class SVD(Factored):
+    """The r largest singular values of an update and their vectors.
+
+    `parts: uv` sends U S and V, r (m + d) values; `usv` sends the three apart, r (m + d + 1), as the code released with
+    CoLR does.
+
+    Differs from the paper: 1. its tables count r m values, those of U alone; here all factors are in the bytes.
+    2. the decomposition is found from the smaller Gram matrix in float64, several times faster for thin matrices and
+    equal to float32's precision.
+    """
+
+    kind: Literal["svd"] = "svd"
+    parts: Literal["uv", "usv"] = "uv"
+
+    def factor_shapes(self, name: str, rows: int, columns: int, rank: int) -> Shapes:
+        """U [m, r] and V [r, d], and the singular values [r] with `usv`."""
+        shapes = dict(super().factor_shapes(name, rows, columns, rank))
+        return shapes if self.parts == "uv" else {**shapes, name + _VALUES: (rank,)}
+
+    def factor(
+        self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
+    ) -> tuple[Tensors, Arrays]:
+        """The truncated decomposition."""
+        del key, state
+        left, values, right = truncated_svd(matrix, rank)
+        if self.parts == "uv":
+            return {name + LEFT: (left * values).astype(np.float32), name + RIGHT: right.astype(np.float32)}, {}
+        return {
+            name + LEFT: left.astype(np.float32),
+            name + RIGHT: right.astype(np.float32),
+            name + _VALUES: values.astype(np.float32),
+        }, {}
+
+    def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
+        """U S V."""
+        if self.parts == "uv":
+            return super().product(name, factors)
+        left: NDArray[np.float32] = factors[name + LEFT] * factors[name + _VALUES]
+        return left @ factors[name + RIGHT]
+
+
+def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """U [m, r], the r largest singular values descending, and V [r, d], of a finite matrix [m, d]."""
+    exact = matrix.astype(np.float64)
+    wide = exact.shape[0] < exact.shape[1]
+    tall = exact.T if wide else exact
+    _, vectors = np.linalg.eigh(tall.T @ tall)
+    right = vectors[:, ::-1][:, :rank]
+    image = tall @ right
+    values = np.sqrt(np.einsum("mr,mr->r", image, image))
+    left = np.divide(image, values, out=np.zeros_like(image), where=values > 0)
+    return (right, values, left.T) if wide else (left, values, right.T)

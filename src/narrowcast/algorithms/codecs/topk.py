@@ -1,0 +1,70 @@
+"""Top-K: the values of largest magnitude over all tensors, and where they stand.
+
+Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, Transform
+from narrowcast.algorithms.codecs.indices import IndexLayout, max_index_bytes, read_indices, write_indices
+from narrowcast.algorithms.codecs.wire import Reader
+from narrowcast.platform.types import Arrays
+
+VALUES = "values"
+
+
+class TopK(Transform):
+    """Keep ceil(fraction n) of all n values of an update, or `count` of them, and send where they stand.
+
+    The rest of the chain gets `values` [k], in the order of their places. The code released with CoLR is
+    `indices: int32` (64 bits a kept value), without error feedback, on all rows of the item matrix, the untouched too.
+
+    Differs from the paper: 1. its plots give Top-K the payload of the kept values alone; here their places are in the
+    bytes. 2. `indices: smallest`, the default, sends them as a list, a bitmap or coded gaps, whichever is least.
+    """
+
+    kind: Literal["top_k"] = "top_k"
+    fraction: float = Field(0.01, gt=0, le=1, description="share of the values to keep; at least one is kept")
+    count: int | None = Field(None, ge=1, description="number of values to keep, in place of a fraction")
+    indices: IndexLayout = "smallest"
+
+    def kept(self, size: int) -> int:
+        """How many of so many values are sent."""
+        return min(size, ceil(self.fraction * size) if self.count is None else self.count)
+
+    def inner_shapes(self, shapes: Shapes) -> Shapes:
+        """The kept values in a row."""
+        return {VALUES: (self.kept(_size(shapes)),)}
+
+    def side_bytes(self, shapes: Shapes) -> int:
+        """What their places weigh at most."""
+        size = _size(shapes)
+        return max_index_bytes(self.kept(size), size, self.indices)
+
+    def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
+        """The places, then the values."""
+        flat = np.concatenate([values.ravel() for values in tensors.values()] or [np.empty(0, np.float32)])
+        kept = self.kept(len(flat))
+        places = np.sort(np.argpartition(-np.abs(flat), kept - 1)[:kept]) if kept else np.empty(0, dtype=np.int64)
+        data, after = rest.write({VALUES: flat[places]}, key, state)
+        return write_indices(places, len(flat), self.indices) + data, after
+
+    def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
+        """The kept values in their places, zeros elsewhere."""
+        size = _size(shapes)
+        places = read_indices(reader, self.kept(size), size, self.indices)
+        flat = np.zeros(size, dtype=np.float32)
+        flat[places] = rest.read(reader, self.inner_shapes(shapes), key)[VALUES]
+        ends = np.cumsum([prod(shape) for shape in shapes.values()])
+        parts = np.split(flat, ends[:-1]) if shapes else []
+        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _size(shapes: Shapes) -> int:
+    return sum(map(prod, shapes.values()))
