@@ -10,13 +10,14 @@ import pytest
 import narrowcast
 
 ROOT = Path(narrowcast.__file__).parent
-PARTS = ("platform", "algorithms", "tuning", "cluster")
+PARTS = ("platform", "algorithms", "tuning", "cluster", "reproduce")
 # Composition roots stand at the top of the package and may import everything.
 MAY_IMPORT = {
     "platform": {"platform"},
     "algorithms": {"platform", "algorithms"},
     "tuning": {"platform", "tuning"},
     "cluster": {"platform", "cluster"},
+    "reproduce": {"platform", "algorithms", "reproduce"},
 }
 ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform/tracking"}
 OF_PLATFORM = {
@@ -55,4 +56,4 @@ def test_imports_keep_to_the_rules(path: Path) -> None:
 
 def test_the_rules_see_the_rooms() -> None:
     rooms = {path.relative_to(ROOT).parts[0] for path in modules()}
-    assert {"platform", "algorithms", "cluster", "cli.py", "catalog.py"} <= rooms
+    assert {"platform", "algorithms", "cluster", "reproduce", "cli.py", "catalog.py"} <= rooms

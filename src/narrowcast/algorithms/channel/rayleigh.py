@@ -1,0 +1,87 @@
+"""Clients in a cell: path loss, shadowing, Rayleigh block fading, and outage where a sender does not know its fade."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.algorithms.channel.draws import FOR_THE_WHOLE_RUN, block_of, exponentials, normals, uniforms
+from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
+from narrowcast.algorithms.channel.regions import GaussianRegion, Independent
+from narrowcast.platform.types import FloatArray, Profiles
+
+
+class Rayleigh(BaseModel):
+    """SNR = reference x (distance / reference distance)^-exponent x shadowing x |h|^2, and B log2(1 + SNR) from it.
+
+    A client's place and shadowing are drawn once for the run, |h|^2 ~ Exp(1) for every `coherence` rounds, uplink and
+    downlink apart. The links' rates follow from the cell alone: the profile's are not used.
+
+    With neither `margin_decibel` nor `outage_probability` the client knows its fade, sends at capacity and is never
+    lost. With one of them it plans with a gain t in place of |h|^2, and is lost where |h|^2 < t: t = 10^(-margin / 10),
+    or the t that is undercut with the chosen probability. The server knows the downlink.
+
+    Differs from a real cell: with `access: shared` a lost upload does not disturb the others, since it is taken that
+    the server decodes them as if it were silent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["rayleigh"] = "rayleigh"
+    bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False)
+    access: Literal["orthogonal", "shared"] = Field(
+        "orthogonal", description="a band for each client, or one for all: the Gaussian multiple-access channel"
+    )
+    reference_snr_decibel: float = Field(60.0, ge=-200, le=300, description="uplink, mean over fades")
+    reference_distance: float = Field(1.0, gt=0, allow_inf_nan=False, description="metres")
+    downlink_gain_decibel: float = Field(10.0, ge=-200, le=200, description="the server's power above the client's")
+    exponent: float = Field(3.0, ge=0, le=10)
+    shadowing_decibel: float = Field(0.0, ge=0, le=30, description="standard deviation")
+    nearest: float = Field(10.0, gt=0, allow_inf_nan=False, description="metres; clients are uniform over the ring")
+    farthest: float = Field(100.0, gt=0, allow_inf_nan=False, description="metres")
+    coherence: int = Field(1, ge=1, description="rounds for which a fade stays as it is")
+    margin_decibel: float | None = Field(
+        None, ge=-30, le=100, description="how much deeper a fade may be than the mean"
+    )
+    outage_probability: float | None = Field(None, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _one_way_to_lose(self) -> Self:
+        if self.margin_decibel is not None and self.outage_probability is not None:
+            raise ValueError("margin_decibel and outage_probability say the same thing; give one of them")
+        if self.nearest > self.farthest:
+            raise ValueError(f"nearest = {self.nearest:g} m is beyond farthest = {self.farthest:g} m")
+        return self
+
+    def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
+        """The rates of this round's block of fades; raises `UserError` for an empty cohort."""
+        check_cohort(profiles)
+        block = block_of(round_index, self.coherence)
+        mean = self.mean_snr(profiles, seed)
+        gain = exponentials(seed, "fading uplink", block, profiles.client)
+        planned = self.planned_gain()
+        uplink_snr = mean * (gain if planned is None else planned)
+        lost = nobody_lost(profiles) if planned is None else gain < planned
+        downlink_gain = exponentials(seed, "fading downlink", block, profiles.client)
+        downlink_snr = mean * 10 ** (self.downlink_gain_decibel / 10) * downlink_gain
+        shared = GaussianRegion(uplink_snr, self.bandwidth_hertz)
+        region = shared if self.access == "shared" else Independent(shared.alone())
+        return Links(shared.alone(), self.bandwidth_hertz * np.log1p(downlink_snr) / np.log(2), lost, region)
+
+    def planned_gain(self) -> float | None:
+        """The t that takes the place of |h|^2; None where the client knows its fade."""
+        if self.margin_decibel is not None:
+            return 10 ** (-self.margin_decibel / 10)
+        if self.outage_probability is not None:
+            return float(-np.log1p(-self.outage_probability))
+        return None
+
+    def mean_snr(self, profiles: Profiles, seed: int) -> FloatArray:
+        """Linear SNR of the uplink over all fades, [C]."""
+        place = uniforms(seed, "place", FOR_THE_WHOLE_RUN, profiles.client)
+        distance = np.sqrt(self.nearest**2 + place * (self.farthest**2 - self.nearest**2))
+        shadow = self.shadowing_decibel * normals(seed, "shadowing", FOR_THE_WHOLE_RUN, profiles.client)
+        loss = 10 * self.exponent * np.log10(distance / self.reference_distance)
+        return 10 ** ((self.reference_snr_decibel - loss + shadow) / 10)

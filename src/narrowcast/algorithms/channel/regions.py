@@ -1,0 +1,151 @@
+"""Which rates the clients of a round can have together: polymatroids, in bits per second.
+
+A region is {r >= 0 : the sum of r over S is at most R(S), for every set S of users}, with R(nobody) = 0, R monotone and
+submodular (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). Users are places in a cohort: 0, 1, ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import BoolArray, FloatArray, IntArray
+
+TOLERANCE = 1e-9
+"""Relative: capacities are sums of logarithms, and nobody knows an SNR to so many digits."""
+NOBODY: IntArray = np.empty(0, dtype=np.int64)
+
+
+class Region(Protocol):
+    """A polymatroid of rates over n users.
+
+    `given` is a set whose rates are already spent in full; what is left to the others is the contraction by it,
+    R(S | given) = R(S and given together) - R(given), again a polymatroid.
+    """
+
+    def __len__(self) -> int:
+        """How many users."""
+        ...
+
+    def rate(self, users: IntArray, given: IntArray = NOBODY) -> float:
+        """R(users | given)."""
+        ...
+
+    def alone(self) -> FloatArray:
+        """R({u}) of each user, [n]: its rate while all others are silent."""
+        ...
+
+    def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
+        """The largest excess of `rates` [m] over R(S | given), and the S among `users` [m] that has it, as a mask.
+
+        The excess is 0 and the set empty where no constraint is violated.
+        """
+        ...
+
+    def take(self, users: IntArray) -> Self:
+        """The region of some of the users, the others being silent."""
+        ...
+
+
+def contains(region: Region, rates: FloatArray) -> bool:
+    """Whether the rates [n] are within the region, up to `TOLERANCE` of its capacity."""
+    everyone = np.arange(len(region))
+    excess, _ = region.most_violated(rates, everyone)
+    return bool((rates >= 0).all()) and excess <= TOLERANCE * region.rate(everyone)
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Links that do not disturb one another: R(S) is the sum of the users' own rates.
+
+    Shapes: rates [n], bits per second, finite and not negative; raises `UserError` otherwise.
+    """
+
+    rates: FloatArray
+
+    def __post_init__(self) -> None:
+        check_users(self.rates, "rate", "bits per second")
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+    def rate(self, users: IntArray, given: IntArray = NOBODY) -> float:
+        """R(users | given), which `given` does not change."""
+        del given
+        return float(self.rates[users].sum())
+
+    def alone(self) -> FloatArray:
+        """Each user's rate, [n]."""
+        return self.rates
+
+    def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
+        """All users that are above their own rate."""
+        del given
+        over = rates - self.rates[users]
+        return float(over[over > 0].sum()), over > 0
+
+    def take(self, users: IntArray) -> Independent:
+        """Only these links."""
+        return Independent(self.rates[users])
+
+
+@dataclass(frozen=True)
+class GaussianRegion:
+    """The Gaussian multiple-access channel: R(S) = B log2(1 + the sum of the SNRs over S).
+
+    Shapes: snr [n], linear, finite and not negative; bandwidth in hertz, above 0. Raises `UserError` otherwise.
+
+    Since R is a concave function of a sum, the most violated set holds the users with the highest rate / snr, whatever
+    has been given away: one sort and one pass over the prefixes find it, in O(n log n).
+    """
+
+    snr: FloatArray
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        check_users(self.snr, "SNR", "a power ratio, not decibel")
+        if not (np.isfinite(self.bandwidth) and self.bandwidth > 0):
+            raise UserError(f"bandwidth = {self.bandwidth} Hz; it must be finite and above 0")
+
+    def __len__(self) -> int:
+        return len(self.snr)
+
+    def rate(self, users: IntArray, given: IntArray = NOBODY) -> float:
+        """B log2(1 + snr(users) / (1 + snr(given))): to the others, what is given looks like noise."""
+        noise = 1.0 + self.snr[given].sum()
+        return float(self.bandwidth * np.log1p(self.snr[users].sum() / noise) / np.log(2))
+
+    def alone(self) -> FloatArray:
+        """B log2(1 + snr), [n]."""
+        return self.bandwidth * np.log1p(self.snr) / np.log(2)
+
+    def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
+        """The prefix of largest excess, by decreasing rate / snr."""
+        snr = self.snr[users]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            price = np.where(rates > 0, rates / snr, -1.0)
+        order = np.argsort(-price, kind="stable")
+        noise = 1.0 + self.snr[given].sum()
+        capacity = self.bandwidth * np.log1p(np.cumsum(snr[order]) / noise) / np.log(2)
+        excess = np.cumsum(rates[order]) - capacity
+        mask = np.zeros(len(users), dtype=bool)
+        if not len(users) or excess.max() <= 0:
+            return 0.0, mask
+        last = int(excess.argmax())
+        mask[order[: last + 1]] = True
+        return float(excess[last]), mask
+
+    def take(self, users: IntArray) -> GaussianRegion:
+        """The same band with fewer users."""
+        return GaussianRegion(self.snr[users], self.bandwidth)
+
+
+def check_users(values: FloatArray, name: str, unit: str) -> None:
+    """Raise `UserError` unless there is a user, and every value [n] is finite and not negative."""
+    if not len(values):
+        raise UserError(f"a rate region needs at least one user, and its {name}; got none")
+    if (bad := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))).size:
+        raise UserError(f"user {bad[0]}: {name} = {values[bad[0]]}; it must be finite and not negative ({unit})")

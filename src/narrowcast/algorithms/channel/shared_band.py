@@ -1,0 +1,88 @@
+"""One band for all: the Gaussian multiple-access channel, and K(S) tables."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
+from narrowcast.algorithms.channel.regions import GaussianRegion
+from narrowcast.algorithms.channel.table_region import TableRegion
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Profiles
+
+_HIGHEST_BITS_PER_HERTZ = 300.0
+
+
+class MultipleAccess(BaseModel):
+    """All clients upload in the same band, each with the SNR that alone would give it its profile's uplink.
+
+    The region is R(S) = B log2(1 + the sum of the SNRs): a cohort shares what its strongest clients could have alone.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["multiple_access"] = "multiple_access"
+    bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False)
+
+    def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
+        """The same in every round; raises `UserError` for an empty cohort, or a rate that the band cannot carry."""
+        del seed, round_index
+        check_cohort(profiles)
+        uplink = profiles.uplink_bits_per_second
+        fastest = int(uplink.argmax())
+        if uplink[fastest] > _HIGHEST_BITS_PER_HERTZ * self.bandwidth_hertz:
+            raise UserError(
+                f"client {profiles.client[fastest]}: {uplink[fastest]:g} bits per second in a band of "
+                f"{self.bandwidth_hertz:g} Hz; give the channel at least a {_HIGHEST_BITS_PER_HERTZ:g}th of it in hertz"
+            )
+        snr = np.expm1(uplink / self.bandwidth_hertz * np.log(2))
+        region = GaussianRegion(snr, self.bandwidth_hertz)
+        return Links(uplink, profiles.downlink_bits_per_second, nobody_lost(profiles), region)
+
+
+class Capacity(BaseModel):
+    """What a set of clients can upload together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clients: tuple[int, ...] = Field(min_length=1)
+    bits_per_second: float = Field(ge=0, allow_inf_nan=False)
+
+
+class RateTable(BaseModel):
+    """The rate region of a few clients, set by set, as in eq. (7) of the report; downlinks are those of the profiles.
+
+    A cohort gets the part of the table that speaks of it. Refused where it is no polymatroid, naming the sets.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["table"] = "table"
+    capacities: tuple[Capacity, ...] = Field(min_length=1, description="one for each set of the clients 0, 1, ...")
+
+    @model_validator(mode="after")
+    def _is_a_polymatroid(self) -> Self:
+        sets = [frozenset(each.clients) for each in self.capacities]
+        if twice := {tuple(sorted(each)) for each in sets if sets.count(each) > 1}:
+            raise ValueError(f"capacities: the set {sorted(twice)[0]} stands twice; keep one")
+        self.region()
+        return self
+
+    def region(self) -> TableRegion:
+        """The region of all the table's clients."""
+        return TableRegion.of({each.clients: each.bits_per_second for each in self.capacities})
+
+    def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
+        """The same in every round; raises `UserError` for an empty cohort, or a client that the table does not know."""
+        del seed, round_index
+        check_cohort(profiles)
+        region = self.region()
+        if (unknown := profiles.client[profiles.client >= len(region)]).size:
+            raise UserError(
+                f"client {unknown[0]} is not in the K(S) table, which has the clients 0 to {len(region) - 1}"
+            )
+        cohort = region.take(profiles.client)
+        return Links(cohort.alone(), profiles.downlink_bits_per_second, nobody_lost(profiles), cohort)

@@ -1,0 +1,85 @@
+"""The report's single-user channel: exact up to a budget of levels, noisy above it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
+from narrowcast.algorithms.channel.regions import Independent
+from narrowcast.platform.types import FloatArray, Profiles
+
+
+def quantise(values: FloatArray, levels: int, random: np.random.Generator) -> FloatArray:
+    """Stochastic rounding of values in [0, 1] to the multiples of 1 / levels, eq. (5): unbiased."""
+    scaled = values * levels
+    below = np.floor(scaled)
+    return (below + (random.random(values.shape) < scaled - below)) / levels
+
+
+def quantise_vectors(x: FloatArray, levels: int, random: np.random.Generator) -> FloatArray:
+    """Eq. (4) along the last axis: norm and signs exact, magnitudes by `quantise`; zero vectors stay zero."""
+    return receive_vectors(x, levels, float(levels), random)
+
+
+def receive_vectors(x: FloatArray, levels: int, budget: float, random: np.random.Generator) -> FloatArray:
+    """What arrives of `quantise_vectors` over a channel with this budget of levels; norm and signs arrive exactly."""
+    norm = np.linalg.norm(x, axis=-1, keepdims=True)
+    share = np.minimum(np.abs(x) / np.where(norm > 0, norm, 1.0), 1.0)
+    return norm * np.sign(x) * receive(quantise(share, levels, random), levels, budget, random)
+
+
+def receive(values: FloatArray, levels: int, budget: float, random: np.random.Generator) -> FloatArray:
+    """Eq. (6): what arrives of values in [0, 1] that were quantised to `levels`, of any shape."""
+    if levels <= budget:
+        return values
+    noise = random.normal(0.0, 1 / (2 * budget), values.shape)
+    return quantise(np.clip(values + noise, 0.0, 1.0), levels, random)
+
+
+class SingleUser(BaseModel):
+    """Each client alone with a budget of K levels a coordinate, i.e. of d log2 K bits a round (eq. (6) of the report).
+
+    Values that were quantised to k <= K levels arrive as they are. Above that they arrive with N(0, 1 / (4 K^2)) added,
+    clipped to [0, 1] and quantised anew to k levels. The report calls this unbiased; `clipping_bias` says how far it
+    is from that.
+
+    Differs from the paper: 1. where the budget is drawn as `Links`, a coordinate's k levels count log2 k bits, as the
+    report counts them, although 0..k are k + 1 symbols, and the norm and the signs count nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["single_user"] = "single_user"
+    dimension: int = Field(ge=1, description="d, the coordinates of a model")
+    uplink_levels: float = Field(2.0**8, gt=1, allow_inf_nan=False, description="K_U")
+    downlink_levels: float = Field(2.0**8, gt=1, allow_inf_nan=False, description="K_D")
+    seconds: float = Field(1.0, gt=0, allow_inf_nan=False, description="that a budget lasts")
+
+    def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
+        """The same budget for everybody in every round; raises `UserError` for an empty cohort."""
+        del seed, round_index
+        check_cohort(profiles)
+        uplink, downlink = (
+            np.full(len(profiles), self.dimension * np.log2(levels) / self.seconds)
+            for levels in (self.uplink_levels, self.downlink_levels)
+        )
+        return Links(uplink, downlink, nobody_lost(profiles), Independent(uplink))
+
+
+def clipping_bias(values: FloatArray, budget: float) -> FloatArray:
+    """The mean of what arrives above the budget, less what was sent, for values in [0, 1] (in closed form).
+
+    At the edges it is sigma / sqrt(2 pi) = 1 / (2 K sqrt(2 pi)), inwards; it is gone a few sigma away from them.
+    """
+    sigma = 1 / (2 * budget)
+    return sigma * (_below(values / sigma) - _below((1 - values) / sigma))
+
+
+def _below(edge: FloatArray) -> FloatArray:
+    """E max(0, -edge - Z), Z standard normal: what clipping `edge` sigmas below the mean adds, in sigmas."""
+    tail = 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(edge / math.sqrt(2))
+    return np.exp(-(edge**2) / 2) / math.sqrt(2 * math.pi) - edge * tail

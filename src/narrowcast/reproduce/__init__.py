@@ -1,0 +1,1 @@
+"""Tables and figures of papers, computed anew and set beside what was published."""

@@ -1,0 +1,119 @@
+"""Rate regions against the list of all their constraints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from regions_by_hand import base_inside, capacity, gaussian, subsets, table, worst_excess
+
+from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
+from narrowcast.algorithms.channel.table_region import TableRegion
+from narrowcast.platform.errors import UserError
+
+
+def some_regions(seed: int) -> list[Region]:
+    random = np.random.default_rng(seed)
+    n_users = int(random.integers(1, 7))
+    return [gaussian(random, n_users), Independent(random.uniform(0, 5, n_users)), table(random, n_users)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_the_most_violated_set_is_that_of_all_sets(kind: int, seed: int) -> None:
+    region = some_regions(seed)[kind]
+    random = np.random.default_rng(1000 + seed)
+    rates = random.uniform(0, 2, len(region)) * base_inside(region, random)
+    everyone = np.arange(len(region))
+    excess, mask = region.most_violated(rates, everyone)
+    expected = max(0.0, worst_excess(region, rates))
+    scale = region.rate(everyone)
+    assert abs(excess - expected) <= 1e-12 * scale
+    assert mask.any() == (excess > 0)
+    if mask.any():
+        users = tuple(np.flatnonzero(mask).tolist())
+        assert abs(rates[list(users)].sum() - capacity(region, users) - expected) <= 1e-12 * scale
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_what_is_given_away_is_noise_to_the_others(kind: int, seed: int) -> None:
+    region = some_regions(seed)[kind]
+    everyone = np.arange(len(region))
+    for given in subsets(len(region))[:-1]:
+        others = np.setdiff1d(everyone, given)
+        left = capacity(region, tuple(everyone)) - capacity(region, given)
+        assert region.rate(others, np.array(given)) == pytest.approx(left, rel=1e-9, abs=1e-12)
+        # exactly what is left is no violation, a little more is one, and the excess is that little
+        rates = np.zeros(len(others))
+        for place, user in enumerate(others):
+            before = np.concatenate([given, others[:place]]).astype(int)
+            rates[place] = region.rate(np.array([user]), before)
+        excess, _ = region.most_violated(rates, others, np.array(given))
+        assert excess <= 1e-12 * region.rate(everyone)
+        excess, mask = region.most_violated(rates + 1.0, others, np.array(given))
+        assert excess >= len(others) - 1e-9
+        assert mask.any()
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_a_part_of_a_region_is_the_region_of_that_part(kind: int) -> None:
+    region = some_regions(2)[kind]
+    users = np.arange(len(region))[::-2]
+    part = region.take(users)
+    assert len(part) == len(users)
+    assert np.array_equal(part.alone(), region.alone()[users])
+    for few in subsets(len(users)):
+        assert part.rate(np.array(few)) == pytest.approx(region.rate(users[list(few)]), rel=1e-12)
+
+
+def test_contains_is_the_boundary_and_what_is_below() -> None:
+    region = GaussianRegion(np.array([3.0, 1.0]), 2.0)
+    corner = np.array([4.0, 2 * np.log2(5) - 4])
+    assert contains(region, corner)
+    assert not contains(region, corner * (1 + 1e-6))
+    assert not contains(region, np.array([-1e-3, 0.0]))
+    assert not contains(region, np.array([4.001, 0.0]))
+
+
+def test_a_user_without_signal_has_no_rate() -> None:
+    region = GaussianRegion(np.array([0.0, 3.0]), 1.0)
+    assert region.alone().tolist() == [0.0, 2.0]
+    excess, mask = region.most_violated(np.array([0.5, 2.0]), np.arange(2))
+    assert excess == 0.5
+    assert mask[0]
+    assert contains(region, np.array([0.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GaussianRegion(np.array([1.0, np.nan]), 1.0), "user 1: SNR = nan"),
+        (lambda: GaussianRegion(np.array([-1.0]), 1.0), "user 0: SNR = -1.0"),
+        (lambda: GaussianRegion(np.array([np.inf]), 1.0), "user 0: SNR = inf"),
+        (lambda: GaussianRegion(np.array([1.0]), -5.0), "bandwidth = -5.0 Hz"),
+        (lambda: GaussianRegion(np.array([1.0]), float("nan")), "bandwidth = nan Hz"),
+        (lambda: GaussianRegion(np.empty(0), 1.0), "at least one user"),
+        (lambda: Independent(np.array([1.0, -2.0])), "user 1: rate = -2.0"),
+        (lambda: Independent(np.empty(0)), "at least one user"),
+        (lambda: TableRegion.of({}), "got 0"),
+        (lambda: TableRegion.of({(0,): 1, (1,): 1}), r"no number for \{0, 1\}"),
+        (lambda: TableRegion.of({(0,): 1, (-1,): 1}), r"count from 0; got \{-1\}"),
+        (lambda: TableRegion.of({(): 1, (0,): 1}), r"R\{\} = 1; it must be 0"),
+        (lambda: TableRegion.of({(0,): float("inf")}), r"R\{0\} = inf; it must be finite"),
+        (lambda: TableRegion.of({(0,): -1}), r"not monotone: R\{0\} = -1 is below R\{\} = 0"),
+        (lambda: TableRegion.of({(0,): 2, (1,): 1, (0, 1): 1.5}), r"not monotone: R\{0, 1\} = 1.5 is below R\{0\} = 2"),
+        (
+            lambda: TableRegion.of({(0,): 2, (1,): 1, (0, 1): 3.5}),
+            r"not submodular: R\{0\} \+ R\{1\} = 3 is below R\{0, 1\} \+ R\{\} = 3.5",
+        ),
+        (
+            lambda: TableRegion.of({(0,): 2, (1,): 2, (2,): 2, (0, 1): 3, (0, 2): 3, (1, 2): 3, (0, 1, 2): 4.5}),
+            r"not submodular: R\{0, 2\} \+ R\{1, 2\} = 6 is below R\{0, 1, 2\} \+ R\{2\} = 6.5|R\{0, 1, 2\}",
+        ),
+        (lambda: TableRegion.of({(12,): 1.0}), "1 to 12 users"),
+    ],
+)
+def test_what_is_no_region_is_refused(make: object, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        make()  # type: ignore[operator]
+    assert "\n" not in str(error.value)
