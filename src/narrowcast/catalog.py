@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from narrowcast.algorithms.codecs.stages import STAGES
 from narrowcast.algorithms.channel.allocation import Equal, MaxMin, MinError, Proportional
 from narrowcast.algorithms.channel.downlink import BroadcastLink, Unicast
 from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
@@ -15,6 +14,7 @@ from narrowcast.algorithms.channel.rayleigh import Rayleigh
 from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
 from narrowcast.algorithms.channel.single_user import SingleUser
 from narrowcast.algorithms.channel.trace import Trace
+from narrowcast.algorithms.codecs.stages import STAGES
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF

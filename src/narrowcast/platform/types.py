@@ -92,13 +92,25 @@ class PayloadError(ValueError):
 class Chunk:
     """A fixed part of a round's cohort: what one call to a client host works on.
 
-    Shapes: clients [C] ascending by place in the chunk; state holds each of these clients' private arrays, [C, ...].
+    Shapes: clients [C] ascending by place in the chunk; state holds each of these clients' private arrays, [C, ...];
+    budget_bits [C], what each may send in this round, None where nothing limits it; lost [C], whose upload an outage
+    takes, None where none is: it is paid for and does not enter the sum.
     """
 
     round_index: int
     index: int
     clients: IntArray
     state: Arrays
+    budget_bits: IntArray | None = None
+    lost: BoolArray | None = None
+
+    def affords(self, bits: IntArray) -> BoolArray:
+        """Who may send so many bits, [C]."""
+        return np.ones(len(self.clients), dtype=bool) if self.budget_bits is None else bits <= self.budget_bits
+
+    def arrives(self) -> BoolArray:
+        """Whose upload is not lost on the way, [C]."""
+        return np.ones(len(self.clients), dtype=bool) if self.lost is None else ~self.lost
 
 
 Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]

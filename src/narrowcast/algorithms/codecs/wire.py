@@ -46,6 +46,10 @@ class Reader:
                 return value
         raise PayloadError("the payload has a count that does not end")
 
+    def rest(self) -> memoryview:
+        """All bytes that are left."""
+        return self.take(len(self._rest))
+
     def finish(self) -> None:
         """Raise where bytes are left."""
         if len(self._rest):

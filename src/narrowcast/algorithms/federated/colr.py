@@ -7,13 +7,16 @@ Training, WWW 2024 (arXiv:2401.03748), section 4.3 and Algorithm 1. Letters: Q [
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
+from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.basis import BasisKind, basis_seed, draw_basis
 from narrowcast.algorithms.federated.low_rank_network import (
     broadcast_network,
@@ -25,10 +28,11 @@ from narrowcast.algorithms.federated.low_rank_network import (
 )
 from narrowcast.algorithms.federated.row_updates import (
     Aggregation,
+    Sending,
     changed_rows,
-    client_factors,
-    finish_chunk,
     mean_change,
+    only_touched_rows_are_coded,
+    train_and_send,
 )
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_components
@@ -46,13 +50,21 @@ class LowRank(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: str
     rank: int = Field(4, ge=1, description="rank of the global update; at most model.embedding_dim")
     basis: BasisKind = "orthonormal"
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
+    codec: Stages = ()
 
     def check(self, task: Task) -> None:
         """The rank must not exceed the embedding dimension; a network's smaller weights take what they can."""
+        only_touched_rows_are_coded(self.codec, self.rows)
+        if stateful := [stage.kind for stage in self.codec if stage.kind in ("error_feedback", "power_sgd")]:
+            raise UserError(
+                f"algorithm.codec has {stateful[0]}, which remembers from round to round, but {self.kind} sends in a "
+                "basis that each round draws anew; use it with fedmf or fedavg"
+            )
         if not isinstance(task.model, MatrixFactorisation):
             return
         dimension = task.model.embedding_dim
@@ -167,14 +179,7 @@ def train_components(
     components: BoolArray,
 ) -> ChunkResult:
     """Train each client's own components of A; `components` [C, r] is in the order of `samples.order`."""
-    examples = task.data.examples[chunk.clients[samples.order]]
-    result = train_cohort_components(
-        np.asarray(broadcast[ITEM_FACTORS]),
-        np.asarray(broadcast[_BASIS]),
-        components,
-        chunk,
-        task,
-        samples,
-        client_factors(algorithm.aggregation, examples, components),
-    )
-    return finish_chunk(task, chunk, samples, result, components, algorithm.aggregation, algorithm.rows)
+    item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(broadcast[_BASIS])
+    how = Sending(algorithm.aggregation, algorithm.rows, Codec(algorithm.codec))
+    train = partial(train_cohort_components, item_factors, basis, components, chunk, task, samples)
+    return train_and_send(how, task, chunk, samples, components, train)

@@ -7,25 +7,30 @@ Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
+from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.row_updates import (
     Aggregation,
+    Sending,
     changed_rows,
-    client_factors,
-    finish_chunk,
     mean_change,
     only_factorisation,
+    only_touched_rows_are_coded,
+    train_and_send,
 )
+from narrowcast.algorithms.federated.row_uploads import init_codec_state
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_rows
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.platform.contracts import Broadcast, Task
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 _CHANGED = "changed_rows"
@@ -43,10 +48,12 @@ class FedMF(BaseModel):
     kind: Literal["fedmf"] = "fedmf"
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
+    codec: Stages = ()
 
     def check(self, task: Task) -> None:
         """Only matrix factorisation has rows to send."""
         only_factorisation(self.kind, task)
+        only_touched_rows_are_coded(self.codec, self.rows)
 
     def init(self, task: Task) -> Arrays:
         """Q, and which of its rows the last round changed."""
@@ -54,8 +61,10 @@ class FedMF(BaseModel):
         return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool)}
 
     def init_clients(self, task: Task) -> Arrays:
-        """The user factors P."""
-        return task.model.init_clients(task.data, task.seed)
+        """The user factors P, and what the codec keeps."""
+        clients = task.model.init_clients(task.data, task.seed)
+        width = clients[USER_FACTORS].shape[1]
+        return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, task.data.n_items, width)}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Q, or its changed rows for a client that holds the last round's."""
@@ -71,9 +80,9 @@ class FedMF(BaseModel):
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         item_factors = np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(samples.order), item_factors.shape[1]), dtype=bool)
-        factors = client_factors(self.aggregation, task.data.examples[chunk.clients[samples.order]], every_column)
-        result = train_cohort_rows(item_factors, chunk, task, samples, factors)
-        return finish_chunk(task, chunk, samples, result, every_column, self.aggregation, self.rows)
+        how = Sending(self.aggregation, self.rows, Codec(self.codec))
+        train = partial(train_cohort_rows, item_factors, chunk, task, samples)
+        return train_and_send(how, task, chunk, samples, every_column, train)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """The sum over all chunks."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rows import RowLayout, rows_wire_bits
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.row_uploads import Uploads, coded_uploads, counted, plain_uploads
 from narrowcast.algorithms.local_training.fused import FusedResult
 from narrowcast.algorithms.local_training.streams import ChunkSamples
 from narrowcast.platform.contracts import Task
@@ -30,10 +35,60 @@ def only_factorisation(kind: str, task: Task) -> None:
         )
 
 
+def only_touched_rows_are_coded(codec: Stages, layout: RowLayout) -> None:
+    """Raise a `UserError` where every row is to be sent through a codec, whose own `entropy` is for that."""
+    if codec and layout != "touched":
+        raise UserError('algorithm.codec sends touched rows; leave out algorithm.rows = "all"')
+
+
 def client_factors(aggregation: Aggregation, examples: IntArray, components: BoolArray) -> NDArray[np.float32]:
     """What each client's rows are multiplied by in the sum, [C]; 0 for one that sends no column."""
     factors = examples if aggregation == "weighted" else np.ones(len(examples))
     return np.where(components.any(axis=1), factors, 0).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How an algorithm's clients send rows: what `per_item_mean` and `weighted`, `rows` and `codec` say."""
+
+    aggregation: Aggregation
+    layout: RowLayout
+    codec: Codec
+
+
+def train_and_send(
+    how: Sending,
+    task: Task,
+    chunk: Chunk,
+    samples: ChunkSamples,
+    components: BoolArray,
+    train: Callable[[NDArray[np.float32], bool], FusedResult],
+) -> ChunkResult:
+    """Train a chunk and send what it learnt; `train` gets the clients' factors [C] and whether to keep their changes.
+
+    Shapes: components [C, k] in the order of `samples.order`: the columns of its rows that each client sends.
+    """
+    factors = client_factors(how.aggregation, task.data.examples[chunk.clients[samples.order]], components)
+    if how.codec.stages:
+        result = train(factors, True)
+        uploads = coded_uploads(task, chunk, samples, result, components, factors, how.codec)
+    else:
+        ranks = components.sum(axis=1)
+        bits = plain_bits(task, samples, ranks, how.aggregation, how.layout)
+        result = train(factors * counted(chunk, samples, ranks, bits), False)
+        uploads = plain_uploads(chunk, samples, result, ranks, bits)
+    return finish_chunk(task, chunk, samples, result, components, how.aggregation, uploads)
+
+
+def plain_bits(
+    task: Task, samples: ChunkSamples, ranks: IntArray, aggregation: Aggregation, layout: RowLayout
+) -> IntArray:
+    """What each client's rows weigh in float32, known before training; ranks and bits [C], or [C, ...]."""
+    sent_rows = np.diff(samples.row_starts).reshape(-1, *[1] * (ranks.ndim - 1))
+    mask = aggregation == "per_item_mean"
+    return np.asarray(
+        rows_wire_bits(n_rows=task.data.n_items, sent_rows=sent_rows, rank=ranks, layout=layout, mask=mask)
+    )
 
 
 def finish_chunk(
@@ -43,36 +98,35 @@ def finish_chunk(
     result: FusedResult,
     components: BoolArray,
     aggregation: Aggregation,
-    layout: RowLayout,
+    uploads: Uploads,
 ) -> ChunkResult:
-    """Turn what a chunk trained into payload weights, a partial sum, new user factors and a ledger.
+    """Turn what a chunk trained and sent into a partial sum, new user factors and a ledger.
 
     Shapes: components [C, k] in the order of `samples.order`: the columns of its rows that each client sends.
-    A client whose training left the finite numbers is not delivered and keeps its former user factors; one that sends
-    no column is not delivered but keeps what it learnt.
+    A client whose training left the finite numbers keeps its former user factors; one that sends nothing is not
+    delivered but keeps what it learnt.
     """
-    ranks = components.sum(axis=1)
-    delivered = result.finite & (ranks > 0)
-    sent_rows = np.diff(samples.row_starts)
-    mask = aggregation == "per_item_mean"
-    bits = rows_wire_bits(n_rows=task.data.n_items, sent_rows=sent_rows, rank=ranks, layout=layout, mask=mask)
+    ranks, delivered = components.sum(axis=1), uploads.delivered
     if aggregation == "weighted":
         examples = task.data.examples[chunk.clients[samples.order]]
         weight = np.array([[examples[delivered].sum()]], dtype=np.float64)
     else:
-        weight = result.touched[:, None]
+        weight = uploads.touched[:, None]
 
     place = np.empty(len(samples.order), dtype=np.int64)
     place[samples.order] = np.arange(len(place))
     before = np.asarray(chunk.state[USER_FACTORS])
     return ChunkResult(
         index=chunk.index,
-        partial={SUM: result.total, WEIGHT: weight},
-        state={USER_FACTORS: np.where(result.finite[place, None], result.user_factors[place], before)},
+        partial={SUM: uploads.total, WEIGHT: weight},
+        state={
+            USER_FACTORS: np.where(result.finite[place, None], result.user_factors[place], before),
+            **{name: values[place] for name, values in uploads.state.items()},
+        },
         ledger=ClientLedger(
             client=chunk.clients,
-            rank=ranks[place],
-            uplink_bits=(bits * (ranks > 0))[place],
+            rank=np.where(uploads.bits > 0, ranks, 0)[place],
+            uplink_bits=uploads.bits[place],
             examples=samples.samples[place] * task.training.epochs,
             loss=result.loss[place],
             delivered=delivered[place],

@@ -12,10 +12,10 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.channel.rank_policy import RankPolicy, UniformRank
-from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.algorithms.federated.basis import draw_components
 from narrowcast.algorithms.federated.colr import LowRank, train_components
 from narrowcast.algorithms.federated.low_rank_network import network_bits_at_rank
+from narrowcast.algorithms.federated.row_updates import plain_bits
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
@@ -50,11 +50,6 @@ class SCoLR(LowRank):
         return train_components(self, broadcast, chunk, task, samples, components)
 
     def _bits_at_rank(self, task: Task, samples: ChunkSamples) -> IntArray:
-        bits = rows_wire_bits(
-            n_rows=task.data.n_items,
-            sent_rows=np.diff(samples.row_starts)[:, None],
-            rank=np.arange(self.rank + 1)[None, :],
-            layout=self.rows,
-            mask=self.aggregation == "per_item_mean",
-        )
+        ranks = np.arange(self.rank + 1)[None, :]
+        bits = plain_bits(task, samples, ranks, self.aggregation, self.rows)
         return np.broadcast_to(bits, (len(samples.order), self.rank + 1))

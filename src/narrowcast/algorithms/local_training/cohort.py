@@ -17,12 +17,12 @@ from narrowcast.platform.types import BoolArray, Chunk
 
 
 def train_cohort_rows(
-    item_factors: Floats, chunk: Chunk, task: Task, samples: ChunkSamples, factors: Floats
+    item_factors: Floats, chunk: Chunk, task: Task, samples: ChunkSamples, factors: Floats, keep_changes: bool = False
 ) -> FusedResult:
     """Train whole rows of Q and sum them up; factors [C] in the order of `samples.order`."""
     user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
     if task.training.fused:
-        return train_rows_fused(item_factors, user_factors, samples, task.training, factors)
+        return train_rows_fused(item_factors, user_factors, samples, task.training, factors, keep_changes=keep_changes)
     batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
     device = task.training.device
     result = train_rows(to_tensor(item_factors, device), to_tensor(user_factors, device), batches, task.training)
@@ -37,13 +37,22 @@ def train_cohort_components(
     task: Task,
     samples: ChunkSamples,
     factors: Floats,
+    keep_changes: bool = False,
 ) -> FusedResult:
     """Train each client's components [C, r] of A and sum them up; its gradient is scaled by sqrt(r/d) (section 5.1)."""
     user_factors = np.asarray(chunk.state[USER_FACTORS])[samples.order]
     scale = (basis.shape[0] / basis.shape[1]) ** 0.5
     if task.training.fused:
         return train_low_rank_fused(
-            item_factors, user_factors, basis, components, scale, samples, task.training, factors
+            item_factors,
+            user_factors,
+            basis,
+            components,
+            scale,
+            samples,
+            task.training,
+            factors,
+            keep_changes=keep_changes,
         )
     batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
     device = task.training.device
@@ -66,4 +75,4 @@ def _summed(n_items: int, batches: ChunkBatches, result: LocalResult, factors: F
     finite = np.isfinite(users).all(axis=1) & (bad_rows == 0)
     delivered = finite & (factors != 0)
     total, touched = sum_rows(n_items, batches.row_items, batches.row_starts, changes, factors, delivered)
-    return FusedResult(total, touched, users, to_array(result.loss).astype(np.float64), finite, None)
+    return FusedResult(total, touched, users, to_array(result.loss).astype(np.float64), finite, changes)

@@ -1,0 +1,112 @@
+"""What clients send of the rows they trained, in float32 or through a codec, within their budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.codecs.chain import Codec, UnsendableUpdateError
+from narrowcast.algorithms.codecs.coded_rows import decode_rows, encode_rows
+from narrowcast.algorithms.codecs.error_feedback import memory_of_rows, with_memory_of_rows
+from narrowcast.algorithms.local_training.fused import FusedResult
+from narrowcast.algorithms.local_training.row_sum import sum_rows
+from narrowcast.algorithms.local_training.streams import ChunkSamples
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.seeds import stream_keys
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
+
+CODEC = "codec/"
+"""What a codec keeps on a client stands under this name in its state."""
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the clients of a chunk send, in the order of `ChunkSamples.order`.
+
+    Shapes: total [N, k] and touched [N], as in `FusedResult`, of what the server decodes of the delivered; bits and
+    delivered [C], no bits where nothing is sent; state, what a codec keeps on each client [C, ...].
+    """
+
+    total: NDArray[np.float32]
+    touched: FloatArray
+    bits: IntArray
+    delivered: BoolArray
+    state: Arrays
+
+
+def plain_uploads(chunk: Chunk, samples: ChunkSamples, result: FusedResult, ranks: IntArray, bits: IntArray) -> Uploads:
+    """Rows in float32; the sums are those of the training, from which `counted` kept whoever does not deliver.
+
+    Shapes: ranks and bits [C] in the order of `samples.order`.
+    """
+    sends = (ranks > 0) & (bits <= budgets(chunk, samples))
+    return Uploads(result.total, result.touched, bits * sends, result.finite & counted(chunk, samples, ranks, bits), {})
+
+
+def counted(chunk: Chunk, samples: ChunkSamples, ranks: IntArray, bits: IntArray) -> BoolArray:
+    """Whose rows in float32 will reach the server unless their training diverges, known before it, [C]."""
+    return (ranks > 0) & (bits <= budgets(chunk, samples)) & chunk.arrives()[samples.order]
+
+
+def budgets(chunk: Chunk, samples: ChunkSamples) -> FloatArray:
+    """What each client may send in bits, infinite where nothing limits it, [C] in the order of `samples.order`."""
+    if chunk.budget_bits is None:
+        return np.full(len(samples.order), np.inf)
+    return chunk.budget_bits[samples.order].astype(np.float64)
+
+
+def init_codec_state(codec: Codec, n_clients: int, n_rows: int, width: int) -> Arrays:
+    """What a codec keeps on every client before round 1, zeros that take no memory, [U, ...]."""
+    state = codec.init_state({"rows": (n_rows, width)})
+    return {
+        CODEC + name: np.broadcast_to(np.zeros((), values.dtype), (n_clients, *values.shape))
+        for name, values in state.items()
+    }
+
+
+def coded_uploads(
+    task: Task,
+    chunk: Chunk,
+    samples: ChunkSamples,
+    result: FusedResult,
+    components: BoolArray,
+    factors: NDArray[np.float32],
+    codec: Codec,
+) -> Uploads:
+    """Rows through a codec, at the finest levels that a client's budget allows; whom none fit sends nothing.
+
+    Shapes: components [C, k], the columns that each client sends, and factors [C] as in `FusedResult`.
+    """
+    assert result.row_changes is not None, "train with keep_changes"
+    n_clients, n_items = len(samples.order), task.data.n_items
+    decoded = np.zeros_like(result.row_changes)
+    bits, sent = np.zeros(n_clients, dtype=np.int64), np.zeros(n_clients, dtype=bool)
+    keys = stream_keys(task.seed, "codec", chunk.round_index, chunk.clients[samples.order])
+    state = {
+        name.removeprefix(CODEC): np.array(values[samples.order])
+        for name, values in chunk.state.items()
+        if name.startswith(CODEC)
+    }
+    can_send = result.finite & components.any(axis=1)
+    for client, budget in zip(np.flatnonzero(can_send), budgets(chunk, samples)[can_send], strict=True):
+        own = slice(samples.row_starts[client], samples.row_starts[client + 1])
+        rows, columns, key = samples.row_items[own], np.flatnonzero(components[client]), int(keys[client])
+        changes = result.row_changes[own][:, columns]
+        kept = {name: values[client] for name, values in state.items()}
+        before = memory_of_rows(kept, rows)
+        try:
+            fitting = encode_rows(codec, rows, changes, n_items, key, state=before, budget_bits=float(budget))
+        except UnsendableUpdateError:
+            continue
+        if fitting is None:
+            continue
+        payload, after = fitting
+        bits[client], sent[client] = payload.wire_bits(), True
+        for name, values in with_memory_of_rows(kept, rows, after).items():
+            state[name][client] = values
+        decoded[own.start : own.stop, columns] = decode_rows(codec, payload.to_bytes(), n_items, len(columns), key)[1]
+    delivered = sent & chunk.arrives()[samples.order]
+    total, touched = sum_rows(n_items, samples.row_items, samples.row_starts, decoded, factors, delivered)
+    return Uploads(total, touched, bits, delivered, {CODEC + name: values for name, values in state.items()})
