@@ -157,7 +157,7 @@ class Codec:
         check_order(self.stages)
 
     def encode(self, tensors: Mapping[str, NDArray[Any]], key: int, state: Arrays = NO_STATE) -> EncodedUpdate:
-        """Encode without a word about the state; for codecs that keep none, see `encode_with_state`."""
+        """The bytes of an update; `encode_with_state` is for codecs that keep something."""
         return self.encode_with_state(tensors, key, state)[0]
 
     def encode_with_state(

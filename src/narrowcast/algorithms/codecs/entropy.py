@@ -55,8 +55,9 @@ class Entropy(SymbolStage):
         """Descriptions, packed streams and, if any stream is coded, the length and the words of the coder."""
         models = [_choose(symbols, alphabet) for symbols in streams]
         coded = _with_models(streams, models, alphabet)
-        packed = _with_models(streams, [_packed() for _ in streams], alphabet)
-        return min(coded, packed, key=len)
+        if len(coded) <= self.max_symbol_bytes([len(symbols) for symbols in streams], alphabet):
+            return coded
+        return _with_models(streams, [_packed() for _ in streams], alphabet)
 
     def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
         """Read the descriptions and packed streams, then decode the rest."""
