@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from chains import Array, codec, error, round_trip
 
-from narrowcast.algorithms.codecs.chain import stream
 from narrowcast.algorithms.codecs.eden import centroids, distortion
 from narrowcast.algorithms.codecs.rotation import rotate, rotate_back, rotated_shapes
+from narrowcast.algorithms.codecs.stage import stream
 from narrowcast.platform.seeds import uniform_bits
 
 # Max, IRE Transactions on Information Theory 1960, table I: mean squared errors of 2, 3, 4, 8 and 16 output levels.
@@ -116,7 +116,7 @@ def sparse() -> dict[str, Array]:
     return {name: values.astype(np.float32) for name, values in vectors.items()}
 
 
-def bias(x: Array, levels: int, passes: int, keys: int = 1500) -> tuple[float, float]:
+def bias(x: Array, levels: int, passes: int, keys: int = 800) -> tuple[float, float]:
     """||mean - x||^2 / ||x||^2 over keys, and what it would be of noise alone."""
     chain = codec({"kind": "eden", "levels": levels, "block": 64, "passes": passes})
     samples = np.array([round_trip(chain, {"x": x}, key)["x"] for key in range(keys)], dtype=np.float64)

@@ -16,14 +16,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import (
-    NO_STATE,
-    Codec,
-    Quantiser,
-    Shapes,
-    Tensors,
-)
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rotation import DEFAULT_BLOCK, Block, Passes, rotate, rotate_back, rotated_shapes
+from narrowcast.algorithms.codecs.stage import NO_STATE, Quantiser, Shapes, Tensors
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError
 

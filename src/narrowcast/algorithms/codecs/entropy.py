@@ -15,8 +15,8 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import SymbolStage
 from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
+from narrowcast.algorithms.codecs.stage import SymbolStage
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.types import FloatArray, IntArray, PayloadError
 
