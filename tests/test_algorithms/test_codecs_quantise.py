@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from chains import Array, codec, quantise, round_trip
 
-from narrowcast.algorithms.codecs.chain import Codec, stream
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.packing import packed_bytes
+from narrowcast.algorithms.codecs.stage import stream
 from narrowcast.platform.seeds import uniform_bits
 from narrowcast.platform.types import PayloadError
 
-KEYS = 2000
+KEYS = 1000
 
 
 def vectors() -> dict[str, Array]:
@@ -129,6 +130,17 @@ def norms_of(x: Array, fields: dict[str, Any]) -> Array:
         return np.broadcast_to(np.abs(x).max(axis=0), x.shape).astype(np.float64)
     groups = x if fields["norms"] == "row" else [x.ravel()[start : start + 9] for start in range(0, x.size, 9)]
     return np.concatenate([np.full(group.size, exact_norm(group)) for group in groups]).reshape(x.shape)
+
+
+@pytest.mark.parametrize(("norm_type", "dtype", "slack"), [("float32", "<u4", 2**-23), ("bfloat16", "<u2", 2**-7)])
+def test_norms_are_sent_rounded_up(norm_type: str, dtype: str, slack: float) -> None:
+    """Else the largest value could lie beyond the last level, and be cut."""
+    chain = codec(quantise(levels=7, norm_type=norm_type))
+    for seed in range(100):
+        x = np.random.default_rng(seed).standard_normal(9).astype(np.float32)
+        words = np.frombuffer(chain.encode({"x": x}, 0).data, dtype=dtype, count=1, offset=1).astype(np.uint32)
+        sent = float((words << (16 if norm_type == "bfloat16" else 0)).view(np.float32)[0])
+        assert exact_norm(x) <= sent <= exact_norm(x) * (1 + slack)
 
 
 def test_dithered_has_no_bias_and_a_twelfth_of_a_squared_step() -> None:

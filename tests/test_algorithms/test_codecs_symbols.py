@@ -91,6 +91,21 @@ def test_coded_streams_come_back(places: list[int]) -> None:
     assert all(np.array_equal(given, got) for given, got in zip(symbols, back, strict=True))
 
 
+def test_streams_of_every_length_and_skew_come_back() -> None:
+    random = np.random.default_rng(0)
+    coded = 0
+    for count in range(1, 500, 2):
+        alphabet = int(random.integers(2, 600))
+        symbols = [random.choice(alphabet, count, p=random.dirichlet(np.full(alphabet, 0.01))) for _ in range(2)]
+        data = Entropy().write_symbols(symbols, alphabet)
+        coded += len(data) < Entropy().max_symbol_bytes([count, count], alphabet)
+        reader = Reader(data)
+        back = Entropy().read_symbols(reader, [count, count], alphabet)
+        reader.finish()
+        assert all(np.array_equal(given, got) for given, got in zip(symbols, back, strict=True))
+    assert coded > 150
+
+
 def entropy_bits(symbols: Array) -> float:
     share = np.unique(symbols, return_counts=True)[1] / len(symbols)
     return float(-len(symbols) * (share @ np.log2(share)))

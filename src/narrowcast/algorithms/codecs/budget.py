@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import NO_STATE, Codec, EncodedUpdate
+from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
+from narrowcast.algorithms.codecs.stage import NO_STATE
 from narrowcast.platform.types import Arrays
 
 

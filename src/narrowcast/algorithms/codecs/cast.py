@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import NO_STATE, Codec, Shapes, Signal, Tensors, ValueStage
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.stage import NO_STATE, Shapes, Signal, Tensors, ValueStage
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import Arrays, PayloadError
 

@@ -16,14 +16,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import (
-    NO_STATE,
-    Codec,
-    Quantiser,
-    Shapes,
-    Tensors,
-)
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rotation import DEFAULT_BLOCK, Block, Passes, rotate, rotate_back, rotated_shapes
+from narrowcast.algorithms.codecs.stage import NO_STATE, Quantiser, Shapes, Tensors
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError
 
@@ -36,16 +31,18 @@ class Eden(Quantiser):
     `scale`: `unbiased` is ||x||^2 / <y, c> for rotated values y and their centroids c, which leaves the rotation's mean
     at x; `min_mse` is <y, c> / <c, c>, for the sum of few clients or with error feedback.
 
-    Differs from the papers: 1. blocks of `block` values, see `rotate`. 2. fractional bits by any number of levels, in
-    base L (3 levels are 1.6 bits), where EDEN mixes two widths; no fewer than 1 bit. 3. two passes of the Hadamard
-    rotation that their code has: their proofs need a uniform one, and after one pass (1, 1/2, 0, ...) comes out
-    different by a quarter of its energy on average at 1 bit, whatever the signs (tested).
+    Differs from the papers: 1. blocks of `block` values, each with a scale, where the released code pads all values to
+    one power of two; a large `block` does the same. 2. two passes of the rotation where the released code has one: the
+    proofs need a uniform rotation, and after one pass (1, 1/2, 0, ...) comes out wrong by a quarter of its energy at 1
+    bit, on average over all signs (tested). 3. fractional bits by any number of levels, in base L (3 are 1.6 bits),
+    where EDEN mixes two widths; no fewer than 1 bit. 4. for EDEN's entropy-coded variant, whose levels are uniform, use
+    `rotate`, `quantise` and `entropy`.
     """
 
     levels_allowed: ClassVar[range] = range(2, MOST_CENTROIDS + 1)
 
     kind: Literal["eden"] = "eden"
-    levels: int = Field(2, ge=2, le=MOST_CENTROIDS, description="number of centroids, 2 for each bit doubled")
+    levels: int = Field(2, ge=2, le=MOST_CENTROIDS, description="number of centroids: 2 for 1 bit, 4 for 2 bits")
     scale: Literal["unbiased", "min_mse"] = "unbiased"
     block: Block = DEFAULT_BLOCK
     passes: Passes = 2

@@ -15,8 +15,8 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import SymbolStage
 from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
+from narrowcast.algorithms.codecs.stage import SymbolStage
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.types import FloatArray, IntArray, PayloadError
 
@@ -55,8 +55,9 @@ class Entropy(SymbolStage):
         """Descriptions, packed streams and, if any stream is coded, the length and the words of the coder."""
         models = [_choose(symbols, alphabet) for symbols in streams]
         coded = _with_models(streams, models, alphabet)
-        packed = _with_models(streams, [_packed() for _ in streams], alphabet)
-        return min(coded, packed, key=len)
+        if len(coded) <= self.max_symbol_bytes([len(symbols) for symbols in streams], alphabet):
+            return coded
+        return _with_models(streams, [_packed() for _ in streams], alphabet)
 
     def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
         """Read the descriptions and packed streams, then decode the rest."""

@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, ValueStage, check_values
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.stage import Shapes, Tensors, ValueStage, check_values
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import Arrays, IntArray
 

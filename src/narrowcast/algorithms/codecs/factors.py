@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, Transform
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import Arrays
 

@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Factored
+from narrowcast.algorithms.codecs.stage import Shapes, Tensors
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 

@@ -14,14 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import (
-    NO_STATE,
-    Codec,
-    Quantiser,
-    Shapes,
-    Tensors,
-    stream,
-)
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.stage import NO_STATE, Quantiser, Shapes, Tensors, stream
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.algorithms.local_training.compiled import compiled, frozen
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, Transform, stream
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform, stream
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.algorithms.local_training.compiled import compiled
 from narrowcast.platform.seeds import uniform_bits

@@ -9,13 +9,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from narrowcast.algorithms.codecs.basis import Basis
 from narrowcast.algorithms.codecs.cast import Cast
-from narrowcast.algorithms.codecs.chain import Stage, check_order
+from narrowcast.algorithms.codecs.chain import check_order
 from narrowcast.algorithms.codecs.eden import Eden
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
 from narrowcast.algorithms.codecs.power_sgd import PowerSGD
 from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.codecs.rotation import Rotate
+from narrowcast.algorithms.codecs.stage import Stage
 from narrowcast.algorithms.codecs.svd import SVD
 from narrowcast.algorithms.codecs.topk import TopK
 from narrowcast.platform.kinds import one_of

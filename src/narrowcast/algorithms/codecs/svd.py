@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import Shapes, Tensors
 from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Factored
+from narrowcast.algorithms.codecs.stage import Shapes, Tensors
 from narrowcast.platform.types import Arrays, FloatArray
 
 _VALUES = "/singular_values"

@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import Codec, Shapes, Tensors, Transform
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.indices import IndexLayout, max_index_bytes, read_indices, write_indices
+from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import Arrays
 
