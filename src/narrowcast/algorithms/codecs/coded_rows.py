@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.budget import encode_within
-from narrowcast.algorithms.codecs.chain import NO_STATE, Codec
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.indices import read_indices, write_indices
+from narrowcast.algorithms.codecs.stage import NO_STATE
 from narrowcast.algorithms.codecs.wire import Reader, varint
-from narrowcast.platform.types import Arrays, IntArray
+from narrowcast.platform.types import Arrays, BoolArray, IntArray
 
-ROWS = "rows"
-"""The name under which a codec sees the values."""
+LIKELY, OTHER = "likely", "other"
+"""The names under which a codec sees the values: of rows that the receiver expects, and of the others."""
 
 
 @dataclass(frozen=True)
 class CodedRows:
-    """What one client sends: the number of columns, the rows as the shortest of three lists, the codec's bytes.
+    """What one client sends: the number of columns, which rows, and the codec's bytes.
 
-    The receiver knows the number of rows of the whole matrix, and which columns they are from the round's seeds.
+    The receiver knows the number of rows of the whole matrix, and from the round's seeds the columns and the rows that
+    are likely. Rows are sent as the likely ones that are not there and the others that are, each as the shortest of
+    three lists.
     """
 
     data: bytes
@@ -40,7 +42,7 @@ def encode_rows(
     codec: Codec,
     rows: IntArray,
     values: NDArray[np.float32],
-    n_rows: int,
+    likely: BoolArray,
     key: int,
     *,
     state: Arrays = NO_STATE,
@@ -48,13 +50,17 @@ def encode_rows(
 ) -> tuple[CodedRows, Arrays] | None:
     """Pack rows [m] ascending and their values [m, k] within a budget; None where that cannot be.
 
-    Also returns the client's state once they are sent. Raises `UnsendableUpdateError` for values that are not finite.
+    Shapes: likely [N]. Also returns the client's state once they are sent; raises `UnsendableUpdateError` for values
+    that are not finite.
     """
-    head = varint(values.shape[1]) + varint(len(rows)) + write_indices(rows, n_rows, "smallest")
+    sent = np.zeros(len(likely), dtype=bool)
+    sent[rows] = True
+    head = varint(values.shape[1]) + _places(~sent[likely]) + _places(sent[~likely])
     left = budget_bits - 8 * len(head)
+    tensors = {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]} if not state else {LIKELY: values}
     if np.isinf(left):
-        encoded, after = codec.encode_with_state({ROWS: values}, key, state)
-    elif (within := encode_within(codec, {ROWS: values}, key, left, state)) is not None:
+        encoded, after = codec.encode_with_state(tensors, key, state)
+    elif (within := encode_within(codec, tensors, key, left, state)) is not None:
         encoded, after = within
     else:
         return None
@@ -62,12 +68,31 @@ def encode_rows(
 
 
 def decode_rows(
-    codec: Codec, data: bytes, n_rows: int, most_columns: int, key: int
+    codec: Codec, data: bytes, likely: BoolArray, most_columns: int, key: int, *, stateful: bool = False
 ) -> tuple[IntArray, NDArray[np.float32]]:
     """The rows [m] and their values [m, k] as the receiver gets them, or `PayloadError`."""
     reader = Reader(data)
     columns = reader.varint(most_columns)
-    sent = reader.varint(n_rows)
-    rows = read_indices(reader, sent, n_rows, "smallest")
-    shapes: Mapping[str, tuple[int, int]] = {ROWS: (sent, columns)}
-    return rows, codec.decode(bytes(reader.rest()), shapes, key)[ROWS]
+    sent = likely.copy()
+    sent[np.flatnonzero(likely)[_read_places(reader, int(likely.sum()))]] = False
+    sent[np.flatnonzero(~likely)[_read_places(reader, int((~likely).sum()))]] = True
+    rows = np.flatnonzero(sent)
+    expected = np.ones(len(rows), dtype=bool) if stateful else likely[rows]
+    shapes = {LIKELY: (int(expected.sum()), columns)}
+    if not stateful:
+        shapes[OTHER] = (int((~expected).sum()), columns)
+    tensors = codec.decode(bytes(reader.rest()), shapes, key)
+    values = np.empty((len(rows), columns), dtype=np.float32)
+    values[expected] = tensors[LIKELY]
+    if not stateful:
+        values[~expected] = tensors[OTHER]
+    return rows, values
+
+
+def _places(marked: BoolArray) -> bytes:
+    places = np.flatnonzero(marked)
+    return varint(len(places)) + write_indices(places, len(marked), "smallest")
+
+
+def _read_places(reader: Reader, count: int) -> IntArray:
+    return read_indices(reader, reader.varint(count), count, "smallest")

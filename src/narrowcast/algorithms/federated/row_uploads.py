@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import Codec, UnsendableUpdateError
-from narrowcast.algorithms.codecs.coded_rows import decode_rows, encode_rows
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.coded_rows import LIKELY, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.error_feedback import memory_of_rows, with_memory_of_rows
+from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
+from narrowcast.algorithms.local_training.batches import likely_rows
 from narrowcast.algorithms.local_training.fused import FusedResult
 from narrowcast.algorithms.local_training.row_sum import sum_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples
@@ -59,7 +61,7 @@ def budgets(chunk: Chunk, samples: ChunkSamples) -> FloatArray:
 
 def init_codec_state(codec: Codec, n_clients: int, n_rows: int, width: int) -> Arrays:
     """What a codec keeps on every client before round 1, zeros that take no memory, [U, ...]."""
-    state = codec.init_state({"rows": (n_rows, width)})
+    state = codec.init_state({LIKELY: (n_rows, width)})
     return {
         CODEC + name: np.broadcast_to(np.zeros((), values.dtype), (n_clients, *values.shape))
         for name, values in state.items()
@@ -96,8 +98,10 @@ def coded_uploads(
         changes = result.row_changes[own][:, columns]
         kept = {name: values[client] for name, values in state.items()}
         before = memory_of_rows(kept, rows)
+        drawn = int(samples.positives[client]) * task.training.negatives
+        likely = likely_rows(n_items, drawn, task.seed, chunk.round_index, int(chunk.clients[samples.order[client]]))
         try:
-            fitting = encode_rows(codec, rows, changes, n_items, key, state=before, budget_bits=float(budget))
+            fitting = encode_rows(codec, rows, changes, likely, key, state=before, budget_bits=float(budget))
         except UnsendableUpdateError:
             continue
         if fitting is None:
@@ -106,7 +110,8 @@ def coded_uploads(
         bits[client], sent[client] = payload.wire_bits(), True
         for name, values in with_memory_of_rows(kept, rows, after).items():
             state[name][client] = values
-        decoded[own.start : own.stop, columns] = decode_rows(codec, payload.to_bytes(), n_items, len(columns), key)[1]
+        _, received = decode_rows(codec, payload.to_bytes(), likely, len(columns), key, stateful=bool(state))
+        decoded[own.start : own.stop, columns] = received
     delivered = sent & chunk.arrives()[samples.order]
     total, touched = sum_rows(n_items, samples.row_items, samples.row_starts, decoded, factors, delivered)
     return Uploads(total, touched, bits, delivered, {CODEC + name: values for name, values in state.items()})

@@ -19,6 +19,9 @@ from narrowcast.platform.types import BoolArray, IntArray
 if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 
+SECOND_TRY = 2**32
+"""The counter at which a client's stream of second tries begins."""
+
 
 @dataclass(frozen=True)
 class ChunkBatches:
@@ -73,7 +76,11 @@ def draw_batches(
     round_index: int,
     epochs: IntArray | None = None,
 ) -> ChunkBatches:
-    """Draw the batches of one participation of these clients; the same for the same client, seed and round."""
+    """Draw the batches of one participation of these clients; the same for the same client, seed and round.
+
+    The negatives are uniform over the items that a client may draw. Each is first drawn from all items, and only where
+    that one may not be drawn from the others: so who has the seeds knows nearly all rows that a client touches.
+    """
     examples = data.examples[clients]
     drawn = examples * training.negatives
     known = known_items(data, clients, leaky=training.train_negatives == "leaky")
@@ -87,14 +94,16 @@ def draw_batches(
     clients, examples, drawn, samples = clients[order], examples[order], drawn[order], samples[order]
     known, allowed_counts = known[order], allowed_counts[order]
 
-    # Negatives: index uniformly into the list of each client's allowed items.
+    # Negatives: any item; where that one is not allowed, one of the list of those that are.
     n_clients = len(clients)
     places = np.repeat(np.arange(n_clients), drawn)
     keys = stream_keys(seed, "negatives", round_index, clients)[places]
     counters = np.arange(len(places)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
-    choice = uniform_below(keys, counters, allowed_counts[places])
+    negatives = uniform_below(keys, counters, np.full(len(places), data.n_items))
+    again = np.flatnonzero(known[places, negatives])
+    choice = uniform_below(keys[again], SECOND_TRY + counters[again], allowed_counts[places[again]])
     allowed_starts = np.cumsum(allowed_counts) - allowed_counts
-    negatives = np.flatnonzero(~known)[allowed_starts[places] + choice] % data.n_items
+    negatives[again] = np.flatnonzero(~known)[allowed_starts[places[again]] + choice] % data.n_items
 
     # Samples of a client: its own items, then its negatives; rows: its distinct items, ascending.
     starts = np.cumsum(samples) - samples
@@ -122,3 +131,11 @@ def draw_batches(
         first_of_last_epoch=schedule.first_of_last_epoch,
         samples=samples,
     )
+
+
+def likely_rows(n_items: int, drawn: int, seed: int, round_index: int, client: int) -> BoolArray:
+    """The items that a client touches unless it may not draw them, which the server knows too, [N]."""
+    keys = stream_keys(seed, "negatives", round_index, np.array([client]))
+    likely = np.zeros(n_items, dtype=bool)
+    likely[uniform_below(keys, np.arange(drawn), np.full(drawn, n_items))] = True
+    return likely

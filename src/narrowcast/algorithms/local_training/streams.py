@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.local_training.batches import SECOND_TRY
 from narrowcast.algorithms.local_training.compiled import compiled, frozen, over_clients
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.seeds import stream_keys
@@ -28,6 +29,7 @@ Places = NDArray[np.uint32]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_SECOND_TRY = np.uint64(SECOND_TRY)
 _11, _27, _30, _31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 
 
@@ -117,6 +119,12 @@ def _mix(word: np.uint64) -> np.uint64:
     return word ^ (word >> _31)
 
 
+@compiled(inline=True)
+def _below(key: np.uint64, counter: np.uint64, bound: int) -> np.int64:
+    """`seeds.uniform_below` of one word."""
+    return np.int64(np.float64(_mix(key + (counter + np.uint64(1)) * _GOLDEN) >> _11) * 2.0**-53 * bound)
+
+
 @compiled()
 def _draw_clients(
     clients: IntArray,
@@ -158,8 +166,9 @@ def _draw_clients(
             n_allowed += allowed[item]
         drawn = len(own) * negatives if n_allowed else 0
         for index in range(drawn):
-            unit = np.float64(_mix(keys[place] + np.uint64(index + 1) * _GOLDEN) >> _11) * 2.0**-53
-            item = choices[np.int64(unit * n_allowed)]
+            item = _below(keys[place], np.uint64(index), n_items)
+            if not allowed[item]:
+                item = np.int64(choices[_below(keys[place], _SECOND_TRY + np.uint64(index), n_allowed)])
             sampled[len(own) + index] = item
             touched[item] = True
 
