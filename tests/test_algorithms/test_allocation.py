@@ -291,10 +291,10 @@ def test_as_many_take_part_as_can(seed: int) -> None:
     assert relative_excess(region, np.where(inside, lower, 0.0)) <= 1e-9
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_nobody_is_left_out_who_would_fit(seed: int) -> None:
     random = np.random.default_rng(seed)
-    region = table(random, 5)
+    region = table(random, 5) if seed % 2 else gaussian(random, 5, 2.0)
     lower = random.uniform(0, 1.5, 5) * base_inside(region, random)
     inside = affordable(region, 1.0, lower)
     assert relative_excess(region, np.where(inside, lower, 0.0)) <= 1e-9
@@ -318,7 +318,9 @@ def test_dominated_points_are_left_out() -> None:
     assert curve.bits.tolist() == [[10, 30, 30, 30, 30]]
     assert curve.distortion.tolist() == [[0.7, 0.5, 0.5, 0.5, 0.5]]
     assert curve.floor(np.array([9.0])).tolist() == [-1]
-    assert curve.bits[0, curve.floor(np.array([29.0]))[0]] == 10
+    assert [curve.floor(np.array([x]))[0] for x in (10.0, 29.0, 30.0, 1e9)] == [0, 0, 1, 1]
+    assert [curve.ceiling(np.array([x]))[0] for x in (0.0, 10.0, 10.5, 30.0, 31.0)] == [0, 0, 1, 1, 5]
+    assert curve.point_bits(np.array([5])).tolist() == [np.inf]
 
 
 TWO = GaussianRegion(np.array([1.0, 1.0]), 1.0)

@@ -55,6 +55,26 @@ def test_what_is_given_away_is_noise_to_the_others(kind: int, seed: int) -> None
         assert mask.any()
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_room_is_the_least_slack_of_a_user_s_sets(kind: int, seed: int) -> None:
+    region = some_regions(seed)[kind]
+    random = np.random.default_rng(2000 + seed)
+    rates = random.uniform(0, 1.2, len(region)) * base_inside(region, random)
+    rates[random.random(len(region)) < 0.2] = 0.0
+    expected = [
+        min(capacity(region, users) - rates[list(users)].sum() for users in subsets(len(region)) if user in users)
+        for user in range(len(region))
+    ]
+    room, limiting = region.room(rates)
+    scale = 1e-12 * region.rate(np.arange(len(region)))
+    assert room == pytest.approx(np.array(expected), rel=1e-9, abs=scale)
+    assert limiting.diagonal().all()
+    for user in range(len(region)):
+        users = tuple(np.flatnonzero(limiting[user]).tolist())
+        assert capacity(region, users) - rates[list(users)].sum() == pytest.approx(room[user], rel=1e-9, abs=scale)
+
+
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_a_part_of_a_region_is_the_region_of_that_part(kind: int) -> None:
     region = some_regions(2)[kind]

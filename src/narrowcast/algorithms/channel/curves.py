@@ -81,8 +81,8 @@ class Curves:
 
     def floor(self, bits: FloatArray) -> IntArray:
         """The last point that is affordable with these bits, [n]; -1 where none is."""
-        # a repeated last point stands for the same bits, so any of the copies will do
-        return (self.bits <= bits[:, None]).sum(axis=1) - 1
+        last = (np.diff(self.bits, axis=1) > 0).sum(axis=1)  # of its copies, the first
+        return np.minimum((self.bits <= bits[:, None]).sum(axis=1) - 1, last)
 
     def ceiling(self, bits: FloatArray) -> IntArray:
         """The first point with at least these bits, [n]; P where the curve ends before."""

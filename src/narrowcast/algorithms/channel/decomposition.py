@@ -97,7 +97,9 @@ def affordable(region: Region, seconds: float, lower: FloatArray) -> BoolArray:
                 too_many = middle
             middle = (fits + too_many) // 2
         inside[candidates[:fits]] = True
-        candidates = candidates[fits + 1 :]
+        refused, candidates = candidates[fits : fits + 1], candidates[fits + 1 :]
+        if region.ordered:  # nor does anybody fit who has less and needs more than the one that does not
+            candidates = candidates[(alone[candidates] > alone[refused]) | (lower[candidates] < lower[refused])]
     return inside
 
 

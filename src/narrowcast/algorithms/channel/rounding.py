@@ -110,14 +110,18 @@ class _Points:
 def _exchange(grid: _Grid, region: Region, seconds: float, start: IntArray) -> IntArray:
     """Steps up, then trades of one user's step for another's, best first, until none of them helps."""
     steps = start.copy()
-    n_users, capacity = len(steps), seconds * region.rate(np.arange(len(steps))) * (1 + TOLERANCE)
+    n_users, everyone = len(steps), np.arange(len(steps))
+    spare = TOLERANCE * seconds * region.rate(everyone)
     while True:
         higher, lower = grid.up(steps), np.maximum(steps - 1, grid.least)
         bits, values = grid.bits(steps), grid.values(steps)
-        # [up, down], where the last column gives nobody up
+        # [up, down], where the last column is for nobody down; what the others of a user's tightest set give up makes
+        # room for it there, though not yet in other sets
         gain = (values - grid.values(higher))[:, None] - np.append(grid.values(lower) - values, 0.0)
-        more = (grid.bits(higher) - bits)[:, None] - np.append(bits - grid.bits(lower), 0.0)
-        worth = (gain > _WORTH_IT * np.abs(values).sum()) & (bits.sum() + more <= capacity)
+        room, limiting = region.room(bits / seconds)
+        freed = np.column_stack([limiting * (bits - grid.bits(lower)), np.zeros(n_users)])
+        fits = (grid.bits(higher) - bits)[:, None] <= seconds * room[:, None] + freed + spare
+        worth = fits & (gain > _WORTH_IT * np.abs(values).sum())
         worth[:, :n_users] &= (lower < steps) & ~np.eye(n_users, dtype=bool)
         ups, downs = np.nonzero(worth)
         for place in np.argsort(-gain[worth], kind="stable"):
@@ -125,7 +129,8 @@ def _exchange(grid: _Grid, region: Region, seconds: float, start: IntArray) -> I
             changed[ups[place]] = higher[ups[place]]
             if downs[place] < n_users:
                 changed[downs[place]] = lower[downs[place]]
-            if contains(region, grid.bits(changed) / seconds):
+            excess, _ = region.most_violated(grid.bits(changed) / seconds, everyone)
+            if excess * seconds <= spare:
                 steps = changed
                 break
         else:
