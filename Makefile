@@ -41,6 +41,7 @@ bench: venv ## seconds per round here and on Ray, beside plain loops and other p
 	$(BIN)/python benchmarks/factorisation_step.py
 	$(BIN)/python benchmarks/populations.py
 	$(BIN)/python benchmarks/actors.py
+	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/peers/compare.py
 
 ui: venv ## the MLflow UI on the runs made here
