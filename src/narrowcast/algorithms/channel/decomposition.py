@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.errors import Errors
 from narrowcast.algorithms.channel.regions import NOBODY, TOLERANCE, Independent, Region
 from narrowcast.algorithms.channel.table_region import name_of
@@ -30,11 +29,14 @@ def least_error(errors: Errors, region: Region, seconds: float, lower: FloatArra
     Raises `UserError` where the seconds are not above 0, or the lower bounds, or the errors' own, are out of reach.
     """
     check_seconds(seconds)
-    lower = np.maximum(errors.least(), 0.0 if lower is None else lower)
+    lower = np.zeros(len(region)) if lower is None else lower
+    if len(errors) != len(region) or lower.shape != (len(region),):
+        raise UserError(f"{len(region)} links, but errors of {len(errors)} users and {len(lower)} lower bounds")
+    lower = np.maximum(errors.least(), lower)
     if (beyond := out_of_reach(region, seconds, lower)) is not None:
         raise UserError(beyond)
     bits = _divide(errors, region, seconds, lower)
-    return np.minimum(bits, np.maximum(errors.most(), lower)) if isinstance(errors, Curves) else bits
+    return np.minimum(bits, np.maximum(errors.most(), lower))
 
 
 def _divide(errors: Errors, region: Region, seconds: float, lower: FloatArray) -> FloatArray:

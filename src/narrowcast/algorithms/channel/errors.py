@@ -28,6 +28,10 @@ class Errors(Protocol):
         """Bits below which, or up to which, a user's error is infinite, [n]."""
         ...
 
+    def most(self) -> FloatArray:
+        """Bits beyond which nothing is gained, [n]."""
+        ...
+
     def split(self, total: float, lower: FloatArray) -> FloatArray:
         """The x >= `lower` [n] of least error with sum `total`, at least `lower`'s and `least`'s; [n]."""
         ...
@@ -79,6 +83,10 @@ class Neighbourhoods:
         """The bits of the pole, and not below one level, [n]."""
         return self.dimension / 2 * np.log2(np.maximum(self.pole, 1.0))
 
+    def most(self) -> FloatArray:
+        """None, [n]."""
+        return np.full(len(self), np.inf)
+
     def split(self, total: float, lower: FloatArray) -> FloatArray:
         """Where all marginal errors are alike or a bound holds, by Newton's method; accurate to 1e-14 of the total."""
         nats = 2 * np.log(2) / self.dimension
@@ -124,6 +132,10 @@ class Shares:
     def least(self) -> FloatArray:
         """None: 0, [n]."""
         return np.zeros(len(self))
+
+    def most(self) -> FloatArray:
+        """None, [n]."""
+        return np.full(len(self), np.inf)
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
         """max(lower, t share), with the t that makes the sum."""
