@@ -313,6 +313,18 @@ def test_a_point_is_what_a_client_sends_and_is_paid_for() -> None:
     assert bits.tolist() == [0, 200], "no point of the first client's curve has the bits it needs"
 
 
+def test_more_bits_than_anybody_has_a_use_for_are_no_trouble() -> None:
+    region = GaussianRegion(np.array([1e20, 3.0, 1e-20]), 1e9)
+    errors = Neighbourhoods(np.array([1e-5, 1.0, 1e5]), np.array([0.0, 50.0, 0.0]), 2)
+    bits = least_error(errors, region, 3600.0)
+    assert relative_excess(region, bits / 3600.0) <= 1e-9
+    assert bits.sum() == pytest.approx(3600.0 * capacity(region, (0, 1, 2)))
+    assert errors.values(bits)[:2].max() < 1e-100
+    assert whole_levels(errors, region, 3600.0)[0] == 2**53
+    curves = Curves.of(np.array([[0, 10]] * 3), np.array([[1.0, 0.0]] * 3))
+    assert MinError().bits(region, 3600.0, np.zeros(3, dtype=np.int64), None, curves).tolist() == [10, 10, 0]
+
+
 def test_dominated_points_are_left_out() -> None:
     curve = Curves.of(np.array([[30, 10, 20, 10, 40]]), np.array([[0.5, 0.9, 0.95, 0.7, 0.5]]))
     assert curve.bits.tolist() == [[10, 30, 30, 30, 30]]

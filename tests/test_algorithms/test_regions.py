@@ -95,6 +95,20 @@ def test_contains_is_the_boundary_and_what_is_below() -> None:
     assert not contains(region, np.array([4.001, 0.0]))
 
 
+def test_a_weak_user_is_held_to_its_own_capacity_beside_strong_ones() -> None:
+    region = GaussianRegion(np.array([1e12, 1e-12, 1e9]), 1e6)
+    corner = np.array([0.0, region.alone()[1], region.alone()[2]])
+    corner[0] = region.rate(np.array([0]), np.array([1, 2]))
+    assert contains(region, corner * (1 - 1e-12))
+    for user in range(3):
+        over = corner.copy()
+        over[user] *= 1.001
+        assert not contains(region, over)
+    table_region = TableRegion.of({(0,): 1e12, (1,): 1e-3, (0, 1): 1e12 + 1e-3})
+    assert contains(table_region, np.array([1e12, 1e-3]))
+    assert not contains(table_region, np.array([1e12, 2e-3]))
+
+
 def test_a_user_without_signal_has_no_rate() -> None:
     region = GaussianRegion(np.array([0.0, 3.0]), 1.0)
     assert region.alone().tolist() == [0.0, 2.0]

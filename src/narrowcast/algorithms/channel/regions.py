@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
-from narrowcast.algorithms.local_training.compiled import compiled
+from narrowcast.algorithms.local_training.compiled import compiled, frozen
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
@@ -61,11 +61,19 @@ class Region(Protocol):
         ...
 
 
+def overloaded(
+    region: Region, rates: FloatArray, users: IntArray, given: IntArray = NOBODY, tolerance: float = TOLERANCE
+) -> BoolArray:
+    """A set of the users [m] that is over its capacity by more than this part of it, as a mask; empty if there is none.
+
+    It is the most violated one. What a set may be over is a part of its own capacity, not of the region's.
+    """
+    return region.most_violated(rates * (1 - tolerance), users, given)[1]
+
+
 def contains(region: Region, rates: FloatArray) -> bool:
-    """Whether the rates [n] are within the region, up to `TOLERANCE` of its capacity."""
-    everyone = np.arange(len(region))
-    excess, _ = region.most_violated(rates, everyone)
-    return bool((rates >= 0).all()) and excess <= TOLERANCE * region.rate(everyone)
+    """Whether the rates [n] are within the region, up to `TOLERANCE` of the capacity of each set."""
+    return bool((rates >= 0).all()) and not overloaded(region, rates, np.arange(len(region))).any()
 
 
 @dataclass(frozen=True)
@@ -145,8 +153,8 @@ class GaussianRegion:
         """The prefix of largest excess, by decreasing rate / snr."""
         mask = np.zeros(len(users), dtype=bool)
         noise = 1.0 + self.snr[given].sum()
-        snr = np.ascontiguousarray(self.snr[users])
-        excess, last, order = _worst_prefix(np.ascontiguousarray(rates), snr, noise, float(self.bandwidth))
+        snr = frozen(self.snr[users], np.float64)
+        excess, last, order = _worst_prefix(frozen(rates, np.float64), snr, float(noise), float(self.bandwidth))
         mask[order[: last + 1]] = True
         return excess, mask
 
