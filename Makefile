@@ -42,6 +42,7 @@ bench: venv ## seconds per round here and on Ray, beside plain loops and other p
 	$(BIN)/python benchmarks/populations.py
 	$(BIN)/python benchmarks/actors.py
 	$(BIN)/python benchmarks/codecs.py
+	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/peers/compare.py
 
 ui: venv ## the MLflow UI on the runs made here

@@ -291,10 +291,10 @@ def test_as_many_take_part_as_can(seed: int) -> None:
     assert relative_excess(region, np.where(inside, lower, 0.0)) <= 1e-9
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_nobody_is_left_out_who_would_fit(seed: int) -> None:
     random = np.random.default_rng(seed)
-    region = table(random, 5)
+    region = table(random, 5) if seed % 2 else gaussian(random, 5, 2.0)
     lower = random.uniform(0, 1.5, 5) * base_inside(region, random)
     inside = affordable(region, 1.0, lower)
     assert relative_excess(region, np.where(inside, lower, 0.0)) <= 1e-9
@@ -313,12 +313,26 @@ def test_a_point_is_what_a_client_sends_and_is_paid_for() -> None:
     assert bits.tolist() == [0, 200], "no point of the first client's curve has the bits it needs"
 
 
+def test_more_bits_than_anybody_has_a_use_for_are_no_trouble() -> None:
+    region = GaussianRegion(np.array([1e20, 3.0, 1e-20]), 1e9)
+    errors = Neighbourhoods(np.array([1e-5, 1.0, 1e5]), np.array([0.0, 50.0, 0.0]), 2)
+    bits = least_error(errors, region, 3600.0)
+    assert relative_excess(region, bits / 3600.0) <= 1e-9
+    assert bits.sum() == pytest.approx(3600.0 * capacity(region, (0, 1, 2)))
+    assert errors.values(bits)[:2].max() < 1e-100
+    assert whole_levels(errors, region, 3600.0)[0] == 2**53
+    curves = Curves.of(np.array([[0, 10]] * 3), np.array([[1.0, 0.0]] * 3))
+    assert MinError().bits(region, 3600.0, np.zeros(3, dtype=np.int64), None, curves).tolist() == [10, 10, 0]
+
+
 def test_dominated_points_are_left_out() -> None:
     curve = Curves.of(np.array([[30, 10, 20, 10, 40]]), np.array([[0.5, 0.9, 0.95, 0.7, 0.5]]))
     assert curve.bits.tolist() == [[10, 30, 30, 30, 30]]
     assert curve.distortion.tolist() == [[0.7, 0.5, 0.5, 0.5, 0.5]]
     assert curve.floor(np.array([9.0])).tolist() == [-1]
-    assert curve.bits[0, curve.floor(np.array([29.0]))[0]] == 10
+    assert [curve.floor(np.array([x]))[0] for x in (10.0, 29.0, 30.0, 1e9)] == [0, 0, 1, 1]
+    assert [curve.ceiling(np.array([x]))[0] for x in (0.0, 10.0, 10.5, 30.0, 31.0)] == [0, 0, 1, 1, 5]
+    assert curve.point_bits(np.array([5])).tolist() == [np.inf]
 
 
 TWO = GaussianRegion(np.array([1.0, 1.0]), 1.0)
@@ -337,6 +351,9 @@ FAR_POINTS = Curves.of(np.array([[1.0, 9.0], [1.0, 9.0]]), np.array([[1.0, 0.0],
             r"users \{0\} need at least 1.5 bits",
         ),
         (lambda: least_error(Shares(np.ones(2)), TWO, 0.0), "seconds = 0.0"),
+        (lambda: least_error(Shares(np.ones(3)), TWO, 1.0), "2 links, but errors of 3 users and 2 lower bounds"),
+        (lambda: least_error(NEED, TWO, 1.0, np.zeros(1)), "2 links, but errors of 2 users and 1 lower bounds"),
+        (lambda: least_error(NEED, TWO, 1.0, np.array([0.0, np.nan])), "lower bounds must be 2 finite numbers"),
         (lambda: MaxMin().bits(TWO, float("nan"), np.zeros(2, dtype=int)), "seconds = nan"),
         (lambda: MaxMin().bits(TWO, 1.0, np.zeros(3, dtype=int)), "lower bounds must be 2 finite numbers"),
         (lambda: Equal().bits(TWO, 1.0, np.array([-1, 0])), "none negative"),

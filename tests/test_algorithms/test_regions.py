@@ -55,6 +55,26 @@ def test_what_is_given_away_is_noise_to_the_others(kind: int, seed: int) -> None
         assert mask.any()
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_room_is_the_least_slack_of_a_user_s_sets(kind: int, seed: int) -> None:
+    region = some_regions(seed)[kind]
+    random = np.random.default_rng(2000 + seed)
+    rates = random.uniform(0, 1.2, len(region)) * base_inside(region, random)
+    rates[random.random(len(region)) < 0.2] = 0.0
+    expected = [
+        min(capacity(region, users) - rates[list(users)].sum() for users in subsets(len(region)) if user in users)
+        for user in range(len(region))
+    ]
+    room, limiting = region.room(rates)
+    scale = 1e-12 * region.rate(np.arange(len(region)))
+    assert room == pytest.approx(np.array(expected), rel=1e-9, abs=scale)
+    assert limiting.diagonal().all()
+    for user in range(len(region)):
+        users = tuple(np.flatnonzero(limiting[user]).tolist())
+        assert capacity(region, users) - rates[list(users)].sum() == pytest.approx(room[user], rel=1e-9, abs=scale)
+
+
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_a_part_of_a_region_is_the_region_of_that_part(kind: int) -> None:
     region = some_regions(2)[kind]
@@ -73,6 +93,20 @@ def test_contains_is_the_boundary_and_what_is_below() -> None:
     assert not contains(region, corner * (1 + 1e-6))
     assert not contains(region, np.array([-1e-3, 0.0]))
     assert not contains(region, np.array([4.001, 0.0]))
+
+
+def test_a_weak_user_is_held_to_its_own_capacity_beside_strong_ones() -> None:
+    region = GaussianRegion(np.array([1e12, 1e-12, 1e9]), 1e6)
+    corner = np.array([0.0, region.alone()[1], region.alone()[2]])
+    corner[0] = region.rate(np.array([0]), np.array([1, 2]))
+    assert contains(region, corner * (1 - 1e-12))
+    for user in range(3):
+        over = corner.copy()
+        over[user] *= 1.001
+        assert not contains(region, over)
+    table_region = TableRegion.of({(0,): 1e12, (1,): 1e-3, (0, 1): 1e12 + 1e-3})
+    assert contains(table_region, np.array([1e12, 1e-3]))
+    assert not contains(table_region, np.array([1e12, 2e-3]))
 
 
 def test_a_user_without_signal_has_no_rate() -> None:

@@ -147,12 +147,12 @@ def plot_table1(rows: list[Allocated], path: Path) -> None:
             corners = [(0, second), (min(BOTH_LINKS - second, FIRST_LINK), second)]
             corners += [(FIRST_LINK, min(BOTH_LINKS - FIRST_LINK, second)), (FIRST_LINK, 0)]
             axes.plot(*zip(*corners, strict=True), color=BLUE, linewidth=1, alpha=0.5)
-            axes.annotate(f"$2^{{{second}}}$", (0.15, second), va="bottom", fontsize=8, color=BLUE)
+            axes.annotate(f"$2^{{{second}}}$", (0.15, second), va="top", fontsize=8, color=BLUE)
             if row.exact is not None:
                 axes.plot(*row.exact, "o", color=VERMILLION, markersize=7, zorder=3)
         for line in (axes.axhline, axes.axvline):
             line(threshold, color=BLACK, linewidth=0.8, linestyle="--")
-        label = f"{threshold:.2f}: least levels of Theorem 1"
+        label = f"Theorem 1: at least {threshold:.2f}"
         axes.annotate(label, (threshold, 0), xytext=(-3, 6), textcoords="offset points", ha="right", fontsize=8)
         for x, y in sorted({(round(row.exact[0], 6), round(row.exact[1], 6)) for row in mine if row.exact}):
             axes.annotate(f"({x:.3g}, {y:.3g})", (x, y), xytext=(6, 6), textcoords="offset points", fontsize=9)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from narrowcast.algorithms.channel.errors import check_weights
-from narrowcast.algorithms.local_training.compiled import compiled
+from narrowcast.algorithms.local_training.compiled import compiled, frozen
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 
@@ -77,12 +77,13 @@ class Curves:
         pieces = self.slopes * self.weight[:, None]
         order = np.argsort(pieces, axis=None, kind="stable")
         order = order[pieces.ravel()[order] < 0]
-        return np.asarray(_steepest_first(order, self.bits, start, total))
+        points, start = frozen(self.bits, np.float64), frozen(start, np.float64)
+        return np.asarray(_steepest_first(frozen(order, np.int64), points, start, float(total)))
 
     def floor(self, bits: FloatArray) -> IntArray:
         """The last point that is affordable with these bits, [n]; -1 where none is."""
-        # a repeated last point stands for the same bits, so any of the copies will do
-        return (self.bits <= bits[:, None]).sum(axis=1) - 1
+        last = (np.diff(self.bits, axis=1) > 0).sum(axis=1)  # of its copies, the first
+        return np.minimum((self.bits <= bits[:, None]).sum(axis=1) - 1, last)
 
     def ceiling(self, bits: FloatArray) -> IntArray:
         """The first point with at least these bits, [n]; P where the curve ends before."""

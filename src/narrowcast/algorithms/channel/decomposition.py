@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.errors import Errors
-from narrowcast.algorithms.channel.regions import NOBODY, TOLERANCE, Independent, Region
+from narrowcast.algorithms.channel.regions import NOBODY, TOLERANCE, Independent, Region, overloaded
 from narrowcast.algorithms.channel.table_region import name_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray
 
-# Sums of bits are held to this part of the capacity while dividing, well within `TOLERANCE` of the result.
+# Sets are held to this part of their capacity while dividing, well within `TOLERANCE` of the result.
 _DIVISION = 1e-12
 
 
@@ -30,11 +29,14 @@ def least_error(errors: Errors, region: Region, seconds: float, lower: FloatArra
     Raises `UserError` where the seconds are not above 0, or the lower bounds, or the errors' own, are out of reach.
     """
     check_seconds(seconds)
-    lower = np.maximum(errors.least(), 0.0 if lower is None else lower)
+    lower = np.zeros(len(region)) if lower is None else lower
+    if len(errors) != len(region) or lower.shape != (len(region),):
+        raise UserError(f"{len(region)} links, but errors of {len(errors)} users and {len(lower)} lower bounds")
+    lower = np.maximum(errors.least(), lower)
     if (beyond := out_of_reach(region, seconds, lower)) is not None:
         raise UserError(beyond)
     bits = _divide(errors, region, seconds, lower)
-    return np.minimum(bits, np.maximum(errors.most(), lower)) if isinstance(errors, Curves) else bits
+    return np.minimum(bits, np.maximum(errors.most(), lower))
 
 
 def _divide(errors: Errors, region: Region, seconds: float, lower: FloatArray) -> FloatArray:
@@ -47,8 +49,8 @@ def _divide(errors: Errors, region: Region, seconds: float, lower: FloatArray) -
         total = seconds * region.rate(users, given)
         alone = len(users) == 1
         share = np.full(1, total) if alone else errors.take(users).split(total, lower[users])
-        excess, violated = region.most_violated(share / seconds, users, given)
-        if alone or excess * seconds <= _DIVISION * total or violated.all():
+        violated = overloaded(region, share / seconds, users, given, _DIVISION)
+        if alone or not violated.any() or violated.all():
             bits[users] = np.maximum(share, lower[users])
         else:
             problems.append((users[violated], given))
@@ -61,10 +63,9 @@ def out_of_reach(region: Region, seconds: float, lower: FloatArray) -> str | Non
     everyone = np.arange(len(region))
     if lower.shape != everyone.shape or not (np.isfinite(lower) & (lower >= 0)).all():
         return f"lower bounds must be {len(region)} finite numbers of bits, none negative; got {lower}"
-    excess, violated = region.most_violated(lower / seconds, everyone)
-    if excess <= TOLERANCE * region.rate(everyone[violated]):
+    users = everyone[overloaded(region, lower / seconds, everyone)]
+    if not len(users):
         return None
-    users = everyone[violated]
     named = f"users {name_of(users.tolist())}" if len(users) <= 10 else f"{len(users)} of the users"
     return (
         f"{named} need at least {lower[users].sum():.6g} bits and their links carry {seconds * region.rate(users):.6g} "
@@ -90,14 +91,15 @@ def affordable(region: Region, seconds: float, lower: FloatArray) -> BoolArray:
         middle = len(candidates)
         while too_many - fits > 1:
             users = np.concatenate([everyone[inside], candidates[:middle]])
-            excess, violated = region.most_violated(lower[users] / seconds, users)
-            if excess <= TOLERANCE * region.rate(users[violated]):
-                fits = middle
-            else:
+            if overloaded(region, lower[users] / seconds, users).any():
                 too_many = middle
+            else:
+                fits = middle
             middle = (fits + too_many) // 2
         inside[candidates[:fits]] = True
-        candidates = candidates[fits + 1 :]
+        refused, candidates = candidates[fits : fits + 1], candidates[fits + 1 :]
+        if region.ordered:  # nor does anybody fit who has less and needs more than the one that does not
+            candidates = candidates[(alone[candidates] > alone[refused]) | (lower[candidates] < lower[refused])]
     return inside
 
 

@@ -8,9 +8,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.local_training.compiled import compiled
+from narrowcast.algorithms.local_training.compiled import compiled, frozen
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
+
+_HIGHEST_LOG = 1000.0
+"""Powers of two beyond this one are taken for it, for fear of infinity."""
 
 
 class Errors(Protocol):
@@ -26,6 +29,10 @@ class Errors(Protocol):
 
     def least(self) -> FloatArray:
         """Bits below which, or up to which, a user's error is infinite, [n]."""
+        ...
+
+    def most(self) -> FloatArray:
+        """Bits beyond which nothing is gained, [n]."""
         ...
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
@@ -68,16 +75,20 @@ class Neighbourhoods:
 
     def levels(self, bits: FloatArray) -> FloatArray:
         """Levels k = 2^(x / d), [n]."""
-        return np.exp2(bits / self.dimension)
+        return np.exp2(np.minimum(bits / self.dimension, _HIGHEST_LOG))
 
     def values(self, bits: FloatArray) -> FloatArray:
         """The sum's terms, and infinity at or below the pole, [n]."""
-        above = np.exp2(2 * bits / self.dimension) - self.pole
+        above = np.exp2(np.minimum(2 * bits / self.dimension, _HIGHEST_LOG)) - self.pole
         return np.where(above > 0, self.weight / np.where(above > 0, above, 1.0), np.inf)
 
     def least(self) -> FloatArray:
         """The bits of the pole, and not below one level, [n]."""
         return self.dimension / 2 * np.log2(np.maximum(self.pole, 1.0))
+
+    def most(self) -> FloatArray:
+        """None, [n]."""
+        return np.full(len(self), np.inf)
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
         """Where all marginal errors are alike or a bound holds, by Newton's method; accurate to 1e-14 of the total."""
@@ -85,7 +96,10 @@ class Neighbourhoods:
         with np.errstate(divide="ignore"):
             log_pole = np.log(self.pole)
         floor = np.maximum(lower, self.least())
-        logs = _equal_marginals(np.log(self.weight), log_pole, nats * floor, nats * total)
+        log_weight, log_pole, log_floor = (
+            frozen(each, np.float64) for each in (np.log(self.weight), log_pole, nats * floor)
+        )
+        logs = _equal_marginals(log_weight, log_pole, log_floor, float(nats * total))
         return np.maximum(logs / nats, floor)
 
     def take(self, users: IntArray) -> Neighbourhoods:
@@ -125,9 +139,13 @@ class Shares:
         """None: 0, [n]."""
         return np.zeros(len(self))
 
+    def most(self) -> FloatArray:
+        """None, [n]."""
+        return np.full(len(self), np.inf)
+
     def split(self, total: float, lower: FloatArray) -> FloatArray:
         """max(lower, t share), with the t that makes the sum."""
-        return np.asarray(_fill(self.share, lower, total))
+        return np.asarray(_fill(frozen(self.share, np.float64), frozen(lower, np.float64), float(total)))
 
     def take(self, users: IntArray) -> Shares:
         """The shares of some of the users."""

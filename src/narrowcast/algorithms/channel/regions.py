@@ -7,10 +7,11 @@ submodular (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). U
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
+from narrowcast.algorithms.local_training.compiled import compiled, frozen
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
@@ -25,6 +26,9 @@ class Region(Protocol):
     `given` is a set whose rates are already spent in full; what is left to the others is the contraction by it,
     R(S | given) = R(S and given together) - R(given), again a polymatroid.
     """
+
+    ordered: ClassVar[bool]
+    """Whether a user that can send less alone could also send no more in anybody's company than one that can more."""
 
     def __len__(self) -> int:
         """How many users."""
@@ -45,16 +49,31 @@ class Region(Protocol):
         """
         ...
 
+    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """How much more each user could have if all others kept theirs, [n], and the set that limits it, [n, n].
+
+        Shapes: rates [n]. The room is below 0 outside of the region; row u of the sets is a mask that has u in it.
+        """
+        ...
+
     def take(self, users: IntArray) -> Self:
         """The region of some of the users, the others being silent."""
         ...
 
 
+def overloaded(
+    region: Region, rates: FloatArray, users: IntArray, given: IntArray = NOBODY, tolerance: float = TOLERANCE
+) -> BoolArray:
+    """A set of the users [m] that is over its capacity by more than this part of it, as a mask; empty if there is none.
+
+    It is the most violated one. What a set may be over is a part of its own capacity, not of the region's.
+    """
+    return region.most_violated(rates * (1 - tolerance), users, given)[1]
+
+
 def contains(region: Region, rates: FloatArray) -> bool:
-    """Whether the rates [n] are within the region, up to `TOLERANCE` of its capacity."""
-    everyone = np.arange(len(region))
-    excess, _ = region.most_violated(rates, everyone)
-    return bool((rates >= 0).all()) and excess <= TOLERANCE * region.rate(everyone)
+    """Whether the rates [n] are within the region, up to `TOLERANCE` of the capacity of each set."""
+    return bool((rates >= 0).all()) and not overloaded(region, rates, np.arange(len(region))).any()
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,7 @@ class Independent:
     Shapes: rates [n], bits per second, finite and not negative; raises `UserError` otherwise.
     """
 
+    ordered: ClassVar[bool] = True
     rates: FloatArray
 
     def __post_init__(self) -> None:
@@ -87,6 +107,12 @@ class Independent:
         over = rates - self.rates[users]
         return float(over[over > 0].sum()), over > 0
 
+    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """What is left of each user's own rate, [n], less what others are above theirs; and who that is, [n, n]."""
+        slack = self.rates - rates
+        over = np.minimum(slack, 0.0)
+        return slack + over.sum() - over, np.eye(len(rates), dtype=bool) | (over < 0)
+
     def take(self, users: IntArray) -> Independent:
         """Only these links."""
         return Independent(self.rates[users])
@@ -102,6 +128,7 @@ class GaussianRegion:
     has been given away: one sort and one pass over the prefixes find it, in O(n log n).
     """
 
+    ordered: ClassVar[bool] = True
     snr: FloatArray
     bandwidth: float
 
@@ -124,19 +151,25 @@ class GaussianRegion:
 
     def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
         """The prefix of largest excess, by decreasing rate / snr."""
-        snr = self.snr[users]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            price = np.where(rates > 0, rates / snr, -1.0)
-        order = np.argsort(-price, kind="stable")
-        noise = 1.0 + self.snr[given].sum()
-        capacity = self.bandwidth * np.log1p(np.cumsum(snr[order]) / noise) / np.log(2)
-        excess = np.cumsum(rates[order]) - capacity
         mask = np.zeros(len(users), dtype=bool)
-        if not len(users) or excess.max() <= 0:
-            return 0.0, mask
-        last = int(excess.argmax())
+        noise = 1.0 + self.snr[given].sum()
+        snr = frozen(self.snr[users], np.float64)
+        excess, last, order = _worst_prefix(frozen(rates, np.float64), snr, float(noise), float(self.bandwidth))
         mask[order[: last + 1]] = True
-        return float(excess[last]), mask
+        return excess, mask
+
+    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """The least slack of a prefix by decreasing rate / snr with the user added to it, in O(n^2); and that set."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            price = np.where(rates > 0, rates / self.snr, -1.0)
+        order = np.argsort(-price, kind="stable")
+        place = np.argsort(order)  # of each user
+        snr, rate = (np.concatenate([[0.0], np.cumsum(values[order])]) for values in (self.snr, rates))
+        added = np.arange(len(rates) + 1) <= place[:, None]  # [user, prefix]: the user is not in that prefix yet
+        power = snr + added * self.snr[:, None]
+        slack = self.bandwidth * np.log1p(power) / np.log(2) - rate - added * rates[:, None]
+        limit = slack.argmin(axis=1)
+        return slack.min(axis=1), (place < limit[:, None]) | np.eye(len(rates), dtype=bool)
 
     def take(self, users: IntArray) -> GaussianRegion:
         """The same band with fewer users."""
@@ -149,3 +182,20 @@ def check_users(values: FloatArray, name: str, unit: str) -> None:
         raise UserError(f"a rate region needs at least one user, and its {name}; got none")
     if (bad := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))).size:
         raise UserError(f"user {bad[0]}: {name} = {values[bad[0]]}; it must be finite and not negative ({unit})")
+
+
+@compiled()
+def _worst_prefix(rates: FloatArray, snr: FloatArray, noise: float, bandwidth: float) -> tuple[float, int, IntArray]:
+    """The largest excess over the prefixes by decreasing rate / snr, the last place in it or -1, and the order."""
+    price = np.empty(len(rates))
+    for user in range(len(rates)):
+        price[user] = -rates[user] / snr[user] if rates[user] > 0 else 0.0  # without signal: -infinity, so first
+    order = np.argsort(price, kind="mergesort")
+    worst, last, rate, power = 0.0, -1, 0.0, 0.0
+    for place in range(len(order)):
+        rate += rates[order[place]]
+        power += snr[order[place]]
+        excess = rate - bandwidth * np.log1p(power / noise) / np.log(2)
+        if excess > worst:
+            worst, last = excess, place
+    return worst, last, order

@@ -19,7 +19,10 @@ from narrowcast.algorithms.channel.regions import TOLERANCE, Region, contains
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 
-_WORTH_IT = 1e-12
+_WORTH_IT = 1e-9
+"""Of the total error. Less is what `TOLERANCE` of a capacity is worth, and would be gained in endless tiny steps."""
+_MOST_LEVELS = 2.0**53
+"""Whole numbers that a float can hold; nobody's error depends on finer levels."""
 
 
 def whole_levels(errors: Neighbourhoods, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
@@ -30,7 +33,8 @@ def whole_levels(errors: Neighbourhoods, region: Region, seconds: float, lower: 
     exact = least_error(errors, region, seconds, lower)
     least = np.ceil(errors.levels(np.maximum(errors.least(), 0.0 if lower is None else lower)) * (1 - 1e-12))
     least = np.where(np.isfinite(errors.values(errors.dimension * np.log2(least))), least, least + 1)
-    start = np.maximum(least, np.floor(errors.levels(exact) * (1 + 1e-12))).astype(np.int64)
+    start = np.floor(np.minimum(errors.levels(exact) * (1 + 1e-12), _MOST_LEVELS))
+    start = np.maximum(least, start).astype(np.int64)
     grid = _Levels(errors, least.astype(np.int64))
     if not contains(region, grid.bits(start) / seconds):
         start = grid.least.copy()
@@ -110,14 +114,17 @@ class _Points:
 def _exchange(grid: _Grid, region: Region, seconds: float, start: IntArray) -> IntArray:
     """Steps up, then trades of one user's step for another's, best first, until none of them helps."""
     steps = start.copy()
-    n_users, capacity = len(steps), seconds * region.rate(np.arange(len(steps))) * (1 + TOLERANCE)
+    n_users = len(steps)
     while True:
         higher, lower = grid.up(steps), np.maximum(steps - 1, grid.least)
         bits, values = grid.bits(steps), grid.values(steps)
-        # [up, down], where the last column gives nobody up
+        # [up, down], where the last column is for nobody down; what the others of a user's tightest set give up makes
+        # room for it there, though not yet in other sets
         gain = (values - grid.values(higher))[:, None] - np.append(grid.values(lower) - values, 0.0)
-        more = (grid.bits(higher) - bits)[:, None] - np.append(bits - grid.bits(lower), 0.0)
-        worth = (gain > _WORTH_IT * np.abs(values).sum()) & (bits.sum() + more <= capacity)
+        room, limiting = region.room(bits * (1 - TOLERANCE) / seconds)
+        freed = np.column_stack([limiting * (bits - grid.bits(lower)), np.zeros(n_users)])
+        fits = ((grid.bits(higher) - bits)[:, None] - freed) * (1 - TOLERANCE) <= seconds * room[:, None]
+        worth = fits & (gain > _WORTH_IT * np.abs(values).sum())
         worth[:, :n_users] &= (lower < steps) & ~np.eye(n_users, dtype=bool)
         ups, downs = np.nonzero(worth)
         for place in np.argsort(-gain[worth], kind="stable"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class TableRegion:
     Made by `of`, which refuses what is not a polymatroid.
     """
 
+    ordered: ClassVar[bool] = False
     capacity: FloatArray
 
     @classmethod
@@ -66,6 +68,14 @@ class TableRegion:
         if excess[worst] <= 0:
             return 0.0, np.zeros(len(users), dtype=bool)
         return float(excess[worst]), (masks[worst] - masks[0] >> users & 1).astype(bool)
+
+    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """The least slack of a set with the user in it, [n], and that set, [n, n]."""
+        masks = np.arange(len(self.capacity))
+        members = masks[:, None] >> np.arange(len(self)) & 1 == 1
+        slack = self.capacity - members @ rates
+        with_user = np.where(members, slack[:, None], np.inf)
+        return with_user.min(axis=0), members[with_user.argmin(axis=0)]
 
     def take(self, users: IntArray) -> TableRegion:
         """The table of the sets of some of the users, numbered anew."""

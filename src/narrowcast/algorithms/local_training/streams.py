@@ -166,11 +166,11 @@ def _draw_clients(
             n_allowed += allowed[item]
         drawn = len(own) * negatives if n_allowed else 0
         for index in range(drawn):
-            item = _below(keys[place], np.uint64(index), n_items)
-            if not allowed[item]:
-                item = np.int64(choices[_below(keys[place], _SECOND_TRY + np.uint64(index), n_allowed)])
-            sampled[len(own) + index] = item
-            touched[item] = True
+            negative = _below(keys[place], np.uint64(index), n_items)
+            if not allowed[negative]:
+                negative = np.int64(choices[_below(keys[place], _SECOND_TRY + np.uint64(index), n_allowed)])
+            sampled[len(own) + index] = negative
+            touched[negative] = True
 
         n_touched = 0
         for item in range(n_items):
