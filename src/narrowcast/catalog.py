@@ -7,13 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from narrowcast.algorithms.channel.allocation import Equal, MaxMin, MinError, Proportional
-from narrowcast.algorithms.channel.downlink import BroadcastLink, Unicast
-from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
-from narrowcast.algorithms.channel.rayleigh import Rayleigh
-from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
-from narrowcast.algorithms.channel.single_user import SingleUser
-from narrowcast.algorithms.channel.trace import Trace
+from narrowcast.algorithms.channel import radio
 from narrowcast.algorithms.codecs.stages import STAGES
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -73,18 +67,10 @@ DATA: Kinds = {
     "synthetic": Synthetic,
 }
 CODECS: Kinds = STAGES
+CHANNELS: Kinds = radio.CHANNELS
+DOWNLINKS: Kinds = radio.DOWNLINKS
+ALLOCATIONS: Kinds = radio.ALLOCATIONS
 FLEETS: Kinds = {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}
-CHANNELS: Kinds = {
-    "fixed": Fixed,
-    "lognormal": LogNormalRates,
-    "rayleigh": Rayleigh,
-    "trace": Trace,
-    "multiple_access": MultipleAccess,
-    "table": RateTable,
-    "single_user": SingleUser,
-}
-DOWNLINKS: Kinds = {"unicast": Unicast, "broadcast": BroadcastLink}
-ALLOCATIONS: Kinds = {"min_error": MinError, "max_min": MaxMin, "proportional": Proportional, "equal": Equal}
 RUNTIMES: Kinds = {"local": LocalRuntime, "ray": RayRuntime}
 
 _FACTORISATION = {"kind": "factorisation_sgd", "learning_rate": 0.5, "weight_decay": 5e-4, "epochs": 2}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
 
+from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.catalog import (
     ALGORITHMS,
@@ -64,6 +65,7 @@ class Experiment(Plan):
     algorithm: AnyAlgorithm
     training: AnyTraining = FactorisationSGD()
     fleet: AnyFleet = Tiers()
+    radio: CellRadio | None = Field(None, description="none: the links of the fleet, as they are")
     executor: AnyRuntime = RayRuntime()
     tracking: Tracking = Tracking()
 

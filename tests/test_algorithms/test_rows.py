@@ -10,7 +10,7 @@ from per_client import Array, make_task, synthetic
 
 from narrowcast.algorithms.channel.rank_policy import BandwidthRank
 from narrowcast.algorithms.codecs.rows import _HEADER, RowsPayload
-from narrowcast.algorithms.federated import colr, fedmf, row_updates
+from narrowcast.algorithms.federated import row_updates
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
@@ -171,24 +171,25 @@ def test_the_server_gets_the_partial_sum_from_the_bytes_that_the_ledger_counts(
     assert np.array_equal(weight, np.broadcast_to(result.partial["weight"], weight.shape))
 
 
-def train_and_pack(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> tuple[ChunkResult, list[bytes | None]]:
+def train_and_pack(
+    algorithm: FedMF | CoLR | SCoLR, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ChunkResult, list[bytes | None]]:
     """Train a chunk; the bytes of each client that sends any, in the order of the chunk."""
     kept: list[tuple[Array, list[RowsPayload]]] = []
     train, finish = fused._train, row_updates.finish_chunk
 
-    def keep(task, chunk, samples, result, components, aggregation, layout):  # type: ignore[no-untyped-def]
+    def keep(task, chunk, samples, result, components, aggregation, uploads):  # type: ignore[no-untyped-def]
         mask, payloads = aggregation == "per_item_mean", []
         for client, user in enumerate(chunk.clients[samples.order]):
             sent = slice(samples.row_starts[client], samples.row_starts[client + 1])
             values = result.row_changes[sent][:, components[client]]
-            examples = int(task.data.examples[user])
-            payloads.append(RowsPayload(task.data.n_items, samples.row_items[sent], values, layout, mask, examples))
+            examples, rows = int(task.data.examples[user]), samples.row_items[sent]
+            payloads.append(RowsPayload(task.data.n_items, rows, values, algorithm.rows, mask, examples))
         kept.append((samples.order, payloads))
-        return finish(task, chunk, samples, result, components, aggregation, layout)
+        return finish(task, chunk, samples, result, components, aggregation, uploads)
 
     monkeypatch.setattr(fused, "_train", lambda *arguments: train(*arguments[:-1], True))
-    for module in (fedmf, colr):
-        monkeypatch.setattr(module, "finish_chunk", keep)
+    monkeypatch.setattr(row_updates, "finish_chunk", keep)
     data = synthetic([3, 20, 1, 11, 8, 30])
     # from "not even rank 1" to "all five": a component weighs 32 bits for each row that is sent
     task = make_task(data, uplink=np.array([0.0, 10.0, 5200.0, 5500.0, 1e9, 7000.0]))

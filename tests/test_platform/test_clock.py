@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from narrowcast.algorithms.codecs.rows import RowsPayload, rows_wire_bits
 from narrowcast.cluster.fleet import Tiers
 from narrowcast.platform.clock import Clock
-from narrowcast.platform.types import Profiles
+from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
 N_ITEMS, ROUNDS = 3706, 1000
 
@@ -19,7 +19,16 @@ def link(clients: int = 1) -> Profiles:
 
 def minutes(clock: Clock, bits: int, examples: int = 0) -> float:
     each = np.array([bits])
-    return ROUNDS * clock.round_seconds(clock.client_seconds(link(), np.array([examples]), each, each)) / 60
+    return (
+        ROUNDS
+        * clock.round_seconds(clock.client_seconds(link(), np.array([examples]), *seconds_of(link(), each, each)))
+        / 60
+    )
+
+
+def seconds_of(profiles: Profiles, downlink_bits: IntArray, uplink_bits: IntArray) -> tuple[FloatArray, FloatArray]:
+    """How long the links take."""
+    return downlink_bits / profiles.downlink_bits_per_second, uplink_bits / profiles.uplink_bits_per_second
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,8 @@ def test_client_seconds_by_hand() -> None:
         compute_speed=np.array([1.0, 2.0, 0.5]),
     )
     clock = Clock(seconds_per_example=0.5, compute_slowdown=4, compute_overhead_seconds=3, server_seconds=1.5)
-    seconds = clock.client_seconds(profiles, np.array([10, 10, 0]), np.array([1000, 0, 50]), np.array([20, 60, 0]))
+    link_seconds = seconds_of(profiles, np.array([1000, 0, 50]), np.array([20, 60, 0]))
+    seconds = clock.client_seconds(profiles, np.array([10, 10, 0]), *link_seconds)
     assert seconds.tolist() == [10 + 20 + 3 + 2, 0 + 10 + 3 + 3, 2 + 0 + 3 + 0]
     assert clock.round_seconds(seconds) == 35 + 1.5
     assert clock.round_seconds(seconds[1:]) == 16 + 1.5

@@ -25,16 +25,11 @@ class Clock(BaseModel):
     server_seconds: float = Field(0.0, ge=0, description="T_server, added to each round")
 
     def client_seconds(
-        self, profiles: Profiles, examples: IntArray, downlink_bits: IntArray, uplink_bits: IntArray
+        self, profiles: Profiles, examples: IntArray, download_seconds: FloatArray, upload_seconds: FloatArray
     ) -> FloatArray:
         """Seconds from the start of the round until each client's upload is in, [C]."""
         simulated = examples * self.seconds_per_example / profiles.compute_speed
-        return (
-            downlink_bits / profiles.downlink_bits_per_second
-            + self.compute_slowdown * simulated
-            + self.compute_overhead_seconds
-            + uplink_bits / profiles.uplink_bits_per_second
-        )
+        return download_seconds + self.compute_slowdown * simulated + self.compute_overhead_seconds + upload_seconds
 
     def round_seconds(self, client_seconds: FloatArray) -> float:
         """Seconds until the round is done: the slowest client waited for, and the server."""

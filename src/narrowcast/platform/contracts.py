@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates, Payload, Profiles
+from narrowcast.platform.types import (
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    FloatArray,
+    IntArray,
+    LocalTerms,
+    LocalUpdates,
+    Payload,
+    Profiles,
+)
 
 Split = Literal["validation", "test"]
 
@@ -148,6 +159,49 @@ class LocalCall:
     chunk: Chunk
     task: Task
     terms: LocalTerms
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What an algorithm can make of bits, before a round. Shapes: least_bits [C], below which a client sends nothing.
+
+    `errors` says how much is lost at so many bits, for the allocations that weigh it.
+    """
+
+    least_bits: IntArray
+    errors: Any
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What a radio gives a cohort in a round, all [C]; None where nothing limits anyone, or no upload is lost."""
+
+    budget_bits: IntArray | None
+    lost: BoolArray | None
+    uplink_bits_per_second: FloatArray
+    downlink_bits_per_second: FloatArray
+
+
+@runtime_checkable
+class Radio(Protocol):
+    """The links between clients and server, from round to round; a frozen model."""
+
+    def share(self, profiles: Profiles, wishes: Wishes | None, seed: int, round_index: int) -> Allotment:
+        """What this cohort has in this round: pure, and keyed by seed, round and client."""
+        ...
+
+    def download_seconds(self, bits: IntArray, rates: FloatArray) -> FloatArray:
+        """Seconds until each client has what the server sends it, [C]."""
+        ...
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """An algorithm that fits what its clients send to what their links carry."""
+
+    def wishes(self, task: Task, cohort: IntArray) -> Wishes | None:
+        """What its clients can make of bits; None where it has nothing to say."""
+        ...
 
 
 class Algorithm(Protocol):

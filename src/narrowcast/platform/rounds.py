@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.clock import Clock
-from narrowcast.platform.contracts import Algorithm, Broadcast, Executor, Split, Task
+from narrowcast.platform.contracts import Adapts, Algorithm, Allotment, Broadcast, Executor, Radio, Split, Task
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.population import Population
 from narrowcast.platform.seeds import generator
@@ -37,7 +37,7 @@ class Plan(BaseModel):
     takes it that all clients listen to every broadcast and charges the cohort one round's update, as the paper does.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(100, ge=1)
@@ -46,6 +46,7 @@ class Plan(BaseModel):
     chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
     downlink: Literal["catch_up", "every_round"] = "catch_up"
     clock: Clock = Clock()
+    radio: Radio | None = Field(None, description="none: the links of the fleet, as they are")
     evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints; the last round has one")
 
@@ -179,19 +180,32 @@ def due(round_index: int, every: int, last: int) -> bool:
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round up to the training: what the server sends, and the chunks of the cohort."""
+    """A round up to the training: who takes part over which links, what the server sends, and the chunks."""
 
     round_index: int
+    cohort: IntArray
+    allotment: Allotment
     broadcast: Broadcast
     chunks: list[Chunk]
 
 
 def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, order: IntArray) -> OpenRound:
-    """Sample the cohort, cut it into chunks, whose size belongs to the experiment, and broadcast."""
+    """Sample the cohort, see what its links give, cut it into chunks, whose size is the experiment's, and broadcast."""
     round_index = progress.round_index + 1
-    cohort = sample_cohort(plan, order, round_index)
-    chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population)
-    return OpenRound(round_index, algorithm.broadcast(progress.server, task, round_index), chunks)
+    cohort = np.sort(sample_cohort(plan, order, round_index))
+    allotment = allot(plan, algorithm, task, cohort, round_index)
+    chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population, allotment)
+    broadcast = algorithm.broadcast(progress.server, task, round_index)
+    return OpenRound(round_index, cohort, allotment, broadcast, chunks)
+
+
+def allot(plan: Plan, algorithm: Algorithm, task: Task, cohort: IntArray, round_index: int) -> Allotment:
+    """What each client's link gives it in this round."""
+    profiles = task.profiles.take(cohort)
+    if plan.radio is None:
+        return Allotment(None, None, profiles.uplink_bits_per_second, profiles.downlink_bits_per_second)
+    wishes = algorithm.wishes(task, cohort) if isinstance(algorithm, Adapts) else None
+    return plan.radio.share(profiles, wishes, plan.seed, round_index)
 
 
 def close_round(
@@ -212,7 +226,7 @@ def close_round(
 
     # 2. Weigh what was sent and let the virtual clock run.
     progress.update_bits.append(broadcast.update.wire_bits() if broadcast.update else 0)
-    ledger = weigh(plan, task, progress, broadcast, results)
+    ledger = weigh(plan, task, progress, opened, results)
     seconds = plan.clock.round_seconds(ledger.seconds)
 
     # 3. Commit the round, once.
@@ -246,22 +260,45 @@ def sample_cohort(plan: Plan, order: IntArray, round_index: int) -> IntArray:
     return order[((round_index - 1) * size + np.arange(size)) % n_clients]
 
 
-def cut(cohort: IntArray, examples: IntArray, chunk_size: int, round_index: int, population: Population) -> list[Chunk]:
-    """Deal the cohort, largest clients first, into equal chunks of at most `chunk_size`, alike in work."""
+def cut(
+    cohort: IntArray,
+    examples: IntArray,
+    chunk_size: int,
+    round_index: int,
+    population: Population,
+    allotment: Allotment | None = None,
+) -> list[Chunk]:
+    """Deal the cohort [C], largest clients first, into equal chunks of at most `chunk_size`, alike in work."""
     n_chunks = -(-len(cohort) // chunk_size)
-    by_size = cohort[np.lexsort((cohort, -examples[cohort]))]
-    parts = (np.sort(by_size[index::n_chunks]) for index in range(n_chunks))
-    return [Chunk(round_index, index, part, population.take(part)) for index, part in enumerate(parts)]
+    by_size = np.lexsort((cohort, -examples[cohort]))
+    budget_bits, lost = (None, None) if allotment is None else (allotment.budget_bits, allotment.lost)
+    return [
+        Chunk(
+            round_index,
+            index,
+            cohort[part],
+            population.take(cohort[part]),
+            None if budget_bits is None else budget_bits[part],
+            None if lost is None else lost[part],
+        )
+        for index in range(n_chunks)
+        for part in [_ascending(by_size[index::n_chunks], cohort)]
+    ]
+
+
+def _ascending(places: IntArray, cohort: IntArray) -> IntArray:
+    return places[np.argsort(cohort[places])]
 
 
 def weigh(
     plan: Plan,
     task: Task,
     progress: Progress,
-    broadcast: Broadcast,
+    opened: OpenRound,
     results: list[ChunkResult],
 ) -> RoundLedger:
     """What each client of the round received, computed and sent, in ascending order of clients."""
+    broadcast, allotment = opened.broadcast, opened.allotment
     parts = [result.ledger for result in results]
     client = np.concatenate([part.client for part in parts])
     order = np.argsort(client)
@@ -278,7 +315,10 @@ def weigh(
         updates = sent_before[-1] - sent_before[missed]
         follows = last_round > 0 if plan.downlink == "catch_up" else np.array(True)
         downlink_bits = np.where(follows, np.minimum(updates, downlink_bits), downlink_bits)
-    seconds = plan.clock.client_seconds(task.profiles.take(client), examples, downlink_bits, uplink_bits)
+    rates = allotment.downlink_bits_per_second
+    download_seconds = plan.radio.download_seconds(downlink_bits, rates) if plan.radio else downlink_bits / rates
+    upload_seconds = uplink_bits / allotment.uplink_bits_per_second
+    seconds = plan.clock.client_seconds(task.profiles.take(client), examples, download_seconds, upload_seconds)
     return RoundLedger(
         client=client,
         rank=column("rank"),

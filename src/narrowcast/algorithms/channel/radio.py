@@ -1,0 +1,89 @@
+"""The radio of an experiment: the channel drawn, the upload time shared out, the downlink heard, round after round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.algorithms.channel.allocation import Allocation, Equal, MaxMin, MinError, Proportional
+from narrowcast.algorithms.channel.downlink import BroadcastLink, Downlink, Unicast
+from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
+from narrowcast.algorithms.channel.links import Channel
+from narrowcast.algorithms.channel.rayleigh import Rayleigh
+from narrowcast.algorithms.channel.regions import Independent
+from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
+from narrowcast.algorithms.channel.single_user import SingleUser
+from narrowcast.algorithms.channel.trace import Trace
+from narrowcast.platform.contracts import Allotment, Wishes
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import one_of
+from narrowcast.platform.types import FloatArray, IntArray, Profiles
+
+CHANNELS: dict[str, type[BaseModel]] = {
+    "fixed": Fixed,
+    "lognormal": LogNormalRates,
+    "rayleigh": Rayleigh,
+    "trace": Trace,
+    "multiple_access": MultipleAccess,
+    "table": RateTable,
+    "single_user": SingleUser,
+}
+DOWNLINKS: dict[str, type[BaseModel]] = {"unicast": Unicast, "broadcast": BroadcastLink}
+ALLOCATIONS: dict[str, type[BaseModel]] = {
+    "min_error": MinError,
+    "max_min": MaxMin,
+    "proportional": Proportional,
+    "equal": Equal,
+}
+if TYPE_CHECKING:
+    AnyChannel = Channel
+    AnyDownlink = Downlink
+    AnyAllocation = Allocation
+else:
+    AnyChannel, AnyDownlink, AnyAllocation = one_of(CHANNELS), one_of(DOWNLINKS), one_of(ALLOCATIONS)
+
+
+class CellRadio(BaseModel):
+    """Without `upload_seconds` every upload takes as long as it takes. With it, a round's uploads share that time.
+
+    What a client may send is then what `allocation` gives it of the channel's rate region in `upload_seconds`, and it
+    sends at that rate. Who cannot send its least payload sends nothing in this round, and leaves its share to others.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    channel: AnyChannel = Fixed()
+    allocation: AnyAllocation = MaxMin()
+    downlink: AnyDownlink = Unicast()
+    upload_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="for all uploads of a round")
+
+    @model_validator(mode="after")
+    def _has_a_use(self) -> Self:
+        if self.upload_seconds is None and self.allocation != MaxMin():
+            raise ValueError("allocation shares out the upload time; give upload_seconds too")
+        return self
+
+    def share(self, profiles: Profiles, wishes: Wishes | None, seed: int, round_index: int) -> Allotment:
+        """The rates and budgets of a cohort; raises `UserError` where the channel cannot serve it."""
+        links = self.channel.draw(profiles, seed, round_index)
+        lost = links.lost if links.lost.any() else None
+        rates = links.uplink_bits_per_second
+        if self.upload_seconds is None:
+            if not isinstance(links.region, Independent):
+                raise UserError(
+                    f"radio.channel.kind = {self.channel.kind} is one band for all; say for how long with "
+                    "radio.upload_seconds"
+                )
+            return Allotment(None, lost, rates, links.downlink_bits_per_second)
+        least = np.zeros(len(profiles), dtype=np.int64) if wishes is None else wishes.least_bits
+        budget = self.allocation.bits(
+            links.region, self.upload_seconds, least, errors=None if wishes is None else wishes.errors
+        )
+        allotted = np.where(budget > 0, budget / self.upload_seconds, rates)
+        return Allotment(budget, lost, allotted, links.downlink_bits_per_second)
+
+    def download_seconds(self, bits: IntArray, rates: FloatArray) -> FloatArray:
+        """Seconds until each client has what the server sends it, [C]."""
+        return self.downlink.seconds(bits, rates, np.ones(len(bits), dtype=bool))
