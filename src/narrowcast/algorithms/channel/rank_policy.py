@@ -47,4 +47,22 @@ class BandwidthRank(BaseModel):
         return (bits_at_rank[:, 1:] <= budget[:, None]).sum(axis=1)
 
 
-RankPolicy = Annotated[UniformRank | BandwidthRank, Field(discriminator="kind"), kind_alone("uniform")]
+class ChannelRank(BaseModel):
+    """Each client takes the rank that serves best within the bits that the radio gives it in this round.
+
+    With a quantiser in the codec it is the joint choice of rank and levels (`channel.joint`), otherwise the highest
+    rank in float32 that fits. A client that cannot afford rank 1 sends nothing, and is recorded with rank 0; where the
+    radio limits nobody, all take r_g.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["channel"] = "channel"
+
+    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
+        """The highest rank, which the budget has yet to cut, [C]; `bits_at_rank` [C, r_g + 1]."""
+        del seed, round_index
+        return np.full(len(profiles), bits_at_rank.shape[1] - 1)
+
+
+RankPolicy = Annotated[UniformRank | BandwidthRank | ChannelRank, Field(discriminator="kind"), kind_alone("uniform")]

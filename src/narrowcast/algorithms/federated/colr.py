@@ -56,6 +56,7 @@ class LowRank(BaseModel):
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
     codec: Stages = ()
+    server_learning_rate: float = Field(1.0, gt=0, description="times the mean; below 1 averages out what few send")
 
     def check(self, task: Task) -> None:
         """The rank must not exceed the embedding dimension; a network's smaller weights take what they can."""
@@ -135,10 +136,10 @@ class LowRank(BaseModel):
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """A = mean of the clients' A; Q += A B."""
+        """A = mean of the clients' A, times the server's learning rate; Q += A B."""
         if ITEM_FACTORS not in server:
-            return step_network(server, broadcast, total, self.rank)
-        update = mean_change(total)
+            return step_network(server, broadcast, total, self.rank, self.server_learning_rate)
+        update = mean_change(total) * np.float32(self.server_learning_rate)
         change = torch.from_numpy(update) @ torch.from_numpy(np.array(broadcast[_BASIS]))
         item_factors = np.asarray(server[ITEM_FACTORS]) + change.numpy()
         return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: changed_rows(total)}

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
@@ -49,6 +49,7 @@ class FedMF(BaseModel):
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
     codec: Stages = ()
+    server_learning_rate: float = Field(1.0, gt=0)
 
     def check(self, task: Task) -> None:
         """Only matrix factorisation has rows to send."""
@@ -91,7 +92,7 @@ class FedMF(BaseModel):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Q += mean change."""
         del broadcast
-        item_factors = np.asarray(server[ITEM_FACTORS]) + mean_change(total)
+        item_factors = np.asarray(server[ITEM_FACTORS]) + np.float32(self.server_learning_rate) * mean_change(total)
         return {ITEM_FACTORS: item_factors, _CHANGED: changed_rows(total)}
 
     def final(self, server: Arrays) -> Arrays:

@@ -149,20 +149,21 @@ def network_upload(
     for name, values in updates.changes.items():
         partial[SUM + name] = np.tensordot(weight[kept].astype(np.float32), values[kept], axes=1)
         if name in factors:
-            sent = components[name] if algorithm.aggregation == "per_item_mean" else np.ones_like(components[name])
+            shared = algorithm.aggregation == "weighted"
+            sent = np.ones_like(components[name]) if shared else components[name]
             partial[COMPONENT_WEIGHT + name] = weight @ sent
     bits = np.where(ranks > 0, network_bits_at_rank(model, algorithm.rank)[ranks], 0)
     return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=bits, rank=ranks)
 
 
-def step_network(server: Arrays, broadcast: Arrays, total: Arrays, rank: int) -> Arrays:
-    """W += mean(A) B for each weight, and the mean change for each vector."""
+def step_network(server: Arrays, broadcast: Arrays, total: Arrays, rank: int, rate: float) -> Arrays:
+    """W += rate * mean(A) B for each weight, and the mean change at that rate for each vector."""
     model = final_network(server)
     factors = factors_of(model, rank)
     after: dict[str, NDArray[np.float32]] = {}
     for name, values in model.items():
         divisor = total[COMPONENT_WEIGHT + name] if name in factors else total[WEIGHT]
-        mean = (total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
+        mean = (rate * total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
         after[_UPDATE + name] = mean
         change = mean
         if name in factors:

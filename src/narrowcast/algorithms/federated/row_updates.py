@@ -14,15 +14,20 @@ from narrowcast.algorithms.codecs.rows import RowLayout, rows_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.row_uploads import Uploads, coded_uploads, counted, plain_uploads
 from narrowcast.algorithms.local_training.fused import FusedResult
+from narrowcast.algorithms.local_training.row_sum import sum_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, ClientLedger, IntArray
 
-Aggregation = Literal["per_item_mean", "weighted"]
-"""`per_item_mean` divides each row by the number of clients that touched it, as the code released with CoLR does (each
-client's row mask is then sent and paid for); `weighted` is sum N_u A_u / sum N_u over the cohort, Algorithm 1."""
+Aggregation = Literal["per_item_mean", "per_component_mean", "weighted"]
+"""What a row's sum is divided by.
+
+`per_item_mean`: the number of clients that touched it, as the code released with CoLR does (each client's row mask is
+then sent and paid for). `per_component_mean`: for each entry of A, the clients that sent that component of the row, so
+that low ranks do not shrink the mean. `weighted`: sum N_u A_u / sum N_u over the cohort, Algorithm 1.
+"""
 
 SUM, WEIGHT = "sum", "weight"
 
@@ -85,7 +90,7 @@ def plain_bits(
 ) -> IntArray:
     """What each client's rows weigh in float32, known before training; ranks and bits [C], or [C, ...]."""
     sent_rows = np.diff(samples.row_starts).reshape(-1, *[1] * (ranks.ndim - 1))
-    mask = aggregation == "per_item_mean"
+    mask = aggregation != "weighted"
     return np.asarray(
         rows_wire_bits(n_rows=task.data.n_items, sent_rows=sent_rows, rank=ranks, layout=layout, mask=mask)
     )
@@ -110,6 +115,11 @@ def finish_chunk(
     if aggregation == "weighted":
         examples = task.data.examples[chunk.clients[samples.order]]
         weight = np.array([[examples[delivered].sum()]], dtype=np.float64)
+    elif aggregation == "per_component_mean":
+        sent = components[np.repeat(np.arange(len(components)), np.diff(samples.row_starts))].astype(np.float32)
+        ones = np.ones(len(components), dtype=np.float32)
+        entries, _ = sum_rows(task.data.n_items, samples.row_items, samples.row_starts, sent, ones, delivered)
+        weight = entries.astype(np.float64)
     else:
         weight = uploads.touched[:, None]
 

@@ -1,0 +1,75 @@
+"""The joint choice: the rank and the step of the quantiser that spend a client's bits with the least distortion.
+
+The update of a client is m rows of d values. At rank r it is seen through r random directions, and each of the m r
+values is rounded with a dithered step of s root mean squares. What arrives has the update as its mean, and the error
+
+    D(r, s) = (d / r) (1 + s^2 / 12) - 1
+
+relative to the update's energy: d / r - 1 for the directions that are missing, the rest for the rounding. It weighs
+m r h(s) bits and what does not depend on s, where h(s) is the entropy of a rounded normal value. Twice the rank beats
+half the step until a value costs less than one bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from narrowcast.platform.types import FloatArray, IntArray
+
+_STEPS = np.geomspace(0.02, 6.0, 72)
+_DITHERS, _FURTHEST = 16, 8.0
+_HEADER_BITS = 100.0  # counts, models of the entropy coder, the last byte of each list
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The ranks 1..`rank` of updates with `dimension` columns, at each of some steps.
+
+    `bits_per_rank` is what a column costs beside its values, such as its norm.
+    """
+
+    rank: int
+    dimension: int
+    bits_per_rank: float
+
+    def bits(self, rows: FloatArray, head_bits: FloatArray) -> FloatArray:
+        """What updates of so many rows weigh, [C, rank, steps]; head_bits [C] is what says which rows they are."""
+        values = rows[:, None, None] * symbol_bits()
+        return head_bits[:, None, None] + self._ranks()[:, None] * (values + self.bits_per_rank)
+
+    def distortion(self) -> FloatArray:
+        """D(r, s), [rank, steps]."""
+        return self.dimension / self._ranks()[:, None] * (1 + _STEPS**2 / 12) - 1
+
+    def best_ranks(self, budget_bits: FloatArray, rows: FloatArray, head_bits: FloatArray) -> IntArray:
+        """The rank of the best choice within each budget, [C]; 0 where none is within it."""
+        fits = self.bits(rows, head_bits) <= budget_bits[:, None, None]
+        errors = np.where(fits, self.distortion(), np.inf).min(axis=2)
+        return np.where(np.isfinite(errors).any(axis=1), errors.argmin(axis=1) + 1, 0)
+
+    def _ranks(self) -> FloatArray:
+        return np.arange(1.0, self.rank + 1)
+
+
+@lru_cache(maxsize=1)
+def symbol_bits() -> FloatArray:
+    """h(s) for each step: the entropy of floor(X / s + U) given U, for X normal and U uniform, [steps]."""
+    dithers = (torch.arange(_DITHERS, dtype=torch.float64) + 0.5) / _DITHERS
+    entropies = []
+    for step in _STEPS:
+        reach = int(_FURTHEST / step) + 2
+        edges = (torch.arange(-reach, reach + 1, dtype=torch.float64) - dithers[:, None]) * step
+        shares = torch.special.ndtr(edges).diff(dim=1)
+        entropies.append(float(torch.special.entr(shares).sum(dim=1).mean()) / np.log(2))
+    return np.array(entropies)
+
+
+def head_bits(n_items: int, positives: FloatArray | IntArray) -> FloatArray:
+    """What it takes to say which rows a client sends, about, [C]: those of its own items are not known beforehand."""
+    share = np.clip(positives / n_items, 1e-6, 1 - 1e-6)
+    entropy = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
+    return 1.1 * n_items * entropy + _HEADER_BITS
