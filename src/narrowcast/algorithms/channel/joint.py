@@ -18,10 +18,12 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.platform.types import FloatArray, IntArray
 
 _STEPS = np.geomspace(0.02, 6.0, 72)
 _DITHERS, _FURTHEST = 16, 8.0
+_MOST_POINTS = 48
 _HEADER_BITS = 100.0  # counts, models of the entropy coder, the last byte of each list
 
 
@@ -45,11 +47,24 @@ class Choices:
         """D(r, s), [rank, steps]."""
         return self.dimension / self._ranks()[:, None] * (1 + _STEPS**2 / 12) - 1
 
-    def best_ranks(self, budget_bits: FloatArray, rows: FloatArray, head_bits: FloatArray) -> IntArray:
-        """The rank of the best choice within each budget, [C]; 0 where none is within it."""
-        fits = self.bits(rows, head_bits) <= budget_bits[:, None, None]
-        errors = np.where(fits, self.distortion(), np.inf).min(axis=2)
-        return np.where(np.isfinite(errors).any(axis=1), errors.argmin(axis=1) + 1, 0)
+    def curves(self, rows: FloatArray, head_bits: FloatArray) -> Curves:
+        """The error of each client at so many bits, counted by its rows, at choices that serve a typical one best."""
+        typical = self.bits(np.array([np.median(rows)]), np.array([np.median(head_bits)])).ravel()
+        order = np.argsort(typical)
+        errors = self.distortion().ravel()[order]
+        better = order[errors < np.minimum.accumulate(np.concatenate([[np.inf], errors]))[:-1]]
+        spread = np.unique(np.linspace(0, len(better) - 1, _MOST_POINTS).round().astype(np.int64))
+        ranks, steps = np.divmod(better[spread], len(_STEPS))
+        bits = self.bits(rows, head_bits)[:, ranks, steps]
+        distortion = np.broadcast_to(self.distortion()[ranks, steps], bits.shape)
+        return Curves.of(bits, distortion, weight=np.maximum(rows, 1.0))
+
+    def best(self, budget_bits: FloatArray, rows: FloatArray, head_bits: FloatArray) -> tuple[IntArray, FloatArray]:
+        """The rank and the step of the best choice within each budget, [C] each; rank 0 where none is within it."""
+        fits = (self.bits(rows, head_bits) <= budget_bits[:, None, None]).reshape(len(rows), -1)
+        errors = np.where(fits, self.distortion().ravel(), np.inf)
+        ranks, steps = np.divmod(errors.argmin(axis=1), len(_STEPS))
+        return np.where(fits.any(axis=1), ranks + 1, 0), _STEPS[steps]
 
     def _ranks(self) -> FloatArray:
         return np.arange(1.0, self.rank + 1)
