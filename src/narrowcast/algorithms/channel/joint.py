@@ -7,7 +7,7 @@ values is rounded with a dithered step of s root mean squares. What arrives has 
 
 relative to the update's energy: d / r - 1 for the directions that are missing, the rest for the rounding. It weighs
 m r h(s) bits and what does not depend on s, where h(s) is the entropy of a rounded normal value. Twice the rank beats
-half the step until a value costs less than one bit.
+half the step until a value costs little more than one bit.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Choices:
 
 @lru_cache(maxsize=1)
 def symbol_bits() -> FloatArray:
-    """h(s) for each step: the entropy of floor(X / s + U) given U, for X normal and U uniform, [steps]."""
+    """h(s) for each step: the entropy of floor(X / s + U), for X normal and U uniform, [steps]; coders see no U."""
     dithers = (torch.arange(_DITHERS, dtype=torch.float64) + 0.5) / _DITHERS
     entropies = []
     for step in _STEPS:
         reach = int(_FURTHEST / step) + 2
         edges = (torch.arange(-reach, reach + 1, dtype=torch.float64) - dithers[:, None]) * step
-        shares = torch.special.ndtr(edges).diff(dim=1)
-        entropies.append(float(torch.special.entr(shares).sum(dim=1).mean()) / np.log(2))
+        shares = torch.special.ndtr(edges).diff(dim=1).mean(dim=0)
+        entropies.append(float(torch.special.entr(shares).sum()) / np.log(2))
     return np.array(entropies)
 
 
