@@ -22,7 +22,7 @@ from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 class FedPara(Averaging):
     """W = (X1 Y1') * (X2 Y2') for each linear weight, Proposition 1, and Proposition 3's form for each convolution.
 
-    Clients train, send and receive the factors, and vectors whole; `gamma` chooses the inner rank, section 2.2.
+    Clients train, send and receive the factors, and vectors whole; `gamma` chooses the inner rank.
 
     Differs from the paper: 1. all weights with two or more dimensions have factors where these are fewer values, the
     paper names its layers by hand. 2. factors are drawn so that the product has the variance of the model's own

@@ -1,8 +1,8 @@
 """Weights as the Hadamard product of two low-rank ones, whose rank reaches the square of theirs.
 
 Reference: Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning,
-ICLR 2022 (arXiv:2108.06098). Letters: a weight W [m, n], or [m, n, K...] of a convolution with kernel K; inner rank r; factors
-X [m, r], Y [n, r] and core T [r, r, K...], two of each.
+ICLR 2022 (arXiv:2108.06098). Letters: a weight W [m, n], or [m, n, K...] of a convolution with kernel K; inner rank r;
+factors X [m, r], Y [n, r] and core T [r, r, K...], two of each.
 """
 
 from __future__ import annotations
