@@ -97,7 +97,7 @@ def test_the_settings_of_the_paper(name: str) -> None:
     experiment = load_experiment(name)
     got = flatten(experiment.plain())
     assert {key: got.get(key) for key in PAPER} == PAPER
-    assert experiment.plain()["algorithm"] == ALGORITHMS[name]
+    assert experiment.plain()["algorithm"] == {**ALGORITHMS[name], "codec": []}
     assert len(experiment.plain()["fleet"]["tiers"]) == 1
 
 
