@@ -12,6 +12,7 @@ from narrowcast.algorithms.codecs.stages import STAGES
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.scaffold import Scaffold
@@ -40,6 +41,7 @@ ALGORITHMS: Kinds = {
     "scaffold": Scaffold,
     "median": Median,
     "fedmf": FedMF,
+    "fedpara": FedPara,
     "colr": CoLR,
     "scolr": SCoLR,
 }

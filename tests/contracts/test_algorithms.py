@@ -1,9 +1,10 @@
-"""The laws that every algorithm of the catalog must keep, on every model that it trains."""
+"""The laws that every algorithm of the catalog must keep, on every model that it trains and through every codec."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
@@ -21,6 +22,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
+from narrowcast.platform.replicas import Replica, play_together
 from narrowcast.platform.rounds import Outcome, Plan, model_sha256, rounds, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
@@ -70,22 +72,32 @@ def task_of(model: Any, seed: int = 0) -> Task:
 
 MODELS = {
     "matrix_factorisation": MatrixFactorisation(embedding_dim=8),
-    "mlp": MLP(hidden=(6,)),
-    "cnn": CNN(channels=(2, 3), hidden=5),
+    "mlp": MLP(hidden=(16,)),
+    "cnn": CNN(channels=(4, 6), hidden=16),  # wide enough for the factors of FedPara
+}
+CODECS: Mapping[str, list[Any]] = {
+    "float32": [],
+    "quantised": [{"kind": "quantise", "levels": 5, "scale": "max"}, "entropy"],
+    "feedback": ["error_feedback", {"kind": "top_k", "fraction": 0.05}],
 }
 
 
-def pairs() -> Iterator[Any]:
+def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[Any]:
     for kind, algorithm in ALGORITHMS.items():
         for name, model in MODELS.items():
-            try:
-                algorithm().check(task_of(model))
-            except UserError:
-                continue
-            yield pytest.param(algorithm(), model, id=f"{kind}-{name}")
+            for codec, stages in codecs.items():
+                if name == "cnn" and stages:
+                    continue  # what is sent of a network does not depend on how it was trained
+                chosen: Any = algorithm.model_validate({"codec": stages})
+                try:
+                    chosen.check(task_of(model))
+                except UserError:
+                    continue
+                yield pytest.param(chosen, model, id=f"{kind}-{name}-{codec}")
 
 
-every = pytest.mark.parametrize(("algorithm", "model"), list(pairs()))
+every = pytest.mark.parametrize(("algorithm", "model"), list(cases()))
+uncoded = pytest.mark.parametrize(("algorithm", "model"), list(cases({"float32": []})))
 
 
 def play(algorithm: Algorithm, task: Task, plan: Plan = PLAN, state: Any = None, executor: Any = None) -> list[Outcome]:
@@ -116,8 +128,49 @@ class Shuffled:
         return [results[chunk.index] for chunk in chunks]
 
 
+@dataclass(frozen=True)
+class Limited:
+    """Gives the clients of every chunk budgets from nothing to plenty, and loses the uploads of some."""
+
+    executor: Any
+    bits: int
+
+    def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:
+        return self.executor.train(broadcast, [self.limit(chunk) for chunk in chunks])
+
+    def limit(self, chunk: Chunk) -> Chunk:
+        shares = np.array([0.0, 0.01, 0.2, 0.6, 1.0, 3.0])[(chunk.clients + chunk.round_index) % 6]
+        lost = (chunk.clients * 5 + chunk.round_index) % 4 == 0
+        return replace(chunk, budget_bits=(shares * self.bits).astype(np.int64), lost=lost)
+
+
+def largest_upload(algorithm: Algorithm, task: Task) -> int:
+    return int(train_everyone(algorithm, task).ledger.uplink_bits.max())
+
+
+def train_everyone(algorithm: Algorithm, task: Task, clients: Any = range(N_CLIENTS), **limits: Any) -> ChunkResult:
+    """What one chunk of these clients gives in round 1; limits [U] are those of all clients."""
+    who = np.array(list(clients))
+    state = {name: values[who] for name, values in algorithm.init_clients(task).items()}
+    chunk = Chunk(1, 0, who, state, **{name: values[who] for name, values in limits.items()})
+    return algorithm.train(algorithm.broadcast(algorithm.init(task), task, 1).arrays, chunk, task)
+
+
+def stepped(algorithm: Algorithm, task: Task, result: ChunkResult) -> Arrays:
+    """The global parameters after a round of this chunk alone."""
+    server = algorithm.init(task)
+    broadcast = algorithm.broadcast(server, task, 1).arrays
+    return algorithm.final(algorithm.step(server, broadcast, algorithm.fold([result.partial])))
+
+
+def close(got: Arrays, wanted: Arrays, start: Arrays, tolerance: float) -> bool:
+    """Whether two models differ by less than this share of how far any parameter has moved."""
+    moved = max(float(np.abs(wanted[name] - start[name]).max()) for name in wanted)
+    return all(float(np.abs(got[name] - wanted[name]).max()) <= tolerance * moved for name in wanted)
+
+
 def test_every_algorithm_trains_some_model() -> None:
-    assert {parameters.values[0].kind for parameters in pairs()} == set(ALGORITHMS)
+    assert {parameters.values[0].kind for parameters in cases()} == set(ALGORITHMS)
 
 
 @every
@@ -203,4 +256,99 @@ def test_an_algorithm_is_its_configuration(kind: str) -> None:
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
     assert type(algorithm).model_validate_json(algorithm.model_dump_json()) == algorithm
     assert hash(algorithm) == hash(ALGORITHMS[kind]())
+    coded: Any = ALGORITHMS[kind].model_validate({"codec": CODECS["quantised"]})
+    assert type(coded).model_validate_json(coded.model_dump_json()) == coded != algorithm
     assert type(algorithm).__doc__
+
+
+@every
+def test_limits_do_not_make_results_depend_on_who_trains_which_chunk_and_when(algorithm: Algorithm, model: Any) -> None:
+    task = task_of(model)
+    bits = largest_upload(algorithm, task)
+    plan = PLAN.model_copy(update={"rounds": 3})
+    straight = play(algorithm, task, plan, executor=Limited(InProcess(algorithm, task), bits))
+    shuffled = play(algorithm, task, plan, executor=Limited(Shuffled(algorithm, task), bits))
+    assert sha256(algorithm, straight) == sha256(algorithm, shuffled)
+    assert [outcome.record for outcome in straight] == [outcome.record for outcome in shuffled]
+    resumed = play(algorithm, task, plan, state=straight[1].state, executor=Limited(InProcess(algorithm, task), bits))
+    assert sha256(algorithm, resumed) == sha256(algorithm, straight)
+
+
+@every
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_nobody_sends_more_than_its_budget(algorithm: Algorithm, model: Any, share: float) -> None:
+    task = task_of(model)
+    free = train_everyone(algorithm, task).ledger
+    budgets = (share * free.uplink_bits).astype(np.int64)
+    tight = train_everyone(algorithm, task, budget_bits=budgets).ledger
+    assert (tight.uplink_bits <= budgets).all()
+    assert np.array_equal(tight.delivered, tight.uplink_bits > 0)
+    assert (tight.rank[~tight.delivered] <= 0).all()
+    if share == 1.0:
+        assert tight.delivered.all()
+    elif not getattr(algorithm, "codec", ()):
+        assert not tight.delivered.any()
+
+
+@every
+def test_who_cannot_send_changes_nothing_and_keeps_what_its_codec_remembered(algorithm: Algorithm, model: Any) -> None:
+    task = task_of(model)
+    nothing = train_everyone(algorithm, task, budget_bits=np.zeros(N_CLIENTS, dtype=np.int64))
+    before, after = algorithm.final(algorithm.init(task)), stepped(algorithm, task, nothing)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+    for name, values in nothing.state.items():
+        if name.startswith(("codec/", "control/")):
+            assert not values.any()
+
+
+@every
+def test_a_lost_upload_is_paid_for_and_is_as_if_its_client_had_not_been_there(algorithm: Algorithm, model: Any) -> None:
+    task = task_of(model)
+    lost = np.arange(N_CLIENTS) % 3 == 1
+    free, some = train_everyone(algorithm, task), train_everyone(algorithm, task, lost=lost)
+    assert np.array_equal(some.ledger.uplink_bits, free.ledger.uplink_bits)
+    assert np.array_equal(some.ledger.delivered, free.ledger.delivered & ~lost)
+    without = train_everyone(algorithm, task, np.flatnonzero(~lost))
+    start, all_of_them = algorithm.final(algorithm.init(task)), stepped(algorithm, task, free)
+    got, wanted = stepped(algorithm, task, some), stepped(algorithm, task, without)
+    assert close(got, wanted, start, 1e-5)
+    if any((all_of_them[name] != start[name]).any() for name in start):  # a median of sparse updates may stand still
+        assert not close(got, all_of_them, start, 1e-3)
+    for name, values in some.state.items():
+        if name.startswith("codec/"):
+            assert np.array_equal(values, free.state[name])
+
+
+@every
+def test_chunk_sizes_change_no_more_than_rounding(algorithm: Algorithm, model: Any) -> None:
+    task = task_of(model)
+    whole, parts = (play(algorithm, task, PLAN.model_copy(update={"rounds": 2, "chunk_size": size})) for size in (6, 1))
+    start = algorithm.final(algorithm.init(task))
+    ends = [algorithm.final(outcomes[-1].state.server) for outcomes in (whole, parts) if outcomes[-1].state]
+    assert close(ends[0], ends[1], start, 1e-4)
+    for one, other in zip(whole, parts, strict=True):
+        assert np.array_equal(one.ledger.delivered, other.ledger.delivered)
+        assert np.allclose(one.ledger.uplink_bits, other.ledger.uplink_bits, rtol=0.01)
+
+
+@every
+def test_a_replica_gives_what_it_gives_alone(algorithm: Algorithm, model: Any) -> None:
+    first = task_of(model)
+    tasks = [first, replace(first, seed=1)]
+    plans = [PLAN.model_copy(update={"seed": task.seed, "rounds": 3}) for task in tasks]
+    replicas = [Replica(plan, algorithm, task, start(algorithm, task)) for plan, task in zip(plans, tasks, strict=True)]
+    played = list(play_together(replicas))
+    for place, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
+        got, wanted = played[-1][place], play(algorithm, task, plan)
+        assert isinstance(got, Outcome)
+        assert sha256(algorithm, [got]) == sha256(algorithm, wanted)
+        assert got.record.total_uplink_bits == wanted[-1].record.total_uplink_bits
+
+
+@uncoded
+def test_through_a_fine_quantiser_the_result_is_that_of_float32(algorithm: Algorithm, model: Any) -> None:
+    task = task_of(model)
+    stages = [{"kind": "quantise", "levels": 2**14, "scale": "max"}]
+    fine: Any = type(algorithm).model_validate({"codec": stages})  # type: ignore[attr-defined]
+    got, wanted = (stepped(each, task, train_everyone(each, task)) for each in (fine, algorithm))
+    assert close(got, wanted, algorithm.final(algorithm.init(task)), 1e-3)

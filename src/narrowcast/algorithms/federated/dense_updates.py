@@ -1,4 +1,4 @@
-"""Updates that are whole tensors: what each client sends, what it weighs, and their weighted sum."""
+"""Updates that are whole tensors: what the algorithms share that sum them up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.dense import DensePayload
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.codec_state import init_codec_state
+from narrowcast.algorithms.federated.dense_uploads import Uploads
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import (
     NO_RANK,
@@ -30,9 +34,11 @@ SUM, WEIGHT = "sum/", "weight"
 
 
 class LocalThenUpload(BaseModel):
-    """What the algorithms share whose clients train by `task.training` alone, and then send."""
+    """What the algorithms share whose clients train by `task.training` alone, and then send, in float32 or a codec."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    codec: Stages = ()
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """What the chunk's clients train."""
@@ -61,8 +67,10 @@ class WholeModel(LocalThenUpload):
         return task.model.init_server(task.data, task.seed)
 
     def init_clients(self, task: Task) -> Arrays:
-        """What the model keeps on its clients."""
-        return task.model.init_clients(task.data, task.seed)
+        """What the model and the codec keep on the clients."""
+        shapes = {name: values.shape for name, values in self.init(task).items()}
+        codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
+        return {**task.model.init_clients(task.data, task.seed), **codec}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """The whole model."""
@@ -77,14 +85,6 @@ class WholeModel(LocalThenUpload):
 def broadcast_dense(server: Arrays, tensors: Arrays) -> Broadcast:
     """Send these tensors whole to every client of the round, whatever it holds already."""
     return Broadcast(server, full=DensePayload.of(tensors), update=None)
-
-
-def delivered_clients(updates: LocalUpdates, data_examples: NDArray[np.int64]) -> BoolArray:
-    """The clients whose update counts: they have data, and their training stayed finite. [C]."""
-    finite = np.isfinite(updates.loss)
-    for values in (*updates.changes.values(), *updates.state.values()):
-        finite &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    return finite & (data_examples > 0)
 
 
 def client_weights(weights: Weights, task: Task, chunk: Chunk, delivered: BoolArray) -> FloatArray:
@@ -109,43 +109,37 @@ def weighted_mean(total: Arrays, name: str) -> NDArray[Any]:
     return np.asarray(total[SUM + name]) / (weight or 1.0)
 
 
-def dense_uplink(chunk: Chunk, n_values: int) -> IntArray:
-    """What each client of the chunk sends as this many floats, in bits. [C]."""
-    return np.full(len(chunk.clients), dense_wire_bits(n_values))
+def of_clients(chosen: BoolArray, values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """The chosen clients' rows of `values` [C, ...], and of `others` [C, ...] those of the rest."""
+    return np.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, others)
 
 
 def finish_dense(
-    task: Task,
     chunk: Chunk,
     updates: LocalUpdates,
-    delivered: BoolArray,
+    uploads: Uploads,
     partial: Arrays,
     *,
-    uplink_bits: IntArray,
     rank: IntArray | None = None,
     state: Arrays | None = None,
 ) -> ChunkResult:
-    """Put a chunk's result together; a client with data pays for its upload even if that is not finite.
+    """Put a chunk's result together.
 
-    Shapes: uplink_bits and rank [C], what each client sends.
-    A client that did not deliver keeps the private state it had.
+    Shapes: rank [C], 0 in the ledger for who sends nothing; state [C, ...], what the algorithm adds to the clients'.
+    A client keeps what it learnt privately even where its update is not sent or is lost, and what it had where its
+    training left the finite numbers.
     """
-    learnt = {**updates.state, **(state or {})}
-    kept = {
-        name: np.where(delivered.reshape(-1, *[1] * (values.ndim - 1)), values, chunk.state[name])
-        for name, values in learnt.items()
-    }
-    sends = task.data.examples[chunk.clients] > 0
+    learnt = {name: of_clients(uploads.trained, values, chunk.state[name]) for name, values in updates.state.items()}
     return ChunkResult(
         index=chunk.index,
         partial=partial,
-        state=kept,
+        state={**learnt, **uploads.state, **(state or {})},
         ledger=ClientLedger(
             client=chunk.clients,
-            rank=np.full(len(chunk.clients), NO_RANK) if rank is None else rank,
-            uplink_bits=np.where(sends, uplink_bits, 0),
+            rank=np.full(len(chunk.clients), NO_RANK) if rank is None else np.where(uploads.bits > 0, rank, 0),
+            uplink_bits=uploads.bits,
             examples=updates.examples,
             loss=updates.loss,
-            delivered=delivered,
+            delivered=uploads.delivered,
         ),
     )

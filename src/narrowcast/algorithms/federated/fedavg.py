@@ -11,17 +11,17 @@ from typing import Literal
 
 import numpy as np
 
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.dense_updates import (
     WEIGHT,
     Weights,
     WholeModel,
     client_weights,
-    delivered_clients,
-    dense_uplink,
     finish_dense,
     weighted_mean,
     weighted_sum,
 )
+from narrowcast.algorithms.federated.dense_uploads import send_tensors
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
@@ -44,11 +44,10 @@ class Averaging(WholeModel):
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Add up the clients' weighted changes."""
         del broadcast
-        delivered = delivered_clients(updates, task.data.examples[chunk.clients])
-        weight = client_weights(self.weights, task, chunk, delivered)
-        partial = {**weighted_sum(updates.changes, weight), WEIGHT: np.array(weight.sum())}
-        sent_values = sum(values[0].size for values in updates.changes.values())
-        return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=dense_uplink(chunk, sent_values))
+        uploads = send_tensors(task, chunk, updates, updates.changes, Codec(self.codec))
+        weight = client_weights(self.weights, task, chunk, uploads.delivered)
+        partial = {**weighted_sum(uploads.changes, weight), WEIGHT: np.array(weight.sum())}
+        return finish_dense(chunk, updates, uploads, partial)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """The sum over all chunks."""

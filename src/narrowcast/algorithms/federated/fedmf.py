@@ -14,8 +14,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.coded_rows import LIKELY
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.codec_state import init_codec_state
 from narrowcast.algorithms.federated.row_updates import (
     Aggregation,
     Sending,
@@ -25,7 +27,6 @@ from narrowcast.algorithms.federated.row_updates import (
     only_touched_rows_are_coded,
     train_and_send,
 )
-from narrowcast.algorithms.federated.row_uploads import init_codec_state
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_rows
 from narrowcast.algorithms.local_training.streams import draw_samples
@@ -64,8 +65,8 @@ class FedMF(BaseModel):
     def init_clients(self, task: Task) -> Arrays:
         """The user factors P, and what the codec keeps."""
         clients = task.model.init_clients(task.data, task.seed)
-        width = clients[USER_FACTORS].shape[1]
-        return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, task.data.n_items, width)}
+        rows = {LIKELY: (task.data.n_items, clients[USER_FACTORS].shape[1])}
+        return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, rows)}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Q, or its changed rows for a client that holds the last round's."""

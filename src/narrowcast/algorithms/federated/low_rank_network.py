@@ -17,9 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.basis import BasisKind, draw_basis, draw_components
-from narrowcast.algorithms.federated.dense_updates import SUM, WEIGHT, client_weights, delivered_clients, finish_dense
+from narrowcast.algorithms.federated.dense_updates import SUM, WEIGHT, client_weights, finish_dense
+from narrowcast.algorithms.federated.dense_uploads import Columns, send_tensors
 from narrowcast.algorithms.federated.row_updates import Aggregation
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
@@ -38,6 +41,11 @@ class LowRankSettings(Protocol):
     @property
     def aggregation(self) -> Aggregation:
         """What a component is divided by."""
+        ...
+
+    @property
+    def codec(self) -> Stages:
+        """What the columns of A and the vectors are sent through."""
         ...
 
 
@@ -142,18 +150,17 @@ def network_upload(
     model = _model(broadcast)
     factors = factors_of(model, algorithm.rank)
     components = _components(factors, chunk, task, ranks)
-    delivered = delivered_clients(updates, task.data.examples[chunk.clients]) & (ranks > 0)
-    weight = client_weights("examples", task, chunk, delivered)
+    uploads = send_tensors(task, chunk, updates, updates.changes, Codec(algorithm.codec), Columns(ranks, components))
+    weight = client_weights("examples", task, chunk, uploads.delivered)
     kept = np.flatnonzero(weight)
     partial: dict[str, NDArray[np.floating]] = {WEIGHT: np.array(weight.sum())}
-    for name, values in updates.changes.items():
+    for name, values in uploads.changes.items():
         partial[SUM + name] = np.tensordot(weight[kept].astype(np.float32), values[kept], axes=1)
         if name in factors:
             shared = algorithm.aggregation == "weighted"
             sent = np.ones_like(components[name]) if shared else components[name]
             partial[COMPONENT_WEIGHT + name] = weight @ sent
-    bits = np.where(ranks > 0, network_bits_at_rank(model, algorithm.rank)[ranks], 0)
-    return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=bits, rank=ranks)
+    return finish_dense(chunk, updates, uploads, partial, rank=ranks)
 
 
 def step_network(server: Arrays, broadcast: Arrays, total: Arrays, rank: int, rate: float) -> Arrays:

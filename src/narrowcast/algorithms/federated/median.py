@@ -11,7 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from narrowcast.algorithms.federated.dense_updates import WholeModel, delivered_clients, dense_uplink, finish_dense
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.dense_updates import WholeModel, finish_dense
+from narrowcast.algorithms.federated.dense_uploads import send_tensors
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
@@ -31,10 +33,9 @@ class Median(WholeModel):
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Hand on every delivered change."""
         del broadcast
-        delivered = delivered_clients(updates, task.data.examples[chunk.clients])
-        partial = {name: values[delivered] for name, values in updates.changes.items()}
-        sent_values = sum(values[0].size for values in updates.changes.values())
-        return finish_dense(task, chunk, updates, delivered, partial, uplink_bits=dense_uplink(chunk, sent_values))
+        uploads = send_tensors(task, chunk, updates, updates.changes, Codec(self.codec))
+        partial = {name: values[uploads.delivered] for name, values in uploads.changes.items()}
+        return finish_dense(chunk, updates, uploads, partial)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """All changes, one after the other."""

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_rows import LIKELY, decode_rows, encode_rows
+from narrowcast.algorithms.codecs.coded_rows import decode_rows, encode_rows
 from narrowcast.algorithms.codecs.error_feedback import memory_of_rows, with_memory_of_rows
 from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
+from narrowcast.algorithms.federated.codec_state import as_client_state, codec_state
 from narrowcast.algorithms.local_training.batches import likely_rows
 from narrowcast.algorithms.local_training.fused import FusedResult
 from narrowcast.algorithms.local_training.row_sum import sum_rows
@@ -18,9 +19,6 @@ from narrowcast.algorithms.local_training.streams import ChunkSamples
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
-
-CODEC = "codec/"
-"""What a codec keeps on a client stands under this name in its state."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +57,6 @@ def budgets(chunk: Chunk, samples: ChunkSamples) -> FloatArray:
     return chunk.budget_bits[samples.order].astype(np.float64)
 
 
-def init_codec_state(codec: Codec, n_clients: int, n_rows: int, width: int) -> Arrays:
-    """What a codec keeps on every client before round 1, zeros that take no memory, [U, ...]."""
-    state = codec.init_state({LIKELY: (n_rows, width)})
-    return {
-        CODEC + name: np.broadcast_to(np.zeros((), values.dtype), (n_clients, *values.shape))
-        for name, values in state.items()
-    }
-
-
 def coded_uploads(
     task: Task,
     chunk: Chunk,
@@ -86,11 +75,7 @@ def coded_uploads(
     decoded = np.zeros_like(result.row_changes)
     bits, sent = np.zeros(n_clients, dtype=np.int64), np.zeros(n_clients, dtype=bool)
     keys = stream_keys(task.seed, "codec", chunk.round_index, chunk.clients[samples.order])
-    state = {
-        name.removeprefix(CODEC): np.array(values[samples.order])
-        for name, values in chunk.state.items()
-        if name.startswith(CODEC)
-    }
+    state = {name: values[samples.order] for name, values in codec_state(chunk.state).items()}
     can_send = result.finite & components.any(axis=1)
     for client, budget in zip(np.flatnonzero(can_send), budgets(chunk, samples)[can_send], strict=True):
         own = slice(samples.row_starts[client], samples.row_starts[client + 1])
@@ -114,4 +99,4 @@ def coded_uploads(
         decoded[own.start : own.stop, columns] = received
     delivered = sent & chunk.arrives()[samples.order]
     total, touched = sum_rows(n_items, samples.row_items, samples.row_starts, decoded, factors, delivered)
-    return Uploads(total, touched, bits, delivered, {CODEC + name: values for name, values in state.items()})
+    return Uploads(total, touched, bits, delivered, as_client_state(state))

@@ -12,18 +12,20 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.codec_state import init_codec_state
 from narrowcast.algorithms.federated.dense_updates import (
     SUM,
     WEIGHT,
     LocalThenUpload,
     broadcast_dense,
     client_weights,
-    delivered_clients,
-    dense_uplink,
     finish_dense,
+    of_clients,
     weighted_mean,
     weighted_sum,
 )
+from narrowcast.algorithms.federated.dense_uploads import send_tensors
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
@@ -34,10 +36,12 @@ _CONTROL = "control/"
 class Scaffold(LocalThenUpload):
     """y -= lr (g(y) - c_u + c); c_u becomes c_u - c + (x - y) / (K lr), option II; x and c move by the mean changes.
 
-    A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted.
+    A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted. A codec
+    sees both changes, and c_u moves by what the server decodes of its own, so that c stays the mean of all c_u.
 
     Differs from the paper: 1. the learning rate in c_u is the local training's; with momentum, weight decay or clipping
-    the control variate is that of the whole local step.
+    the control variate is that of the whole local step. 2. a client whose upload is lost, or not sent, keeps its c_u:
+    it is taken to hear of the loss, or c would be off by it for good.
     """
 
     kind: Literal["scaffold"] = "scaffold"
@@ -52,13 +56,16 @@ class Scaffold(LocalThenUpload):
         return {**model, **{_CONTROL + name: np.zeros_like(values) for name, values in model.items()}}
 
     def init_clients(self, task: Task) -> Arrays:
-        """What the model keeps on its clients, and c_u = 0."""
-        model = task.model.init_server(task.data, task.seed)
+        """What the model and the codec keep on the clients, and c_u = 0."""
+        server = self.init(task)
         controls = {
-            _CONTROL + name: np.broadcast_to(np.zeros((), values.dtype), (task.data.n_clients, *values.shape))
-            for name, values in model.items()
+            name: np.broadcast_to(np.zeros((), values.dtype), (task.data.n_clients, *values.shape))
+            for name, values in server.items()
+            if name.startswith(_CONTROL)
         }
-        return {**task.model.init_clients(task.data, task.seed), **controls}
+        shapes = {name: values.shape for name, values in server.items()}
+        codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
+        return {**task.model.init_clients(task.data, task.seed), **controls, **codec}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """The model x and the control variate c."""
@@ -73,23 +80,24 @@ class Scaffold(LocalThenUpload):
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Renew the control variates, and add up what changed."""
-        delivered = delivered_clients(updates, task.data.examples[chunk.clients])
         travelled = np.maximum(updates.steps, 1) * task.training.learning_rate
         control_changes = {
             _CONTROL + name: -broadcast[_CONTROL + name] - (change.T / travelled.astype(change.dtype)).T
             for name, change in updates.changes.items()
         }
-        controls = {name: chunk.state[name] + change for name, change in control_changes.items()}
-        weight = client_weights("equal", task, chunk, delivered)
+        uploads = send_tensors(task, chunk, updates, {**updates.changes, **control_changes}, Codec(self.codec))
+        received = uploads.changes
+        weight = client_weights("equal", task, chunk, uploads.delivered)
         partial = {
-            **weighted_sum(updates.changes, weight),
-            **weighted_sum(control_changes, weight / task.data.n_clients),
+            **weighted_sum({name: received[name] for name in updates.changes}, weight),
+            **weighted_sum({name: received[name] for name in control_changes}, weight / task.data.n_clients),
             WEIGHT: np.array(weight.sum()),
         }
-        sent_values = 2 * sum(values[0].size for values in updates.changes.values())
-        return finish_dense(
-            task, chunk, updates, delivered, partial, uplink_bits=dense_uplink(chunk, sent_values), state=controls
-        )
+        controls = {
+            name: of_clients(uploads.delivered, chunk.state[name] + received[name], chunk.state[name])
+            for name in control_changes
+        }
+        return finish_dense(chunk, updates, uploads, partial, state=controls)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """The sum over all chunks."""

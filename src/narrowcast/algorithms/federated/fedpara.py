@@ -1,0 +1,59 @@
+"""FedPara: federated averaging of the factors of a low-rank Hadamard product, in place of the weights.
+
+Reference: Hyeon-Woo et al., FedPara: Low-rank Hadamard Product for Communication-Efficient Federated Learning,
+ICLR 2022 (arXiv:2108.06098).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from narrowcast.algorithms.federated.fedavg import Averaging
+from narrowcast.algorithms.federated.hadamard import factorise, products, products_of_arrays
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.classifier import Classifier
+from narrowcast.platform.types import Arrays, Chunk, LocalTerms
+
+
+class FedPara(Averaging):
+    """W = (X1 Y1') * (X2 Y2') for each linear weight, Proposition 1, and Proposition 3's form for each convolution.
+
+    Clients train, send and receive the factors, and vectors whole; `gamma` chooses the inner rank.
+
+    Differs from the paper: 1. all weights with two or more dimensions have factors where these are fewer values, the
+    paper names its layers by hand. 2. factors are drawn so that the product has the variance of the model's own
+    initial weight; the released code draws each by He's rule. 3. weight decay is that of W and not of the factors.
+    4. no tanh on the halves and no Jacobian correction, which the paper has as options.
+    """
+
+    kind: Literal["fedpara"] = "fedpara"
+    gamma: float = Field(0.1, ge=0, le=1, description="0: least rank that allows full rank; 1: as many values as W")
+
+    def check(self, task: Task) -> None:
+        """Only networks have weights to factorise."""
+        if not isinstance(task.model, Classifier):
+            raise UserError(
+                f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use fedavg, colr or scolr'
+            )
+
+    def init(self, task: Task) -> Arrays:
+        """The factors, and the parameters that have none."""
+        return factorise(task.model.init_server(task.data, task.seed), self.gamma, task.seed)
+
+    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
+        """Local SGD on the factors."""
+        del chunk, task
+        return LocalTerms(rebuild=_rebuild)
+
+    def final(self, server: Arrays) -> Arrays:
+        """The model's parameters."""
+        return products_of_arrays(server)
+
+
+def _rebuild(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[str, Any]:
+    del frozen
+    return products(trained)
