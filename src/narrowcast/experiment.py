@@ -32,7 +32,7 @@ from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model,
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
-from narrowcast.platform.rounds import Plan, Runtime
+from narrowcast.platform.rounds import Plan, Runtime, check_plan
 from narrowcast.platform.tracking.mlflow_run import Tracking
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Experiment(Plan):
         self.model.check(data)
         self.training.check(task)
         self.algorithm.check(task)
+        check_plan(self, self.algorithm, task)
         return task
 
     def plain(self) -> dict[str, Any]:

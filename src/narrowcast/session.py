@@ -185,7 +185,8 @@ class Recorder:
             self.state = outcome.state
             save_checkpoint(self.prepared.folder / "checkpoint", self.state, self.prepared.experiment.digest())
         self.progress(self.journal.rounds[outcome.record.round - 1])
-        if outcome.record.uplink_bits and not outcome.record.delivered and not self.warned:
+        record = outcome.record
+        if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
             self.warned = True
             logger.warning(
                 "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",

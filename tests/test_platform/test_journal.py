@@ -22,6 +22,7 @@ ROUND_COLUMNS = {
     "round": pa.int64(),
     "clients": pa.int64(),
     "delivered": pa.int64(),
+    "late": pa.int64(),
     "loss": pa.float64(),
     "mean_rank": pa.float64(),
     "uplink_bits": pa.int64(),
@@ -46,6 +47,7 @@ CLIENT_COLUMNS = {
     "seconds": pa.float64(),
     "loss": pa.float64(),
     "delivered": pa.bool_(),
+    "late": pa.bool_(),
     "uplink_bits_per_second": pa.float64(),
 }
 
@@ -55,6 +57,7 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         round=number,
         clients=2,
         delivered=1,
+        late=0,
         loss=1 / number if loss is None else loss,
         mean_rank=1.5,
         uplink_bits=30,
@@ -73,6 +76,7 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         seconds=np.array([0.1, 0.05]),
         loss=np.array([0.5, np.nan]),
         delivered=np.array([True, False]),
+        late=np.array([False, True]),
     )
     rate = HIT_RATES.get(number)
     metrics = {} if rate is None else {"validation.hr@10": 1 - rate, "test.hr@10": rate}

@@ -94,7 +94,8 @@ class Chunk:
 
     Shapes: clients [C] ascending by place in the chunk; state holds each of these clients' private arrays, [C, ...];
     budget_bits [C], what each may send in this round, None where nothing limits it; lost [C], whose upload an outage
-    takes, None where none is: it is paid for and does not enter the sum.
+    takes or comes too late, None where none does: it is paid for and does not enter the sum; epochs [C], the most that
+    each has time for, None where all have time for the training's.
     """
 
     round_index: int
@@ -103,6 +104,7 @@ class Chunk:
     state: Arrays
     budget_bits: IntArray | None = None
     lost: BoolArray | None = None
+    epochs: IntArray | None = None
 
     def affords(self, bits: IntArray) -> BoolArray:
         """Who may send so many bits, [C]."""
@@ -165,10 +167,19 @@ class ClientLedger:
     loss: FloatArray
     delivered: BoolArray
 
+    @classmethod
+    def of_nobody(cls) -> ClientLedger:
+        """The ledger of a chunk without clients."""
+        none, nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+        return cls(none, none, none, none, np.empty(0), nothing)
+
 
 @dataclass(frozen=True)
 class RoundLedger:
-    """What each client of a round received, trained, took and sent; all [C], in ascending order of clients."""
+    """What each client of a round received, trained, took and sent; all [C], in ascending order of clients.
+
+    `late` marks those that the server did not wait for, whose `seconds` are what they took all the same.
+    """
 
     client: IntArray
     rank: IntArray
@@ -178,6 +189,7 @@ class RoundLedger:
     seconds: FloatArray
     loss: FloatArray
     delivered: BoolArray
+    late: BoolArray
 
 
 @dataclass(frozen=True)
@@ -201,6 +213,7 @@ class RoundRecord:
     round: int
     clients: int
     delivered: int
+    late: int
     loss: float
     mean_rank: float | None
     uplink_bits: int
