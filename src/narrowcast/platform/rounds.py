@@ -495,6 +495,11 @@ def evaluate(algorithm: Algorithm, task: Task, progress: Progress) -> dict[str, 
     }
 
 
+def measure(algorithm: Algorithm, task: Task, state: RunState) -> dict[str, float]:
+    """What `evaluate` gives of a state as it is kept."""
+    return evaluate(algorithm, task, Progress.of(state, algorithm, task))
+
+
 def model_sha256(algorithm: Algorithm, state: RunState) -> str:
     """The sha256 of the global parameters and of what the clients that took part keep."""
     hasher = hashlib.sha256()
