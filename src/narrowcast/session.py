@@ -83,6 +83,8 @@ def share_data(runs: Sequence[Prepared]) -> list[Prepared]:
     for each in runs:
         if each.experiment.executor.kind != "local":
             raise UserError("replicas are played together in this process; add --executor local")
+        if each.experiment.schedule.kind != "synchronous":
+            raise UserError("replicas are played together round by round; start each buffered run by itself")
         if each.task.data.digest != first.task.data.digest:
             raise UserError(f"{each.folder.name} and {first.folder.name} are on different data; play them one by one")
     return [replace(each, task=replace(each.task, data=first.task.data)) for each in runs]

@@ -25,6 +25,7 @@ ROUND_COLUMNS = {
     "late": pa.int64(),
     "loss": pa.float64(),
     "mean_rank": pa.float64(),
+    "mean_staleness": pa.float64(),
     "uplink_bits": pa.int64(),
     "downlink_bits": pa.int64(),
     "total_uplink_bits": pa.int64(),
@@ -48,6 +49,7 @@ CLIENT_COLUMNS = {
     "loss": pa.float64(),
     "delivered": pa.bool_(),
     "late": pa.bool_(),
+    "staleness": pa.int64(),
     "uplink_bits_per_second": pa.float64(),
 }
 
@@ -60,6 +62,7 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         late=0,
         loss=1 / number if loss is None else loss,
         mean_rank=1.5,
+        mean_staleness=0.5,
         uplink_bits=30,
         downlink_bits=70,
         total_uplink_bits=2**53 + number,  # no double holds it
@@ -77,6 +80,7 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         loss=np.array([0.5, np.nan]),
         delivered=np.array([True, False]),
         late=np.array([False, True]),
+        staleness=np.array([0, 1]),
     )
     rate = HIT_RATES.get(number)
     metrics = {} if rate is None else {"validation.hr@10": 1 - rate, "test.hr@10": rate}

@@ -200,7 +200,7 @@ def test_partial_work_is_refused_where_its_uploads_are_not_known() -> None:
     plan = PLAN.model_copy(update={"stragglers": "partial", "deadline_seconds": 10.0})
     check_plan(plan, FedAvg(), network_task())
     for algorithm, task in ((CODED, network_task()), (FedMF(), rows_task())):
-        with pytest.raises(UserError, match=f"what {algorithm.kind} sends here is known only after the training"):
+        with pytest.raises(UserError, match=f"how long the clients of {algorithm.kind} take here is known only after"):
             check_plan(plan, algorithm, task)
     with pytest.raises(ValidationError, match="give deadline_seconds too"):
         Plan(stragglers="partial")

@@ -210,10 +210,19 @@ class Adapts(Protocol):
 
 @runtime_checkable
 class KnowsUploads(Protocol):
-    """An algorithm whose uploads can be weighed before the training."""
+    """An algorithm whose uploads can be weighed before a training of as many epochs as the task says."""
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """What each client sends where nothing limits it, [C]; None where that depends on what it learns."""
+        """What each client sends where nothing limits it, [C]; None where that, or its epochs, are not known."""
+        ...
+
+
+@runtime_checkable
+class Discounts(Protocol):
+    """An algorithm that can let a part of the updates count less."""
+
+    def discounted(self, partial: Arrays, factor: float) -> Arrays:
+        """A chunk's partial sum with its updates times `factor`, and what they are divided by as it is."""
         ...
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from narrowcast.platform.availability import Always, AnyAvailability
@@ -19,6 +18,7 @@ from narrowcast.platform.contracts import (
     Algorithm,
     Allotment,
     Broadcast,
+    Discounts,
     Executor,
     KnowsUploads,
     Radio,
@@ -28,6 +28,7 @@ from narrowcast.platform.contracts import (
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.population import Population
 from narrowcast.platform.sampling import Sampling, cohort_size, drawn_from, next_in, rotation_of
+from narrowcast.platform.schedule import AnySchedule, Synchronous
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import (
@@ -67,6 +68,7 @@ class Plan(BaseModel):
     over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="times clients_per_round are asked")
     deadline_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="from the start of a round")
     stragglers: Literal["drop", "partial"] = "drop"
+    schedule: AnySchedule = Synchronous()
     chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
     downlink: Literal["catch_up", "every_round"] = "catch_up"
     clock: Clock = Clock()
@@ -80,6 +82,14 @@ class Plan(BaseModel):
             raise ValueError("stragglers: partial does what fits before a deadline; give deadline_seconds too")
         return self
 
+    @model_validator(mode="after")
+    def _without_rounds_nobody_is_late(self) -> Self:
+        if self.schedule.kind == "buffered" and not (self.waits_for_all and self.radio is None):
+            raise ValueError(
+                "schedule: buffered has no rounds; leave out radio, over_selection and deadline_seconds, or schedule"
+            )
+        return self
+
     @property
     def waits_for_all(self) -> bool:
         """Whether nobody can be late."""
@@ -91,7 +101,8 @@ class RunState:
     """Everything that the next round depends on, as it is kept; clients that never took part are as they started.
 
     Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
-    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none.
+    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none;
+    schedule, what an asynchronous one keeps besides.
     """
 
     round_index: int
@@ -103,6 +114,7 @@ class RunState:
     uplink_bits: int
     downlink_bits: int
     simulated_seconds: float
+    schedule: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,7 @@ class Progress:
     uplink_bits: int
     downlink_bits: int
     simulated_seconds: float
+    schedule: Arrays
 
     @classmethod
     def of(cls, state: RunState, algorithm: Algorithm, task: Task) -> Progress:
@@ -159,6 +172,7 @@ class Progress:
             uplink_bits=state.uplink_bits,
             downlink_bits=state.downlink_bits,
             simulated_seconds=state.simulated_seconds,
+            schedule=state.schedule,
         )
 
     def snapshot(self) -> RunState:
@@ -174,6 +188,7 @@ class Progress:
             uplink_bits=self.uplink_bits,
             downlink_bits=self.downlink_bits,
             simulated_seconds=self.simulated_seconds,
+            schedule=self.schedule,
         )
 
 
@@ -218,12 +233,16 @@ def due(round_index: int, every: int, last: int) -> bool:
 def check_plan(plan: Plan, algorithm: Algorithm, task: Task) -> None:
     """Raise a `UserError` where the plan fits neither the clients nor what they send."""
     plan.availability.check(task.data.n_clients)
-    if plan.stragglers == "partial":
+    buffers = plan.schedule.kind == "buffered"
+    if buffers and not isinstance(algorithm, Discounts):
+        raise UserError(f"schedule = buffered: {algorithm.kind} cannot count stale updates less; use fedavg or fedprox")
+    if buffers or plan.stragglers == "partial":
         nobody = np.empty(0, dtype=np.int64)
         if upload_bits(algorithm, algorithm.broadcast(algorithm.init(task), task, 1), task, nobody) is None:
+            setting, advice = ("schedule = buffered", "synchronous") if buffers else ("stragglers = partial", "drop")
             raise UserError(
-                f"stragglers = partial: what {algorithm.kind} sends here is known only after the training, too late to "
-                "choose the epochs; use drop, or fedavg, fedprox, scaffold or median without a codec"
+                f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
+                f"use {advice}, or fedavg without a codec"
             )
 
 
@@ -346,39 +365,56 @@ def close_round(
     plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, opened: OpenRound, results: list[ChunkResult]
 ) -> Outcome:
     """Everything after the training; the outcome's `wall_seconds` are for the caller to fill in."""
-    round_index, broadcast = opened.round_index, opened.broadcast
-
-    # 1. Fold what the chunks send in the order of the chunks, and step.
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no longer finite, see below
-        total = algorithm.fold([result.partial for result in results]) if results else {}
-        server = algorithm.step(progress.server, broadcast.arrays, total) if results else progress.server
-    if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
-        raise RunFailed(
-            f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
-            f"(now {getattr(task.training, 'learning_rate', 'unknown')}) and run again"
-        )
-
-    # 2. Weigh what was sent and let the virtual clock run.
+    server = step_server(algorithm, task, progress, opened.broadcast.arrays, [result.partial for result in results])
     ledger = weigh(plan, task, opened, results)
     _, until = who_is_late(plan, opened, ledger.seconds, ledger.uplink_bits)
     seconds = plan.clock.round_seconds(np.minimum(ledger.seconds, until))
     if not results:
         seconds += plan.clock.idle_seconds
+    now = progress.simulated_seconds + seconds
+    outcome = commit(plan, algorithm, task, progress, opened.broadcast, server, results, ledger, now)
+    return replace(outcome, record=replace(outcome.record, round_simulated_seconds=seconds))
 
-    # 3. Commit the round, once.
+
+def step_server(
+    algorithm: Algorithm, task: Task, progress: Progress, broadcast: Arrays, partials: list[Arrays]
+) -> Arrays:
+    """Fold what the chunks send in their order, and step; the server stays as it is where there are none."""
+    if not partials:
+        return progress.server
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no longer finite, see below
+        server = algorithm.step(progress.server, broadcast, algorithm.fold(partials))
+    if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
+        raise RunFailed(
+            f"round {progress.round_index + 1}: the global model is no longer finite; lower training.learning_rate "
+            f"(now {getattr(task.training, 'learning_rate', 'unknown')}) and run again"
+        )
+    return server
+
+
+def commit(
+    plan: Plan,
+    algorithm: Algorithm,
+    task: Task,
+    progress: Progress,
+    broadcast: Broadcast,
+    server: Arrays,
+    results: list[ChunkResult],
+    ledger: RoundLedger,
+    now: float,
+) -> Outcome:
+    """Go on to the next round, at simulated second `now`, and evaluate and keep what is due."""
+    before, round_index = progress.simulated_seconds, progress.round_index + 1
     for result in results:
         progress.population.put(result.ledger.client, result.state)
-    progress.population.last_round[ledger.client] = round_index
+    progress.population.last_round[ledger.client] = round_index - ledger.staleness
     progress.update_bits.append(broadcast.update.wire_bits() if broadcast.update and results else 0)
-    progress.round_index, progress.server = round_index, server
+    progress.round_index, progress.server, progress.simulated_seconds = round_index, server, now
     progress.uplink_bits += int(ledger.uplink_bits.sum())
     progress.downlink_bits += int(ledger.downlink_bits.sum())
-    progress.simulated_seconds += seconds
-
-    # 4. Evaluate and keep what is due.
     metrics = evaluate(algorithm, task, progress) if due(round_index, plan.evaluate_every, plan.rounds) else {}
     kept = progress.snapshot() if due(round_index, plan.checkpoint_every, plan.rounds) else None
-    return Outcome(summarise(progress, ledger, seconds), ledger, metrics, 0.0, kept)
+    return Outcome(summarise(progress, ledger, now - before), ledger, metrics, 0.0, kept)
 
 
 def rotation(plan: Plan, n_clients: int) -> IntArray:
@@ -440,24 +476,14 @@ def downloads(plan: Plan, progress: Progress, broadcast: Broadcast, cohort: IntA
 
 def weigh(plan: Plan, task: Task, opened: OpenRound, results: list[ChunkResult]) -> RoundLedger:
     """What each client of the round received, computed and sent, in ascending order of clients."""
-    parts = [result.ledger for result in results] or [ClientLedger.of_nobody()]
-    order = np.argsort(np.concatenate([part.client for part in parts]))
-
-    def column(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])[order]
-
-    examples, uplink_bits = column("examples"), column("uplink_bits")
-    seconds = seconds_of(plan, task, opened, examples, uplink_bits)
+    trained = ClientLedger.merged([result.ledger for result in results])
+    seconds = seconds_of(plan, task, opened, trained.examples, trained.uplink_bits)
     return RoundLedger(
-        client=column("client"),
-        rank=column("rank"),
-        uplink_bits=uplink_bits,
+        **vars(trained),
         downlink_bits=opened.downlink_bits,
-        examples=examples,
         seconds=seconds,
-        loss=column("loss"),
-        delivered=column("delivered"),
-        late=who_is_late(plan, opened, seconds, uplink_bits)[0],
+        late=who_is_late(plan, opened, seconds, trained.uplink_bits)[0],
+        staleness=np.zeros(len(opened.cohort), dtype=np.int64),
     )
 
 
@@ -471,6 +497,7 @@ def summarise(progress: Progress, ledger: RoundLedger, seconds: float) -> RoundR
         late=int(ledger.late.sum()),
         loss=_mean(ledger.loss[ledger.delivered]),
         mean_rank=_mean(ranks) if len(ranks) else None,
+        mean_staleness=_mean(ledger.staleness),
         uplink_bits=int(ledger.uplink_bits.sum()),
         downlink_bits=int(ledger.downlink_bits.sum()),
         total_uplink_bits=progress.uplink_bits,

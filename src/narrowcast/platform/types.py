@@ -6,8 +6,8 @@ r rank, R rows that a chunk's clients touch, n examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -168,17 +168,20 @@ class ClientLedger:
     delivered: BoolArray
 
     @classmethod
-    def of_nobody(cls) -> ClientLedger:
-        """The ledger of a chunk without clients."""
+    def merged(cls, parts: Sequence[ClientLedger]) -> ClientLedger:
+        """The clients of several chunks, or of none, in ascending order."""
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
-        return cls(none, none, none, none, np.empty(0), nothing)
+        parts = [cls(none, none, none, none, np.empty(0), nothing), *parts]
+        order = np.argsort(np.concatenate([part.client for part in parts]))
+        return cls(*(np.concatenate([getattr(part, each.name) for part in parts])[order] for each in fields(cls)))
 
 
 @dataclass(frozen=True)
 class RoundLedger:
     """What each client of a round received, trained, took and sent; all [C], in ascending order of clients.
 
-    `late` marks those that the server did not wait for, whose `seconds` are what they took all the same.
+    `late` marks those that the server did not wait for, whose `seconds` are what they took all the same. `staleness`
+    counts the server's steps since a client was sent its model, other than the one its update enters.
     """
 
     client: IntArray
@@ -190,6 +193,7 @@ class RoundLedger:
     loss: FloatArray
     delivered: BoolArray
     late: BoolArray
+    staleness: IntArray
 
 
 @dataclass(frozen=True)
@@ -216,6 +220,7 @@ class RoundRecord:
     late: int
     loss: float
     mean_rank: float | None
+    mean_staleness: float
     uplink_bits: int
     downlink_bits: int
     total_uplink_bits: int

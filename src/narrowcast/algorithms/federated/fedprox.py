@@ -13,7 +13,7 @@ from pydantic import Field
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.seeds import stream_keys, uniform_below, uniform_unit
-from narrowcast.platform.types import Chunk, LocalTerms
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
 
 
 class FedProx(Averaging):
@@ -37,3 +37,7 @@ class FedProx(Averaging):
         slow = uniform_unit(keys, first) < self.partial_share
         epochs = np.full(len(keys), task.training.epochs)
         return LocalTerms(self.mu, epochs=np.where(slow, 1 + uniform_below(keys, first + 1, epochs), epochs))
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """As much as is broadcast, where all do all epochs."""
+        return None if self.partial_share else super().upload_bits(broadcast, task, clients)
