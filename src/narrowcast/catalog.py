@@ -21,6 +21,7 @@ from narrowcast.algorithms.local_training.factorisation_sgd import Factorisation
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.cluster.fleet import LogNormalFleet, Tiers, TraceFleet
 from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.platform import availability, schedule
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
@@ -72,6 +73,8 @@ CODECS: Kinds = STAGES
 CHANNELS: Kinds = radio.CHANNELS
 DOWNLINKS: Kinds = radio.DOWNLINKS
 ALLOCATIONS: Kinds = radio.ALLOCATIONS
+AVAILABILITIES: Kinds = availability.AVAILABILITIES
+SCHEDULES: Kinds = schedule.SCHEDULES
 FLEETS: Kinds = {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}
 RUNTIMES: Kinds = {"local": LocalRuntime, "ray": RayRuntime}
 

@@ -226,7 +226,10 @@ def compare(runs: tuple[str, ...], output: Path, plot: Path | None) -> None:
     from narrowcast.platform.tracking.compare import compare as compare_runs
 
     comparison = compare_runs([_run_folder(name, output) for name in runs])
-    _console().print(comparison.table())
+    console = _console()
+    console.print(comparison.table())
+    if (targets := comparison.targets_table()) is not None:
+        console.print(targets)
     target = plot or output / "compare.png"
     try:
         comparison.draw(target)

@@ -32,8 +32,9 @@ from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model,
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
-from narrowcast.platform.rounds import Plan, Runtime
+from narrowcast.platform.rounds import Plan, Runtime, check_plan
 from narrowcast.platform.tracking.mlflow_run import Tracking
+from narrowcast.platform.tracking.targets import Targets
 
 if TYPE_CHECKING:
     AnyAlgorithm = Algorithm
@@ -49,7 +50,7 @@ else:
 
 PACKAGED = files("narrowcast") / "experiments"
 _SHARED = ("data", "executor", "name", "tracking")  # what replicas have in common
-_NOT_IDENTITY = ("name", "executor", "tracking", "rounds", "evaluate_every", "checkpoint_every")
+_NOT_IDENTITY = ("name", "executor", "tracking", "targets", "rounds", "evaluate_every", "checkpoint_every")
 
 
 class Experiment(Plan):
@@ -68,6 +69,7 @@ class Experiment(Plan):
     radio: CellRadio | None = Field(None, description="none: the links of the fleet, as they are")
     executor: AnyRuntime = RayRuntime()
     tracking: Tracking = Tracking()
+    targets: Targets = Field({}, description="by metric, the values to which simulated time and bits are reported")
 
     def task(self, data: Dataset) -> Task:
         """What the clients' hosts hold, or a `UserError` where the parts do not fit together."""
@@ -76,6 +78,7 @@ class Experiment(Plan):
         self.model.check(data)
         self.training.check(task)
         self.algorithm.check(task)
+        check_plan(self, self.algorithm, task)
         return task
 
     def plain(self) -> dict[str, Any]:

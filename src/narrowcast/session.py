@@ -25,7 +25,7 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.replicas import Replica, play_together
-from narrowcast.platform.rounds import Outcome, RunState, model_sha256, start
+from narrowcast.platform.rounds import Outcome, RunState, measure, model_sha256, start
 from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import (
     Cursor,
@@ -40,6 +40,7 @@ from narrowcast.platform.tracking.mlflow_run import (
 )
 from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.plots import draw_plots
+from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
 
 logger = logging.getLogger(__name__)
 _SYNC_SECONDS = 3600.0
@@ -62,10 +63,18 @@ def prepare(experiment: Experiment, output: Path) -> Prepared:
     """Check everything that a new run needs: data, fit of the parts, cluster, store, output folder."""
     task = experiment.task(experiment.data.load())
     experiment.executor.check(task)
+    state = start(experiment.algorithm, task)
+    measurable(experiment, task, state)
     writable(output)
     uri = experiment.tracking.resolve(output)
     check_store(uri)
-    return Prepared(experiment, task, start(experiment.algorithm, task), free_folder(output, experiment.name), uri)
+    return Prepared(experiment, task, state, free_folder(output, experiment.name), uri)
+
+
+def measurable(experiment: Experiment, task: Task, state: RunState) -> None:
+    """Raise `UserError` for a target whose metric an evaluation does not give; without targets none is made."""
+    if experiment.targets:
+        check_targets(experiment.targets, measure(experiment.algorithm, task, state))
 
 
 def share_data(runs: Sequence[Prepared]) -> list[Prepared]:
@@ -74,6 +83,8 @@ def share_data(runs: Sequence[Prepared]) -> list[Prepared]:
     for each in runs:
         if each.experiment.executor.kind != "local":
             raise UserError("replicas are played together in this process; add --executor local")
+        if each.experiment.schedule.kind != "synchronous":
+            raise UserError("replicas are played together round by round; start each buffered run by itself")
         if each.task.data.digest != first.task.data.digest:
             raise UserError(f"{each.folder.name} and {first.folder.name} are on different data; play them one by one")
     return [replace(each, task=replace(each.task, data=first.task.data)) for each in runs]
@@ -107,6 +118,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
         raise UserError(f"{folder.name} has played {written} rounds already; rounds = {experiment.rounds}")
     task = experiment.task(experiment.data.load())
     experiment.executor.check(task)
+    measurable(experiment, task, state)
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)
     return Prepared(experiment, task, state, folder, uri, resuming=True)
@@ -185,7 +197,8 @@ class Recorder:
             self.state = outcome.state
             save_checkpoint(self.prepared.folder / "checkpoint", self.state, self.prepared.experiment.digest())
         self.progress(self.journal.rounds[outcome.record.round - 1])
-        if outcome.record.uplink_bits and not outcome.record.delivered and not self.warned:
+        record = outcome.record
+        if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
             self.warned = True
             logger.warning(
                 "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
@@ -252,7 +265,8 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: Progress, monitored
         if recorder.result:
             tags = {**tags, "model_sha256": recorder.result["model_sha256"]}
         sent = sender.close(experiment.tracking.flush_seconds)
-        if not (sent and close_run(folder, uri, sender.cursor, status, tags)):
+        costs = as_metrics(recorder.result["targets"]) if recorder.result else {}
+        if not (sent and close_run(folder, uri, sender.cursor, status, tags, costs)):
             logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
 
 
@@ -271,6 +285,7 @@ def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -
         "execution": task.training.mode(task),
         "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
         "best": journal.best_metrics(),
+        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds)],
         "rounds": state.round_index,
         "uplink_bits": state.uplink_bits,
         "downlink_bits": state.downlink_bits,
@@ -342,9 +357,11 @@ def sync(folder: Path, uri: str | None) -> int:
         journal = Journal.open(folder)
         sender = Sender(folder, uri, cursor, journal.rounds)
         sent = sender.close(_SYNC_SECONDS)
-        path, status, tags = folder / "result.json", "FAILED", {}
+        path, status, tags, costs = folder / "result.json", "FAILED", {}, {}
         if path.is_file():
-            status, tags = "FINISHED", {"model_sha256": json.loads(path.read_text())["model_sha256"]}
-        if not (sent and close_run(folder, uri, sender.cursor, status, tags)):
+            result = json.loads(path.read_text())
+            status, tags = "FINISHED", {"model_sha256": result["model_sha256"]}
+            costs = as_metrics(result.get("targets", []))
+        if not (sent and close_run(folder, uri, sender.cursor, status, tags, costs)):
             raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds

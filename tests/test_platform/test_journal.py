@@ -22,8 +22,10 @@ ROUND_COLUMNS = {
     "round": pa.int64(),
     "clients": pa.int64(),
     "delivered": pa.int64(),
+    "late": pa.int64(),
     "loss": pa.float64(),
     "mean_rank": pa.float64(),
+    "mean_staleness": pa.float64(),
     "uplink_bits": pa.int64(),
     "downlink_bits": pa.int64(),
     "total_uplink_bits": pa.int64(),
@@ -46,6 +48,8 @@ CLIENT_COLUMNS = {
     "seconds": pa.float64(),
     "loss": pa.float64(),
     "delivered": pa.bool_(),
+    "late": pa.bool_(),
+    "staleness": pa.int64(),
     "uplink_bits_per_second": pa.float64(),
 }
 
@@ -55,8 +59,10 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         round=number,
         clients=2,
         delivered=1,
+        late=0,
         loss=1 / number if loss is None else loss,
         mean_rank=1.5,
+        mean_staleness=0.5,
         uplink_bits=30,
         downlink_bits=70,
         total_uplink_bits=2**53 + number,  # no double holds it
@@ -73,6 +79,8 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         seconds=np.array([0.1, 0.05]),
         loss=np.array([0.5, np.nan]),
         delivered=np.array([True, False]),
+        late=np.array([False, True]),
+        staleness=np.array([0, 1]),
     )
     rate = HIT_RATES.get(number)
     metrics = {} if rate is None else {"validation.hr@10": 1 - rate, "test.hr@10": rate}

@@ -11,7 +11,8 @@ import ray
 from narrowcast.cluster.client_host import HostPool
 from narrowcast.cluster.failure import FailureBudget
 from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.rounds import Outcome, Plan, RunState, rounds
+from narrowcast.platform.play import play
+from narrowcast.platform.rounds import Outcome, Plan, RunState
 
 _SECONDS_HELD = 0.1  # handing a round on takes the driver milliseconds in which its hosts wait
 
@@ -38,7 +39,7 @@ class Driver:
         """Play the rounds that `state` has not seen, and hand them on a few at a time."""
         played: list[Outcome] = []
         handed_on = time.monotonic()
-        for outcome in rounds(plan, self._algorithm, self._task, self._pool, state):
+        for outcome in play(plan, self._algorithm, self._task, self._pool, state):
             played.append(outcome)
             if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:
                 yield played

@@ -24,6 +24,7 @@ def save_checkpoint(folder: Path, state: RunState, digest: str) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS}
     tensors |= {f"server/{name}": np.ascontiguousarray(values) for name, values in state.server.items()}
     tensors |= {f"clients/{name}": np.ascontiguousarray(values) for name, values in state.clients.items()}
+    tensors |= {f"schedule/{name}": np.ascontiguousarray(values) for name, values in state.schedule.items()}
     numbers = {name: str(getattr(state, name)) for name in _NUMBERS}
     metadata = {
         **numbers,
@@ -67,6 +68,7 @@ def load_checkpoint(folder: Path) -> tuple[RunState, str]:
             update_bits=tensors["update_bits"],
             server=_under("server/", tensors),
             clients=_under("clients/", tensors),
+            schedule=_under("schedule/", tensors),
         )
         return state, metadata["config"]
     except (SafetensorError, KeyError, ValueError, OSError) as error:

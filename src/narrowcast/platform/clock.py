@@ -23,6 +23,7 @@ class Clock(BaseModel):
     compute_slowdown: float = Field(7.0, ge=0, description="R_comp, device seconds per simulated second")
     compute_overhead_seconds: float = Field(10.0, ge=0, description="C_comp, fixed per participation")
     server_seconds: float = Field(0.0, ge=0, description="T_server, added to each round")
+    idle_seconds: float = Field(60.0, ge=0, description="until the server looks again where no client is available")
 
     def client_seconds(
         self, profiles: Profiles, examples: IntArray, download_seconds: FloatArray, upload_seconds: FloatArray

@@ -115,6 +115,10 @@ class Training(Protocol):
         """Whether a chunk's clients train as one program or one after the other; recorded with the run."""
         ...
 
+    def samples(self, task: Task, clients: IntArray) -> IntArray:
+        """The samples that each client trains on in an epoch, known before it does, [C]."""
+        ...
+
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train every client of a chunk from the global parameters."""
         ...
@@ -201,6 +205,24 @@ class Adapts(Protocol):
 
     def wishes(self, task: Task, cohort: IntArray) -> Wishes | None:
         """What its clients can make of bits; None where it has nothing to say."""
+        ...
+
+
+@runtime_checkable
+class KnowsUploads(Protocol):
+    """An algorithm whose uploads can be weighed before a training of as many epochs as the task says."""
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """What each client sends where nothing limits it, [C]; None where that, or its epochs, are not known."""
+        ...
+
+
+@runtime_checkable
+class Discounts(Protocol):
+    """An algorithm that can let a part of the updates count less."""
+
+    def discounted(self, partial: Arrays, factor: float) -> Arrays:
+        """A chunk's partial sum with its updates times `factor`, and what they are divided by as it is."""
         ...
 
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds import Outcome, Plan, RunState, rounds
+from narrowcast.platform.play import play
+from narrowcast.platform.rounds import Outcome, Plan, RunState
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 
@@ -30,7 +31,7 @@ class LocalRuntime(BaseModel):
 
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen."""
-        return rounds(plan, algorithm, task, InProcess(algorithm, task), state)
+        return play(plan, algorithm, task, InProcess(algorithm, task), state)
 
 
 @dataclass(frozen=True)

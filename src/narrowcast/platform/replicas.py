@@ -13,7 +13,18 @@ from dataclasses import dataclass, replace
 from narrowcast.platform.chunk_training import naming_chunk_size
 from narrowcast.platform.contracts import Algorithm, LocalCall, Task, TrainsThenUploads
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.rounds import OpenRound, Outcome, Plan, Progress, RunState, close_round, open_round, rotation
+from narrowcast.platform.rounds import (
+    OpenRound,
+    Outcome,
+    Plan,
+    Progress,
+    RunState,
+    chunks_with_late,
+    close_round,
+    open_round,
+    renewed,
+    rotation,
+)
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import ChunkResult
 
@@ -45,7 +56,7 @@ def play_together(replicas: Sequence[Replica]) -> Generator[dict[int, Outcome | 
                 for place in playing
                 for each in [replicas[place]]
             ]
-            results = train_together([replicas[place] for place in playing], opened)
+            results = train_in_time([replicas[place] for place in playing], opened)
             for place, its_round, its_results in zip(playing, opened, results, strict=True):
                 each = replicas[place]
                 try:
@@ -64,6 +75,16 @@ def play_together(replicas: Sequence[Replica]) -> Generator[dict[int, Outcome | 
             for place in playing
             if isinstance(outcomes[place], Outcome) and progress[place].round_index < replicas[place].plan.rounds
         ]
+
+
+def train_in_time(replicas: Sequence[Replica], opened: Sequence[OpenRound]) -> list[list[ChunkResult]]:
+    """Train a round of every replica, and what turns out to have late clients a second time, without them."""
+    results = train_together(replicas, opened)
+    again = [
+        replace(each, chunks=chunks_with_late(replica.plan, replica.task, each, its_results))
+        for replica, each, its_results in zip(replicas, opened, results, strict=True)
+    ]
+    return [renewed(*both) for both in zip(results, train_together(replicas, again), strict=True)]
 
 
 def train_together(replicas: Sequence[Replica], opened: Sequence[OpenRound]) -> list[list[ChunkResult]]:

@@ -5,29 +5,45 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from narrowcast.platform.availability import Always, AnyAvailability
 from narrowcast.platform.clock import Clock
-from narrowcast.platform.contracts import Adapts, Algorithm, Allotment, Broadcast, Executor, Radio, Split, Task
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.contracts import (
+    Adapts,
+    Algorithm,
+    Allotment,
+    Broadcast,
+    Discounts,
+    Executor,
+    KnowsUploads,
+    Radio,
+    Split,
+    Task,
+)
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.population import Population
+from narrowcast.platform.sampling import Sampling, cohort_size, drawn_from, next_in, rotation_of
+from narrowcast.platform.schedule import AnySchedule, Synchronous
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import (
     NO_RANK,
     Arrays,
+    BoolArray,
     Chunk,
     ChunkResult,
+    ClientLedger,
     FloatArray,
     IntArray,
     RoundLedger,
     RoundRecord,
 )
+from narrowcast.platform.waiting import cutoff, epochs_in_time
 
 
 class Plan(BaseModel):
@@ -35,6 +51,11 @@ class Plan(BaseModel):
 
     `downlink: catch_up` charges each client the rounds it missed, or the whole model where that is less; `every_round`
     takes it that all clients listen to every broadcast and charges the cohort one round's update, as the paper does.
+
+    The server waits for the first `clients_per_round` uploads of those it asked, and no longer than `deadline_seconds`.
+    Who is late has received, computed and sent, all of it paid for, and does not enter the sum. With `stragglers:
+    partial` a client does as many of its epochs as let it keep the deadline, as in FedProx (Li et al., MLSys 2020); for
+    whom even one is too many is late.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -42,7 +63,12 @@ class Plan(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(100, ge=1)
     clients_per_round: int = Field(60, ge=1, description="the whole fleet where it is smaller")
-    sampling: Literal["round_robin", "uniform"] = "round_robin"
+    sampling: Sampling = "round_robin"
+    availability: AnyAvailability = Always()
+    over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="times clients_per_round are asked")
+    deadline_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="from the start of a round")
+    stragglers: Literal["drop", "partial"] = "drop"
+    schedule: AnySchedule = Synchronous()
     chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
     downlink: Literal["catch_up", "every_round"] = "catch_up"
     clock: Clock = Clock()
@@ -50,13 +76,33 @@ class Plan(BaseModel):
     evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints; the last round has one")
 
+    @model_validator(mode="after")
+    def _partial_work_has_a_deadline(self) -> Self:
+        if self.stragglers == "partial" and self.deadline_seconds is None:
+            raise ValueError("stragglers: partial does what fits before a deadline; give deadline_seconds too")
+        return self
+
+    @model_validator(mode="after")
+    def _without_rounds_nobody_is_late(self) -> Self:
+        if self.schedule.kind == "buffered" and not (self.waits_for_all and self.radio is None):
+            raise ValueError(
+                "schedule: buffered has no rounds; leave out radio, over_selection and deadline_seconds, or schedule"
+            )
+        return self
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether nobody can be late."""
+        return self.over_selection == 1 and self.deadline_seconds is None
+
 
 @dataclass(frozen=True)
 class RunState:
     """Everything that the next round depends on, as it is kept; clients that never took part are as they started.
 
     Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
-    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none.
+    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none;
+    schedule, what an asynchronous one keeps besides.
     """
 
     round_index: int
@@ -68,6 +114,7 @@ class RunState:
     uplink_bits: int
     downlink_bits: int
     simulated_seconds: float
+    schedule: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,6 +156,7 @@ class Progress:
     uplink_bits: int
     downlink_bits: int
     simulated_seconds: float
+    schedule: Arrays
 
     @classmethod
     def of(cls, state: RunState, algorithm: Algorithm, task: Task) -> Progress:
@@ -124,6 +172,7 @@ class Progress:
             uplink_bits=state.uplink_bits,
             downlink_bits=state.downlink_bits,
             simulated_seconds=state.simulated_seconds,
+            schedule=state.schedule,
         )
 
     def snapshot(self) -> RunState:
@@ -139,6 +188,7 @@ class Progress:
             uplink_bits=self.uplink_bits,
             downlink_bits=self.downlink_bits,
             simulated_seconds=self.simulated_seconds,
+            schedule=self.schedule,
         )
 
 
@@ -169,6 +219,8 @@ def rounds(
         with one_thread():
             opened = open_round(plan, algorithm, task, progress, order)
             results = executor.train(opened.broadcast.arrays, opened.chunks)
+            if again := chunks_with_late(plan, task, opened, results):
+                results = renewed(results, executor.train(opened.broadcast.arrays, again))
             outcome = close_round(plan, algorithm, task, progress, opened, results)
         yield replace(outcome, wall_seconds=time.perf_counter() - began)
 
@@ -178,31 +230,132 @@ def due(round_index: int, every: int, last: int) -> bool:
     return round_index % every == 0 or round_index == last
 
 
+def check_plan(plan: Plan, algorithm: Algorithm, task: Task) -> None:
+    """Raise a `UserError` where the plan fits neither the clients nor what they send."""
+    plan.availability.check(task.data.n_clients)
+    buffers = plan.schedule.kind == "buffered"
+    if buffers and not isinstance(algorithm, Discounts):
+        raise UserError(f"schedule = buffered: {algorithm.kind} cannot count stale updates less; use fedavg or fedprox")
+    if buffers or plan.stragglers == "partial":
+        nobody = np.empty(0, dtype=np.int64)
+        if upload_bits(algorithm, algorithm.broadcast(algorithm.init(task), task, 1), task, nobody) is None:
+            setting, advice = ("schedule = buffered", "synchronous") if buffers else ("stragglers = partial", "drop")
+            raise UserError(
+                f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
+                f"use {advice}, or fedavg without a codec"
+            )
+
+
+def upload_bits(algorithm: Algorithm, broadcast: Broadcast, task: Task, clients: IntArray) -> IntArray | None:
+    """What each client will send where nothing limits it, [C]; None where that is not known before the training."""
+    return algorithm.upload_bits(broadcast.arrays, task, clients) if isinstance(algorithm, KnowsUploads) else None
+
+
 @dataclass(frozen=True)
 class OpenRound:
-    """A round up to the training: who takes part over which links, what the server sends, and the chunks."""
+    """A round up to the training: who takes part over which links, what the server sends, and the chunks.
+
+    Shapes: cohort [C] ascending; downlink_bits [C], what each downloads; download_seconds [C].
+    """
 
     round_index: int
     cohort: IntArray
     allotment: Allotment
     broadcast: Broadcast
+    downlink_bits: IntArray
+    download_seconds: FloatArray
     chunks: list[Chunk]
 
 
 def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, order: IntArray) -> OpenRound:
     """Sample the cohort, see what its links give, cut it into chunks, whose size is the experiment's, and broadcast."""
     round_index = progress.round_index + 1
-    cohort = np.sort(sample_cohort(plan, order, round_index))
+    free = plan.availability.free(task.data.n_clients, plan.seed, round_index, progress.simulated_seconds)
+    cohort = np.sort(sample_cohort(plan, order, round_index, free))
     allotment = allot(plan, algorithm, task, cohort, round_index)
-    chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population, allotment)
     broadcast = algorithm.broadcast(progress.server, task, round_index)
-    return OpenRound(round_index, cohort, allotment, broadcast, chunks)
+    downlink_bits = downloads(plan, progress, broadcast, cohort)
+    rates = allotment.downlink_bits_per_second
+    radio = plan.radio if len(cohort) else None
+    download_seconds = radio.download_seconds(downlink_bits, rates) if radio else downlink_bits / rates
+    opened = OpenRound(round_index, cohort, allotment, broadcast, downlink_bits, download_seconds, [])
+    epochs, late = foreseen(plan, algorithm, task, opened)
+    known = replace(allotment, lost=either(allotment.lost, late))
+    chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population, known, epochs)
+    return replace(opened, chunks=chunks)
+
+
+def foreseen(
+    plan: Plan, algorithm: Algorithm, task: Task, opened: OpenRound
+) -> tuple[IntArray | None, BoolArray | None]:
+    """The epochs that each client has time for, and who will be late, [C] each; None where that cannot be known yet."""
+    bits = None if plan.waits_for_all else upload_bits(algorithm, opened.broadcast, task, opened.cohort)
+    if bits is None:
+        return None, None
+    if opened.allotment.budget_bits is not None:
+        bits = np.where(bits <= opened.allotment.budget_bits, bits, 0)
+    samples, epochs = task.training.samples(task, opened.cohort), np.full(len(bits), task.training.epochs)
+
+    def seconds_after(epochs: IntArray) -> FloatArray:
+        return seconds_of(plan, task, opened, samples * epochs, bits)
+
+    partial = None
+    if plan.stragglers == "partial" and plan.deadline_seconds is not None:
+        partial = epochs = epochs_in_time(seconds_after, len(bits), task.training.epochs, plan.deadline_seconds)
+    return partial, who_is_late(plan, opened, seconds_after(epochs), bits)[0]
+
+
+def seconds_of(plan: Plan, task: Task, opened: OpenRound, examples: IntArray, uplink_bits: IntArray) -> FloatArray:
+    """Seconds from the start of the round until each client's upload is in, [C] in the order of the cohort."""
+    upload_seconds = uplink_bits / opened.allotment.uplink_bits_per_second
+    profiles = task.profiles.take(opened.cohort)
+    return plan.clock.client_seconds(profiles, examples, opened.download_seconds, upload_seconds)
+
+
+def who_is_late(plan: Plan, opened: OpenRound, seconds: FloatArray, uplink_bits: IntArray) -> tuple[BoolArray, float]:
+    """Whom the server does not wait for, [C], and when it stops waiting."""
+    uploads = uplink_bits > 0
+    if opened.allotment.lost is not None:
+        uploads = uploads & ~opened.allotment.lost
+    return cutoff(seconds, uploads, plan.clients_per_round, plan.deadline_seconds)
+
+
+def either(first: BoolArray | None, second: BoolArray | None) -> BoolArray | None:
+    """Both marks together; None where there are none."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first | second
+
+
+def chunks_with_late(plan: Plan, task: Task, opened: OpenRound, results: list[ChunkResult]) -> list[Chunk]:
+    """The chunks to train again, since more or fewer uploads count than was known: those of the late do not.
+
+    Where uploads are weighed only after the training, the first one tells who is late. What a client sends does not
+    depend on whether it counts, so that the second is the last.
+    """
+    if plan.waits_for_all:
+        return []
+    ledger = weigh(plan, task, opened, results)
+    counts_not = either(opened.allotment.lost, ledger.late)
+    assert counts_not is not None
+    renewed = [replace(each, lost=counts_not[np.searchsorted(opened.cohort, each.clients)]) for each in opened.chunks]
+    return [
+        after
+        for before, after in zip(opened.chunks, renewed, strict=True)
+        if not np.array_equal(before.arrives(), after.arrives())
+    ]
+
+
+def renewed(results: list[ChunkResult], again: list[ChunkResult]) -> list[ChunkResult]:
+    """The results in the order of the chunks, with some of them replaced."""
+    by_index = {result.index: result for result in (*results, *again)}
+    return [by_index[result.index] for result in results]
 
 
 def allot(plan: Plan, algorithm: Algorithm, task: Task, cohort: IntArray, round_index: int) -> Allotment:
     """What each client's link gives it in this round."""
     profiles = task.profiles.take(cohort)
-    if plan.radio is None:
+    if plan.radio is None or not len(cohort):
         return Allotment(None, None, profiles.uplink_bits_per_second, profiles.downlink_bits_per_second)
     wishes = algorithm.wishes(task, cohort) if isinstance(algorithm, Adapts) else None
     return plan.radio.share(profiles, wishes, plan.seed, round_index)
@@ -212,52 +365,69 @@ def close_round(
     plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, opened: OpenRound, results: list[ChunkResult]
 ) -> Outcome:
     """Everything after the training; the outcome's `wall_seconds` are for the caller to fill in."""
-    round_index, broadcast = opened.round_index, opened.broadcast
+    server = step_server(algorithm, task, progress, opened.broadcast.arrays, [result.partial for result in results])
+    ledger = weigh(plan, task, opened, results)
+    _, until = who_is_late(plan, opened, ledger.seconds, ledger.uplink_bits)
+    seconds = plan.clock.round_seconds(np.minimum(ledger.seconds, until))
+    if not results:
+        seconds += plan.clock.idle_seconds
+    now = progress.simulated_seconds + seconds
+    outcome = commit(plan, algorithm, task, progress, opened.broadcast, server, results, ledger, now)
+    return replace(outcome, record=replace(outcome.record, round_simulated_seconds=seconds))
 
-    # 1. Fold what the chunks send in the order of the chunks, and step.
+
+def step_server(
+    algorithm: Algorithm, task: Task, progress: Progress, broadcast: Arrays, partials: list[Arrays]
+) -> Arrays:
+    """Fold what the chunks send in their order, and step; the server stays as it is where there are none."""
+    if not partials:
+        return progress.server
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no longer finite, see below
-        total = algorithm.fold([result.partial for result in results])
-        server = algorithm.step(progress.server, broadcast.arrays, total)
+        server = algorithm.step(progress.server, broadcast, algorithm.fold(partials))
     if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
         raise RunFailed(
-            f"round {round_index}: the global model is no longer finite; lower training.learning_rate "
+            f"round {progress.round_index + 1}: the global model is no longer finite; lower training.learning_rate "
             f"(now {getattr(task.training, 'learning_rate', 'unknown')}) and run again"
         )
+    return server
 
-    # 2. Weigh what was sent and let the virtual clock run.
-    progress.update_bits.append(broadcast.update.wire_bits() if broadcast.update else 0)
-    ledger = weigh(plan, task, progress, opened, results)
-    seconds = plan.clock.round_seconds(ledger.seconds)
 
-    # 3. Commit the round, once.
+def commit(
+    plan: Plan,
+    algorithm: Algorithm,
+    task: Task,
+    progress: Progress,
+    broadcast: Broadcast,
+    server: Arrays,
+    results: list[ChunkResult],
+    ledger: RoundLedger,
+    now: float,
+) -> Outcome:
+    """Go on to the next round, at simulated second `now`, and evaluate and keep what is due."""
+    before, round_index = progress.simulated_seconds, progress.round_index + 1
     for result in results:
         progress.population.put(result.ledger.client, result.state)
-    progress.population.last_round[ledger.client] = round_index
-    progress.round_index, progress.server = round_index, server
+    progress.population.last_round[ledger.client] = round_index - ledger.staleness
+    progress.update_bits.append(broadcast.update.wire_bits() if broadcast.update and results else 0)
+    progress.round_index, progress.server, progress.simulated_seconds = round_index, server, now
     progress.uplink_bits += int(ledger.uplink_bits.sum())
     progress.downlink_bits += int(ledger.downlink_bits.sum())
-    progress.simulated_seconds += seconds
-
-    # 4. Evaluate and keep what is due.
     metrics = evaluate(algorithm, task, progress) if due(round_index, plan.evaluate_every, plan.rounds) else {}
     kept = progress.snapshot() if due(round_index, plan.checkpoint_every, plan.rounds) else None
-    return Outcome(summarise(progress, ledger, seconds), ledger, metrics, 0.0, kept)
+    return Outcome(summarise(progress, ledger, now - before), ledger, metrics, 0.0, kept)
 
 
 def rotation(plan: Plan, n_clients: int) -> IntArray:
     """The order in which round robin visits the clients, [U]."""
-    if plan.sampling == "uniform":
-        return np.arange(n_clients)
-    return generator(plan.seed, "cohort").permutation(n_clients)
+    return rotation_of(plan.sampling, plan.seed, n_clients)
 
 
-def sample_cohort(plan: Plan, order: IntArray, round_index: int) -> IntArray:
-    """The clients of a round, without repeats: the next in a shuffled order, or a fresh draw."""
-    n_clients = len(order)
-    size = min(plan.clients_per_round, n_clients)
+def sample_cohort(plan: Plan, order: IntArray, round_index: int, free: BoolArray | None = None) -> IntArray:
+    """The clients of a round, no one twice: the next in a shuffled order, or a fresh draw, of those that are free."""
+    size = cohort_size(plan.clients_per_round, plan.over_selection, len(order))
     if plan.sampling == "uniform":
-        return generator(plan.seed, "cohort", round_index).choice(n_clients, size, replace=False)
-    return order[((round_index - 1) * size + np.arange(size)) % n_clients]
+        return drawn_from(free, size, generator(plan.seed, "cohort", round_index), len(order))
+    return next_in(order, (round_index - 1) * size, size, free)
 
 
 def cut(
@@ -267,6 +437,7 @@ def cut(
     round_index: int,
     population: Population,
     allotment: Allotment | None = None,
+    epochs: IntArray | None = None,
 ) -> list[Chunk]:
     """Deal the cohort [C], largest clients first, into equal chunks of at most `chunk_size`, alike in work."""
     n_chunks = -(-len(cohort) // chunk_size)
@@ -280,6 +451,7 @@ def cut(
             population.take(cohort[part]),
             None if budget_bits is None else budget_bits[part],
             None if lost is None else lost[part],
+            None if epochs is None else epochs[part],
         )
         for index in range(n_chunks)
         for part in [_ascending(by_size[index::n_chunks], cohort)]
@@ -290,44 +462,28 @@ def _ascending(places: IntArray, cohort: IntArray) -> IntArray:
     return places[np.argsort(cohort[places])]
 
 
-def weigh(
-    plan: Plan,
-    task: Task,
-    progress: Progress,
-    opened: OpenRound,
-    results: list[ChunkResult],
-) -> RoundLedger:
+def downloads(plan: Plan, progress: Progress, broadcast: Broadcast, cohort: IntArray) -> IntArray:
+    """What each client of the cohort has to be sent, in bits, [C]."""
+    full = np.full(len(cohort), broadcast.full.wire_bits())
+    if broadcast.update is None:
+        return full
+    sent_before = np.cumsum([0, *progress.update_bits, broadcast.update.wire_bits()])
+    last_round = progress.population.last_round[cohort]
+    missed = last_round if plan.downlink == "catch_up" else len(progress.update_bits)
+    follows = last_round > 0 if plan.downlink == "catch_up" else np.array(True)
+    return np.where(follows, np.minimum(sent_before[-1] - sent_before[missed], full), full)
+
+
+def weigh(plan: Plan, task: Task, opened: OpenRound, results: list[ChunkResult]) -> RoundLedger:
     """What each client of the round received, computed and sent, in ascending order of clients."""
-    broadcast, allotment = opened.broadcast, opened.allotment
-    parts = [result.ledger for result in results]
-    client = np.concatenate([part.client for part in parts])
-    order = np.argsort(client)
-
-    def column(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])[order]
-
-    client, examples, uplink_bits = client[order], column("examples"), column("uplink_bits")
-    downlink_bits = np.full(len(client), broadcast.full.wire_bits())
-    if broadcast.update is not None:
-        last_round = progress.population.last_round[client]
-        missed = last_round if plan.downlink == "catch_up" else len(progress.update_bits) - 1
-        sent_before = np.concatenate([[0], np.cumsum(progress.update_bits)])
-        updates = sent_before[-1] - sent_before[missed]
-        follows = last_round > 0 if plan.downlink == "catch_up" else np.array(True)
-        downlink_bits = np.where(follows, np.minimum(updates, downlink_bits), downlink_bits)
-    rates = allotment.downlink_bits_per_second
-    download_seconds = plan.radio.download_seconds(downlink_bits, rates) if plan.radio else downlink_bits / rates
-    upload_seconds = uplink_bits / allotment.uplink_bits_per_second
-    seconds = plan.clock.client_seconds(task.profiles.take(client), examples, download_seconds, upload_seconds)
+    trained = ClientLedger.merged([result.ledger for result in results])
+    seconds = seconds_of(plan, task, opened, trained.examples, trained.uplink_bits)
     return RoundLedger(
-        client=client,
-        rank=column("rank"),
-        uplink_bits=uplink_bits,
-        downlink_bits=downlink_bits,
-        examples=examples,
+        **vars(trained),
+        downlink_bits=opened.downlink_bits,
         seconds=seconds,
-        loss=column("loss"),
-        delivered=column("delivered"),
+        late=who_is_late(plan, opened, seconds, trained.uplink_bits)[0],
+        staleness=np.zeros(len(opened.cohort), dtype=np.int64),
     )
 
 
@@ -338,8 +494,10 @@ def summarise(progress: Progress, ledger: RoundLedger, seconds: float) -> RoundR
         round=progress.round_index,
         clients=len(ledger.client),
         delivered=int(ledger.delivered.sum()),
+        late=int(ledger.late.sum()),
         loss=_mean(ledger.loss[ledger.delivered]),
         mean_rank=_mean(ranks) if len(ranks) else None,
+        mean_staleness=_mean(ledger.staleness),
         uplink_bits=int(ledger.uplink_bits.sum()),
         downlink_bits=int(ledger.downlink_bits.sum()),
         total_uplink_bits=progress.uplink_bits,
@@ -362,6 +520,11 @@ def evaluate(algorithm: Algorithm, task: Task, progress: Progress) -> dict[str, 
         for split in splits
         for name, value in task.model.evaluate(model, clients, task.data, split).items()
     }
+
+
+def measure(algorithm: Algorithm, task: Task, state: RunState) -> dict[str, float]:
+    """What `evaluate` gives of a state as it is kept."""
+    return evaluate(algorithm, task, Progress.of(state, algorithm, task))
 
 
 def model_sha256(algorithm: Algorithm, state: RunState) -> str:

@@ -38,10 +38,14 @@ def uniform_bits(keys: Words, counters: NDArray[np.int64]) -> Words:
     return _mix(keys + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
+def uniform_unit(keys: Words, counters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Uniform over [0, 1), from the bits at place `counters`; the two broadcast together."""
+    return (uniform_bits(keys, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def uniform_below(keys: Words, counters: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     """Integers uniform over 0..bound-1; the bias is below bound / 2**53."""
-    unit = (uniform_bits(keys, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return (unit * bounds).astype(np.int64)
+    return (uniform_unit(keys, counters) * bounds).astype(np.int64)
 
 
 def generator(seed: int, purpose: str, round_index: int = 0, client: int = 0) -> np.random.Generator:

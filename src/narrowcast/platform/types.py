@@ -6,8 +6,8 @@ r rank, R rows that a chunk's clients touch, n examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -94,7 +94,8 @@ class Chunk:
 
     Shapes: clients [C] ascending by place in the chunk; state holds each of these clients' private arrays, [C, ...];
     budget_bits [C], what each may send in this round, None where nothing limits it; lost [C], whose upload an outage
-    takes, None where none is: it is paid for and does not enter the sum.
+    takes or comes too late, None where none does: it is paid for and does not enter the sum; epochs [C], the most that
+    each has time for, None where all have time for the training's.
     """
 
     round_index: int
@@ -103,6 +104,7 @@ class Chunk:
     state: Arrays
     budget_bits: IntArray | None = None
     lost: BoolArray | None = None
+    epochs: IntArray | None = None
 
     def affords(self, bits: IntArray) -> BoolArray:
         """Who may send so many bits, [C]."""
@@ -165,10 +167,22 @@ class ClientLedger:
     loss: FloatArray
     delivered: BoolArray
 
+    @classmethod
+    def merged(cls, parts: Sequence[ClientLedger]) -> ClientLedger:
+        """The clients of several chunks, or of none, in ascending order."""
+        none, nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+        parts = [cls(none, none, none, none, np.empty(0), nothing), *parts]
+        order = np.argsort(np.concatenate([part.client for part in parts]))
+        return cls(*(np.concatenate([getattr(part, each.name) for part in parts])[order] for each in fields(cls)))
+
 
 @dataclass(frozen=True)
 class RoundLedger:
-    """What each client of a round received, trained, took and sent; all [C], in ascending order of clients."""
+    """What each client of a round received, trained, took and sent; all [C], in ascending order of clients.
+
+    `late` marks those that the server did not wait for, whose `seconds` are what they took all the same. `staleness`
+    counts the server's steps since a client was sent its model, other than the one its update enters.
+    """
 
     client: IntArray
     rank: IntArray
@@ -178,6 +192,8 @@ class RoundLedger:
     seconds: FloatArray
     loss: FloatArray
     delivered: BoolArray
+    late: BoolArray
+    staleness: IntArray
 
 
 @dataclass(frozen=True)
@@ -201,8 +217,10 @@ class RoundRecord:
     round: int
     clients: int
     delivered: int
+    late: int
     loss: float
     mean_rank: float | None
+    mean_staleness: float
     uplink_bits: int
     downlink_bits: int
     total_uplink_bits: int

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.dense import DensePayload
+from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.codec_state import init_codec_state
 from narrowcast.algorithms.federated.dense_uploads import Uploads
@@ -77,9 +77,19 @@ class WholeModel(LocalThenUpload):
         del task, round_index
         return broadcast_dense(server, server)
 
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """As much as is broadcast."""
+        return float_bits(self.codec, broadcast, task, clients)
+
     def final(self, server: Arrays) -> Arrays:
         """The model's parameters."""
         return server
+
+
+def float_bits(codec: Stages, tensors: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+    """What these tensors weigh in float32 for each client that has data, [C]; None where a codec decides it."""
+    weight = dense_wire_bits(sum(values.size for values in tensors.values()))
+    return None if codec else np.where(task.data.examples[clients] > 0, weight, 0)
 
 
 def broadcast_dense(server: Arrays, tensors: Arrays) -> Broadcast:

@@ -13,6 +13,7 @@ import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.dense_updates import (
+    SUM,
     WEIGHT,
     Weights,
     WholeModel,
@@ -52,6 +53,10 @@ class Averaging(WholeModel):
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """The sum over all chunks."""
         return add_up(partials)
+
+    def discounted(self, partial: Arrays, factor: float) -> Arrays:
+        """The weighted changes times `factor`, and their weight as it is."""
+        return {name: values * factor if name.startswith(SUM) else values for name, values in partial.items()}
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Add the mean change."""

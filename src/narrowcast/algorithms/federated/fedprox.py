@@ -12,8 +12,8 @@ from pydantic import Field
 
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.seeds import stream_keys, uniform_below, uniform_bits
-from narrowcast.platform.types import Chunk, LocalTerms
+from narrowcast.platform.seeds import stream_keys, uniform_below, uniform_unit
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
 
 
 class FedProx(Averaging):
@@ -34,6 +34,10 @@ class FedProx(Averaging):
             return LocalTerms(proximal=self.mu)
         keys = stream_keys(task.seed, "partial work", chunk.round_index, chunk.clients)
         first = np.zeros(len(keys), dtype=np.int64)
-        slow = (uniform_bits(keys, first) >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.partial_share
+        slow = uniform_unit(keys, first) < self.partial_share
         epochs = np.full(len(keys), task.training.epochs)
         return LocalTerms(self.mu, epochs=np.where(slow, 1 + uniform_below(keys, first + 1, epochs), epochs))
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """As much as is broadcast, where all do all epochs."""
+        return None if self.partial_share else super().upload_bits(broadcast, task, clients)

@@ -21,6 +21,7 @@ from narrowcast.algorithms.federated.dense_updates import (
     broadcast_dense,
     client_weights,
     finish_dense,
+    float_bits,
     of_clients,
     weighted_mean,
     weighted_sum,
@@ -28,7 +29,7 @@ from narrowcast.algorithms.federated.dense_updates import (
 from narrowcast.algorithms.federated.dense_uploads import send_tensors
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
 _CONTROL = "control/"
 
@@ -71,6 +72,10 @@ class Scaffold(LocalThenUpload):
         """The model x and the control variate c."""
         del task, round_index
         return broadcast_dense(server, server)
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """As much as is broadcast: the changes of x and of c."""
+        return float_bits(self.codec, broadcast, task, clients)
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Train with corrected steps."""

@@ -62,6 +62,11 @@ def known_items(data: Interactions, clients: IntArray, leaky: bool) -> BoolArray
     return known
 
 
+def sample_counts(data: Interactions, clients: IntArray, training: FactorisationSGD, known: BoolArray) -> IntArray:
+    """The samples of one epoch of each client, [C]; who knows every item [C, N] draws no negatives."""
+    return data.examples[clients] * np.where(known.all(axis=1), 1, 1 + training.negatives)
+
+
 def training_items(data: Interactions, clients: IntArray) -> IntArray:
     """The training items of these clients one after the other, [sum of examples]."""
     slices = [data.items[data.indptr[client] : data.indptr[client + 1]] for client in clients]
@@ -82,11 +87,10 @@ def draw_batches(
     that one may not be drawn from the others: so who has the seeds knows nearly all rows that a client touches.
     """
     examples = data.examples[clients]
-    drawn = examples * training.negatives
     known = known_items(data, clients, leaky=training.train_negatives == "leaky")
     allowed_counts = data.n_items - known.sum(axis=1)
-    drawn[allowed_counts == 0] = 0
-    samples = examples + drawn
+    samples = sample_counts(data, clients, training, known)
+    drawn = samples - examples
     if epochs is None:
         epochs = np.full(len(clients), training.epochs)
     schedule = draw_schedule(samples, epochs, training.batch_size, stream_keys(seed, "shuffle", round_index, clients))

@@ -8,14 +8,15 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.local_training.batches import draw_batches
+from narrowcast.algorithms.local_training.batches import draw_batches, known_items, sample_counts
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.factorisation import train_rows
+from narrowcast.algorithms.local_training.schedule import epochs_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
 class FactorisationSGD(BaseModel):
@@ -66,13 +67,19 @@ class FactorisationSGD(BaseModel):
         del task
         return "batched"
 
+    def samples(self, task: Task, clients: IntArray) -> IntArray:
+        """A client's items and the negatives drawn for them, [C]."""
+        known = known_items(task.data, clients, leaky=self.train_negatives == "leaky")
+        return sample_counts(task.data, clients, self, known)
+
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         """One call after the other: a call is a program of many clients as it is."""
         return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train the chunk's clients on whole rows; `changes` has every row of Q, zero where it was not touched."""
-        batches = draw_batches(task.data, chunk.clients, self, task.seed, chunk.round_index, terms.epochs)
+        epochs = epochs_of(chunk, terms, self.epochs)
+        batches = draw_batches(task.data, chunk.clients, self, task.seed, chunk.round_index, epochs)
         item_factors = to_tensor(np.asarray(server[ITEM_FACTORS]), self.device)
         user_factors = to_tensor(np.asarray(chunk.state[USER_FACTORS])[batches.order], self.device)
         n_clients = len(chunk.clients)
@@ -88,7 +95,6 @@ class FactorisationSGD(BaseModel):
             row_correction = to_tensor(correction[client_of_row, batches.row_items], self.device)
         result = train_rows(item_factors, user_factors, batches, self, terms.proximal, row_correction)
         changes[client_of_row, batches.row_items] = to_array(result.row_changes)
-        epochs = self.epochs if terms.epochs is None else terms.epochs
         return LocalUpdates(
             changes={ITEM_FACTORS: changes[place]},
             state={USER_FACTORS: to_array(result.user_factors)[place]},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from narrowcast.platform.seeds import Words, uniform_bits
-from narrowcast.platform.types import BoolArray, IntArray
+from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalTerms
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class Schedule:
     sizes: IntArray
     steps: IntArray
     first_of_last_epoch: IntArray
+
+
+def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
+    """The epochs of each client: the training's, or what the algorithm says, and no more than it has time for, [C]."""
+    own = np.full(len(chunk.clients), epochs) if terms.epochs is None else terms.epochs
+    return own if chunk.epochs is None else np.minimum(own, chunk.epochs)
 
 
 def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> Schedule:

@@ -13,7 +13,7 @@ from torch import nn
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.network import Steps, Tensors, train_network
-from narrowcast.algorithms.local_training.schedule import draw_schedule
+from narrowcast.algorithms.local_training.schedule import draw_schedule, epochs_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
@@ -54,6 +54,10 @@ class SGD(BaseModel):
                 f'training.execution = "{self.execution}": {task.model.kind} cannot be batched ({reason}); '
                 "use per_client"
             )
+
+    def samples(self, task: Task, clients: IntArray) -> IntArray:
+        """All of a client's examples, [C]."""
+        return task.data.examples[clients]
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
         """Train the chunk's clients."""
@@ -107,12 +111,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     device: Device = training.device
     clients = np.concatenate([call.chunk.clients for call in calls])
     counts = data.examples[clients]
-    epochs = np.concatenate(
-        [
-            np.full(len(call.chunk.clients), training.epochs) if call.terms.epochs is None else call.terms.epochs
-            for call in calls
-        ]
-    )
+    epochs = np.concatenate([epochs_of(call.chunk, call.terms, training.epochs) for call in calls])
     keys = np.concatenate(
         [stream_keys(call.task.seed, "shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
     )

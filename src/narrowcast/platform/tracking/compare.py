@@ -19,6 +19,7 @@ from rich.text import Text
 from narrowcast.platform.config import validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import plots, units
+from narrowcast.platform.tracking.targets import Reached
 
 _COLOURS = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.ORANGE, plots.BLACK)
 _DASHES = ("-", "--", ":")
@@ -53,6 +54,7 @@ class RunResult(BaseModel):
     rounds: int
     final: Mapping[str, float]
     best: Mapping[str, Best]
+    targets: tuple[Reached, ...] = ()
     uplink_bits: int
     downlink_bits: int
     full_uplink_bits: int
@@ -167,6 +169,19 @@ class Comparison:
             table.caption = Text(f"Different data sets ({', '.join(best)}): accuracy compares only within one.")
         return table
 
+    def targets_table(self) -> Table | None:
+        """One row a run and target, with what it took to get there; None where no run had one."""
+        if not any(run.result.targets for run in self.runs):
+            return None
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("run", overflow="fold")
+        for header in ("at least", "rounds", "uplink", "simulated\ntime"):
+            table.add_column(header, justify="right", overflow="fold")
+        for label, run in zip(self.labels(), self.runs, strict=True):
+            for target in run.result.targets:
+                table.add_row(Text(label), Text(_goal(target)), *_costs(target))
+        return table
+
     def _measured(self) -> list[str]:
         """The metrics that some run has, the first where none has any."""
         known = list(plots.METRICS)
@@ -229,6 +244,21 @@ def _accuracy(run: RunSummary) -> float:
     return run.result.final.get(f"test.{_primary(run)}", 0.0)
 
 
+def _goal(target: Reached) -> str:
+    return f"{target.metric} {target.at_least:g}"
+
+
+def _costs(target: Reached) -> tuple[str, str, str]:
+    """Rounds, uplink and simulated time to a target; dashes where it was not reached."""
+    if target.rounds_to is None or target.uplink_bits_to is None or target.simulated_seconds_to is None:
+        return (units.NOT_KNOWN,) * 3
+    return (
+        str(target.rounds_to),
+        units.format_bits(target.uplink_bits_to),
+        units.format_seconds(target.simulated_seconds_to),
+    )
+
+
 def result_table(summary: RunSummary) -> Table:
     """What `narrowcast run` prints at its end, in two columns."""
     result = summary.result
@@ -242,6 +272,10 @@ def result_table(summary: RunSummary) -> Table:
                 best = result.best.get(name)
                 beside = f" (best {units.format_percent(best.value)} in round {best.round})" if best else ""
                 table.add_row(f"{split} {label}", units.format_percent(result.final[name]) + beside)
+    for target in result.targets:
+        rounds, uplink, time = _costs(target)
+        cost = "not reached" if target.rounds_to is None else f"after {time}, {uplink} uplink, {rounds} rounds"
+        table.add_row(_goal(target), cost)
     share = units.format_ratio(result.uplink_bits, result.full_uplink_bits)
     table.add_row("uplink", f"{units.format_bits(result.uplink_bits)} ({result.uplink_bits:,} bits)")
     table.add_row("of full model", f"{share} of {units.format_bits(result.full_uplink_bits)}")

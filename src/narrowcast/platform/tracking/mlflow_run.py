@@ -168,7 +168,7 @@ def open_run(
                 MLFLOW_SOURCE_TYPE: "LOCAL",
             },
         )
-        entries = [Param(key, str(value)) for key, value in params.items()]
+        entries = [Param(metric_name(key), str(value)) for key, value in params.items()]
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
             client.log_batch(run.info.run_id, params=entries[start : start + _PARAMS_AT_ONCE])
         client.log_inputs(run.info.run_id, [_dataset_input(data)])
@@ -281,8 +281,13 @@ def reopen_run(uri: str, run_id: str) -> None:
         ) from error
 
 
-def close_run(folder: Path, uri: str, cursor: Cursor, status: str, tags: Mapping[str, str]) -> bool:
-    """Log the run's folder as artifacts and end the MLflow run; False where the store is down."""
+def close_run(
+    folder: Path, uri: str, cursor: Cursor, status: str, tags: Mapping[str, str], metrics: Mapping[str, float]
+) -> bool:
+    """Log the run's folder as artifacts and what is known at its end, and end the MLflow run; False where it is down.
+
+    The metrics bear the time of `result.json`, so that closing a run twice leaves one copy of them.
+    """
     client = MlflowClient(uri)
     try:
         for path in sorted(folder.iterdir()):
@@ -290,7 +295,12 @@ def close_run(folder: Path, uri: str, cursor: Cursor, status: str, tags: Mapping
                 client.log_artifacts(cursor.run_id, str(path), path.name)
             elif path.name not in (_CURSOR, "journal.jsonl"):
                 client.log_artifact(cursor.run_id, str(path))
-        client.log_batch(cursor.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        finished = int((folder / "result.json").stat().st_mtime * 1000) if metrics else 0
+        client.log_batch(
+            cursor.run_id,
+            metrics=[Metric(metric_name(name), float(value), finished, 0) for name, value in metrics.items()],
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
         client.set_terminated(cursor.run_id, status)
     except STORE_ERRORS as error:
         logger.warning("the MLflow store is down (%s)", _reason(error))

@@ -1,0 +1,111 @@
+"""Availability that was measured, from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import BoolArray, FloatArray
+
+_COLUMNS = ("client", "time", "available")
+
+
+class AvailabilityTrace(BaseModel):
+    """Rows `client, time, available` of a CSV file: from that second on the client is there (1), or is not (0).
+
+    A client's rows begin at time 0 and stand in order of time; each holds until the client's next, the last for good,
+    or until the trace begins anew after `repeat_seconds`. The file has every client of the data set, and no other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["trace"] = "trace"
+    path: Path
+    repeat_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="none: the last row holds")
+
+    @model_validator(mode="after")
+    def _file_is_there(self) -> Self:
+        if not self.path.is_file():
+            raise ValueError(f"no file {self.path}; give a CSV file with the columns {', '.join(_COLUMNS)}")
+        return self
+
+    def check(self, n_clients: int) -> None:
+        """Raise `UserError` for a bad file, and for one that is not of these clients."""
+        self._trace(n_clients)
+
+    def free(self, n_clients: int, seed: int, round_index: int, seconds: float) -> BoolArray:
+        """Who is there at this second, whatever the seed and the round; raises `UserError` as `check` does."""
+        del seed, round_index
+        trace = self._trace(n_clients)
+        now = seconds if self.repeat_seconds is None else seconds % self.repeat_seconds
+        # Times are sorted within a client and clients follow each other, so a client's last row up to now is its count.
+        begun = np.add.reduceat(trace.time <= now, trace.starts)
+        return trace.available[trace.starts + begun - 1]
+
+    def _trace(self, n_clients: int) -> _Trace:
+        try:
+            stamp = self.path.stat()
+            return _read(self.path, n_clients, stamp.st_mtime_ns, stamp.st_size)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{self.path}: cannot be read as a CSV file: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """All rows, client after client. Shapes: starts [U], where each client's rows begin; time and available [rows]."""
+
+    starts: np.ndarray
+    time: FloatArray
+    available: BoolArray
+
+
+@dataclass
+class _Client:
+    times: list[float] = field(default_factory=list)
+    available: list[bool] = field(default_factory=list)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, n_clients: int, modified: int, size: int) -> _Trace:
+    """The trace of a file; `modified` and `size` tell one state of the file from the next."""
+    del modified, size
+    clients: dict[int, _Client] = {}
+    with path.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
+            raise UserError(f"{path} has no column {', '.join(sorted(missing))}; needed: {', '.join(_COLUMNS)}")
+        for row in reader:
+            _add(clients, row, n_clients, f"{path}, line {reader.line_num}")
+    if absent := [client for client in range(n_clients) if client not in clients]:
+        raise UserError(f"{path} lacks {len(absent)} of {n_clients} clients, first {absent[0]}; add them")
+    ordered = [clients[client] for client in range(n_clients)]
+    counts = np.array([len(each.times) for each in ordered])
+    return _Trace(
+        starts=np.cumsum(counts) - counts,
+        time=np.array([time for each in ordered for time in each.times]),
+        available=np.array([there for each in ordered for there in each.available]),
+    )
+
+
+def _add(clients: dict[int, _Client], row: dict[str, str], n_clients: int, where: str) -> None:
+    try:
+        client, time, available = int(row["client"]), float(row["time"]), int(row["available"])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}; every column must hold a number, so that a trace has no holes") from error
+    if not 0 <= client < n_clients:
+        raise UserError(f"{where}: client {client} is unknown; the data set has clients 0 to {n_clients - 1}")
+    if available not in (0, 1):
+        raise UserError(f"{where}: available = {available}; it must be 0 or 1")
+    known = clients.setdefault(client, _Client())
+    if not (np.isfinite(time) and time > known.times[-1] if known.times else time == 0):
+        due = f"above {known.times[-1]:g}, where the row before it stands" if known.times else "0, where a trace begins"
+        raise UserError(f"{where}: client {client} has time {time:g}; it must be {due}")
+    known.times.append(time)
+    known.available.append(bool(available))

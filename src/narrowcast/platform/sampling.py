@@ -1,0 +1,39 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import BoolArray, IntArray
+
+Sampling = Literal["round_robin", "uniform"]
+
+
+def rotation_of(sampling: Sampling, seed: int, n_clients: int) -> IntArray:
+    """The order in which round robin visits the clients, [U]."""
+    if sampling == "uniform":
+        return np.arange(n_clients)
+    return generator(seed, "cohort").permutation(n_clients)
+
+
+def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -> int:
+    """How many clients a round asks for: all of them where they are fewer."""
+    return min(math.ceil(round(clients_per_round * over_selection, 9)), n_clients)
+
+
+def next_in(order: IntArray, first: int, size: int, free: BoolArray | None) -> IntArray:
+    """The next `size` clients in the rotation from a place on, passing over those that are not `free` [U]."""
+    turn = (first + np.arange(size if free is None else len(order))) % len(order)
+    return order[turn] if free is None else order[turn][free[order[turn]]][:size]
+
+
+def drawn_from(free: BoolArray | None, size: int, draw: np.random.Generator, n_clients: int) -> IntArray:
+    """`size` of the clients that are `free` [U], or all of them where they are fewer, every set equally likely."""
+    if free is None:
+        return draw.choice(n_clients, size, replace=False)
+    clients = np.flatnonzero(free)
+    return clients[draw.choice(len(clients), min(size, len(clients)), replace=False)] if len(clients) else clients

@@ -1,0 +1,114 @@
+"""Targets: what it took to reach them, found in the journal, told in result.json, MLflow and the tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from rich.console import Console
+
+from narrowcast import session
+from narrowcast.experiment import load_experiment
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.compare import compare, load_run, result_table
+from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
+
+# MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+ROWS = [
+    {"round": 1, "simulated_seconds": 10.0, "total_uplink_bits": 100},
+    {"round": 2, "simulated_seconds": 20.0, "total_uplink_bits": 200, "test.accuracy": 0.5},
+    {"round": 3, "simulated_seconds": 30.0, "total_uplink_bits": 300},
+    {"round": 4, "simulated_seconds": 40.0, "total_uplink_bits": 400, "test.accuracy": 0.8},
+    {"round": 6, "simulated_seconds": 60.0, "total_uplink_bits": 600, "test.accuracy": 0.7},
+]
+
+
+def test_the_first_evaluation_that_reaches_a_target_counts() -> None:
+    got = reached({"test.accuracy": (0.4, 0.5, 0.51, 0.8, 0.81)}, ROWS)
+    assert [each.rounds_to for each in got] == [2, 2, 4, 4, None]
+    assert [each.simulated_seconds_to for each in got] == [20.0, 20.0, 40.0, 40.0, None]
+    assert [each.uplink_bits_to for each in got] == [200, 200, 400, 400, None]
+    assert reached({}, ROWS) == []
+    assert as_metrics(each.model_dump() for each in got[2:]) == {
+        "simulated_seconds_to/test.accuracy/0.51": 40.0,
+        "uplink_bits_to/test.accuracy/0.51": 400,
+        "rounds_to/test.accuracy/0.51": 4,
+        "simulated_seconds_to/test.accuracy/0.8": 40.0,
+        "uplink_bits_to/test.accuracy/0.8": 400,
+        "rounds_to/test.accuracy/0.8": 4,
+    }
+
+
+def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
+    check_targets({"test.accuracy": (0.5,)}, ["test.accuracy", "test.loss"])
+    with pytest.raises(UserError) as caught:
+        check_targets({"test.acuracy": (0.5,)}, ["test.loss", "test.accuracy"])
+    assert str(caught.value) == (
+        "targets.test.acuracy is no metric of this run; it measures test.accuracy, test.loss. "
+        'Did you mean "test.accuracy"?'
+    )
+
+
+@pytest.mark.parametrize("written", ["targets.test.accuracy=[0.2,0.9]", "targets={test.accuracy: [0.2, 0.9]}"])
+def test_targets_are_written_as_a_path_or_as_a_name(written: str) -> None:
+    experiment = load_experiment("fedavg-digits", [written])
+    assert experiment.targets == {"test.accuracy": (0.2, 0.9)}
+    assert experiment.digest() == load_experiment("fedavg-digits").digest()
+    assert load_experiment("fedavg-digits", ["targets.test.accuracy=0.2"]).targets == {"test.accuracy": (0.2,)}
+
+
+@pytest.mark.parametrize("written", ["targets.test.accuracy=[]", "targets.test.accuracy=high", "targets=0.5"])
+def test_what_is_no_target_is_refused(written: str) -> None:
+    with pytest.raises(UserError, match=r"targets"):
+        load_experiment("fedavg-digits", [written])
+
+
+def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
+    settings = ["rounds=12", "evaluate_every=3", "targets.test.accuracy=[0.1,0.99]", "tracking.system_metrics=false"]
+    result = session.run(session.prepare(load_experiment("fedavg-digits", settings), tmp_path), lambda _: None)
+    first, second = json.loads((tmp_path / "fedavg-digits" / "result.json").read_text())["targets"]
+    assert first["rounds_to"] in (3, 6, 9, 12)
+    history = load_run(tmp_path / "fedavg-digits").history.to_pylist()
+    row = history[first["rounds_to"] - 1]
+    assert (first["uplink_bits_to"], first["simulated_seconds_to"]) == (
+        row["total_uplink_bits"],
+        row["simulated_seconds"],
+    )
+    assert all(each["test.accuracy"] is None or each["test.accuracy"] < 0.1 for each in history[: row["round"] - 1])
+    assert second == {
+        "metric": "test.accuracy",
+        "at_least": 0.99,
+        "simulated_seconds_to": None,
+        "uplink_bits_to": None,
+        "rounds_to": None,
+    }
+    logged = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(result["mlflow_run_id"]).data.metrics
+    assert logged["rounds_to/test.accuracy/0.1"] == first["rounds_to"]
+    assert "rounds_to/test.accuracy/0.99" not in logged
+
+    console = Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(compare([tmp_path / "fedavg-digits"]).targets_table())
+        console.print(result_table(load_run(tmp_path / "fedavg-digits")))
+    words = capture.get().split()
+    place = words.index("test.accuracy")
+    assert words[place : place + 3] == ["test.accuracy", "0.1", str(first["rounds_to"])]
+    assert "not reached" in capture.get()
+
+
+def test_a_metric_whose_name_mlflow_refuses_is_a_target_too(tmp_path: Path) -> None:
+    settings = ["executor=local", "rounds=1", "targets={test.hr@10: 0}", "tracking.system_metrics=false"]
+    result = session.run(session.prepare(load_experiment("scolr-ml100k", settings), tmp_path), lambda _: None)
+    run = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(result["mlflow_run_id"]).data
+    assert run.metrics["rounds_to/test.hr_at_10/0"] == 1
+    assert run.params["targets.test.hr_at_10"] == "[0.0]"
+
+
+def test_a_run_is_refused_whose_target_it_does_not_measure(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"targets.test.hr@10 is no metric of this run; it measures test.accuracy, "):
+        session.prepare(load_experiment("fedavg-digits", ["targets={test.hr@10: 0.5}"]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
