@@ -49,7 +49,7 @@ def test_the_entropy_is_that_of_rounded_draws() -> None:
 def test_the_best_choice_is_that_of_a_search_over_all() -> None:
     choices, rows = Choices(8, 8, 32.0), np.array([10.0, 200.0, 700.0, 700.0, 700.0])
     heads, budgets = np.array([50.0, 400.0, 900.0, 900.0, 900.0]), np.array([10.0, 1500.0, 3000.0, 40000.0, 901.0])
-    ranks, steps = choices.best(budgets, rows, heads)
+    ranks, steps = choices.best(budgets, choices.of_rows(rows), heads)
     for client, (count, head, budget) in enumerate(zip(rows, heads, budgets, strict=True)):
         best = (np.inf, 0, 0.0)
         for rank in range(1, 9):
@@ -64,10 +64,10 @@ def test_the_best_choice_is_that_of_a_search_over_all() -> None:
 
 def test_curves_fall_and_are_met_by_the_best_choice() -> None:
     choices, rows = Choices(16, 16, 32.0), np.array([100.0, 400.0, 900.0])
-    curves = choices.curves(rows, head_bits(3000, np.array([20, 80, 200])))
+    curves = choices.curves(choices.of_rows(rows), head_bits(3000, np.array([20, 80, 200])))
     assert (np.diff(curves.bits, axis=1) >= 0).all() and (np.diff(curves.distortion, axis=1) <= 0).all()
     assert curves.weight.tolist() == rows.tolist()
     middle = curves.bits[:, 20]
-    ranks, steps = choices.best(middle, rows, head_bits(3000, np.array([20, 80, 200])))
+    ranks, steps = choices.best(middle, choices.of_rows(rows), head_bits(3000, np.array([20, 80, 200])))
     reached = 16 / ranks * (1 + steps**2 / 12) - 1
     assert (reached <= curves.distortion[:, 20] * (1 + 1e-9)).all()

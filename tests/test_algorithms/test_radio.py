@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from digits import digits
+from digits import make_task as make_network
 from per_client import make_task, synthetic
 
 from narrowcast.algorithms.channel.allocation import Equal, MinError
@@ -145,3 +147,20 @@ def test_a_shared_band_needs_an_upload_time(channel: Any) -> None:
     with pytest.raises(UserError, match=r"is one band for all; say for how long with radio\.upload_seconds"):
         play(FedMF(), CellRadio(channel=channel))
     assert CellRadio(channel=Fixed()).upload_seconds is None
+
+
+@pytest.mark.parametrize("codec", [(), CODEC], ids=["float32", "quantised"])
+def test_a_networks_clients_fit_their_ranks_to_their_links(codec: Any) -> None:
+    algorithm = SCoLR(rank=16, rank_policy=ChannelRank(), codec=codec)
+    task = make_network(digits([30] * 12))
+    radio = CellRadio(channel=SHARED, upload_seconds=0.1 if codec else 2.0)
+    plan = Plan(rounds=3, clients_per_round=12, chunk_size=5, radio=radio)
+    ranks, bits = [], []
+    for outcome in rounds(plan, algorithm, task, InProcess(algorithm, task), start(algorithm, task)):
+        links = SHARED.draw(task.profiles.take(outcome.ledger.client), 0, outcome.record.round)
+        assert contains(links.region, outcome.ledger.uplink_bits / (radio.upload_seconds or 1))
+        ranks.append(outcome.ledger.rank)
+        bits.append(outcome.ledger.uplink_bits)
+    sent = np.concatenate(bits) > 0
+    assert len(np.unique(np.concatenate(ranks)[sent])) > 2
+    assert np.corrcoef(np.concatenate(ranks)[sent], np.concatenate(bits)[sent])[0, 1] > 0.8

@@ -38,30 +38,34 @@ class Choices:
     dimension: int
     bits_per_rank: float
 
-    def bits(self, rows: FloatArray, head_bits: FloatArray) -> FloatArray:
-        """What updates of so many rows weigh, [C, rank, steps]; head_bits [C] is what says which rows they are."""
-        values = rows[:, None, None] * symbol_bits()
-        return head_bits[:, None, None] + self._ranks()[:, None] * (values + self.bits_per_rank)
+    def bits(self, values: FloatArray, head_bits: FloatArray) -> FloatArray:
+        """What updates weigh, [C, rank, steps]; values [C, rank] are those of each rank, head_bits [C] beside them."""
+        beside = head_bits[:, None] + self._ranks() * self.bits_per_rank
+        return values[:, :, None] * symbol_bits() + beside[:, :, None]
 
     def distortion(self) -> FloatArray:
         """D(r, s), [rank, steps]."""
         return self.dimension / self._ranks()[:, None] * (1 + _STEPS**2 / 12) - 1
 
-    def curves(self, rows: FloatArray, head_bits: FloatArray) -> Curves:
-        """The error of each client at so many bits, counted by its rows, at choices that serve a typical one best."""
-        typical = self.bits(np.array([np.median(rows)]), np.array([np.median(head_bits)])).ravel()
+    def of_rows(self, rows: FloatArray) -> FloatArray:
+        """How many values rows [C] have at each rank, [C, rank]."""
+        return rows[:, None] * self._ranks()
+
+    def curves(self, values: FloatArray, head_bits: FloatArray) -> Curves:
+        """The error of each client at so many bits, counted by its values, at choices that serve a typical one best."""
+        typical = self.bits(np.median(values, axis=0)[None], np.array([np.median(head_bits)])).ravel()
         order = np.argsort(typical)
         errors = self.distortion().ravel()[order]
         better = order[errors < np.minimum.accumulate(np.concatenate([[np.inf], errors]))[:-1]]
         spread = np.unique(np.linspace(0, len(better) - 1, _MOST_POINTS).round().astype(np.int64))
         ranks, steps = np.divmod(better[spread], len(_STEPS))
-        bits = self.bits(rows, head_bits)[:, ranks, steps]
+        bits = self.bits(values, head_bits)[:, ranks, steps]
         distortion = np.broadcast_to(self.distortion()[ranks, steps], bits.shape)
-        return Curves.of(bits, distortion, weight=np.maximum(rows, 1.0))
+        return Curves.of(bits, distortion, weight=np.maximum(values[:, 0], 1.0))
 
-    def best(self, budget_bits: FloatArray, rows: FloatArray, head_bits: FloatArray) -> tuple[IntArray, FloatArray]:
+    def best(self, budget_bits: FloatArray, values: FloatArray, head_bits: FloatArray) -> tuple[IntArray, FloatArray]:
         """The rank and the step of the best choice within each budget, [C] each; rank 0 where none is within it."""
-        fits = (self.bits(rows, head_bits) <= budget_bits[:, None, None]).reshape(len(rows), -1)
+        fits = (self.bits(values, head_bits) <= budget_bits[:, None, None]).reshape(len(values), -1)
         errors = np.where(fits, self.distortion().ravel(), np.inf)
         ranks, steps = np.divmod(errors.argmin(axis=1), len(_STEPS))
         return np.where(fits.any(axis=1), ranks + 1, 0), _STEPS[steps]
