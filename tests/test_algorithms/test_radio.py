@@ -161,6 +161,7 @@ def test_a_networks_clients_fit_their_ranks_to_their_links(codec: Any) -> None:
         assert contains(links.region, outcome.ledger.uplink_bits / (radio.upload_seconds or 1))
         ranks.append(outcome.ledger.rank)
         bits.append(outcome.ledger.uplink_bits)
-    sent = np.concatenate(bits) > 0
-    assert len(np.unique(np.concatenate(ranks)[sent])) > 2
-    assert np.corrcoef(np.concatenate(ranks)[sent], np.concatenate(bits)[sent])[0, 1] > 0.8
+    all_ranks, all_bits = np.concatenate(ranks), np.concatenate(bits)
+    assert len(np.unique(all_ranks[all_bits > 0])) > 2
+    middle = np.median(all_bits)
+    assert all_ranks[all_bits > middle].mean() > 1.3 * all_ranks[all_bits <= middle].mean()
