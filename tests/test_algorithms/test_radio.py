@@ -153,7 +153,7 @@ def test_a_shared_band_needs_an_upload_time(channel: Any) -> None:
 def test_a_networks_clients_fit_their_ranks_to_their_links(codec: Any) -> None:
     algorithm = SCoLR(rank=16, rank_policy=ChannelRank(), codec=codec)
     task = make_network(digits([30] * 12))
-    radio = CellRadio(channel=SHARED, upload_seconds=0.1 if codec else 2.0)
+    radio = CellRadio(channel=SHARED, upload_seconds=0.04 if codec else 2.0)
     plan = Plan(rounds=3, clients_per_round=12, chunk_size=5, radio=radio)
     ranks, bits = [], []
     for outcome in rounds(plan, algorithm, task, InProcess(algorithm, task), start(algorithm, task)):
@@ -163,5 +163,5 @@ def test_a_networks_clients_fit_their_ranks_to_their_links(codec: Any) -> None:
         bits.append(outcome.ledger.uplink_bits)
     all_ranks, all_bits = np.concatenate(ranks), np.concatenate(bits)
     assert len(np.unique(all_ranks[all_bits > 0])) > 2
-    middle = np.median(all_bits)
-    assert all_ranks[all_bits > middle].mean() > 1.3 * all_ranks[all_bits <= middle].mean()
+    by_bits = all_ranks[np.argsort(all_bits)]
+    assert by_bits[-9:].mean() > by_bits[:9].mean() + 1
