@@ -22,9 +22,7 @@ SETTINGS = (
     "tracking.system_metrics=false",
 )
 KINDS = {
-    "stragglers": ["over_selection=1.3", "deadline_seconds=25"],
-    "trained-twice": ["over_selection=1.3", "algorithm.codec=quantise", "training.epochs=2"],
-    "partial": ["deadline_seconds=20", "stragglers=partial", "clock.seconds_per_example=2e-3"],
+    "twice": ["over_selection=1.3", "deadline_seconds=25", "algorithm.codec=quantise", "training.epochs=2"],
     "absent": ["availability={kind: diurnal, day_seconds: 600, lowest: 0, highest: 0.1}", "clock.idle_seconds=20"],
     "buffered": ["schedule={kind: buffered, concurrency: 20, buffer_size: 10}"],
 }
