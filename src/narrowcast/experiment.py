@@ -32,7 +32,8 @@ from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model,
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
-from narrowcast.platform.rounds import Plan, Runtime, check_plan
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import Runtime, check_plan
 from narrowcast.platform.tracking.mlflow_run import Tracking
 from narrowcast.platform.tracking.targets import Targets
 

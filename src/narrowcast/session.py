@@ -25,7 +25,8 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.replicas import Replica, play_together
-from narrowcast.platform.rounds import Outcome, RunState, measure, model_sha256, start
+from narrowcast.platform.rounds import Outcome, measure, model_sha256, start
+from narrowcast.platform.run_state import RunState
 from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import (
     Cursor,

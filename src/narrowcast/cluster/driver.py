@@ -11,8 +11,10 @@ import ray
 from narrowcast.cluster.client_host import HostPool
 from narrowcast.cluster.failure import FailureBudget
 from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
-from narrowcast.platform.rounds import Outcome, Plan, RunState
+from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.run_state import RunState
 
 _SECONDS_HELD = 0.1  # handing a round on takes the driver milliseconds in which its hosts wait
 

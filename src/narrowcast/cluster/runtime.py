@@ -28,7 +28,9 @@ from narrowcast.cluster.driver import Driver
 from narrowcast.cluster.failure import FailureBudget
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.rounds import Outcome, Plan, RunState
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.run_state import RunState
 
 logger = logging.getLogger(__name__)
 

@@ -14,21 +14,13 @@ import numpy as np
 
 from narrowcast.platform.contracts import Algorithm, Broadcast, Discounts, Executor, Task
 from narrowcast.platform.flights import Airspace, Flights
-from narrowcast.platform.rounds import (
-    Outcome,
-    Plan,
-    Progress,
-    RunState,
-    commit,
-    cut,
-    downloads,
-    rotation,
-    step_server,
-    upload_bits,
-)
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import Outcome, commit, cut, downloads, rotation, step_server
+from narrowcast.platform.run_state import Progress, RunState
 from narrowcast.platform.sampling import drawn_from, next_in
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.stragglers import upload_bits
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, ChunkResult, ClientLedger, IntArray, RoundLedger
 

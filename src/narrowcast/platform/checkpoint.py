@@ -11,7 +11,7 @@ from safetensors.numpy import save
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.rounds import RunState
+from narrowcast.platform.run_state import RunState
 
 _FILE = "state.safetensors"
 _FORMAT = "narrowcast-2"

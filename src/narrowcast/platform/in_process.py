@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
-from narrowcast.platform.rounds import Outcome, Plan, RunState
+from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.run_state import RunState
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 

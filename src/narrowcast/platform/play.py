@@ -6,7 +6,9 @@ from collections.abc import Generator
 
 from narrowcast.platform.buffered import buffered
 from narrowcast.platform.contracts import Algorithm, Executor, Task
-from narrowcast.platform.rounds import Outcome, Plan, RunState, rounds
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import Outcome, rounds
+from narrowcast.platform.run_state import RunState
 from narrowcast.platform.schedule import Buffered
 
 

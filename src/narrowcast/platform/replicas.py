@@ -13,18 +13,10 @@ from dataclasses import dataclass, replace
 from narrowcast.platform.chunk_training import naming_chunk_size
 from narrowcast.platform.contracts import Algorithm, LocalCall, Task, TrainsThenUploads
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.rounds import (
-    OpenRound,
-    Outcome,
-    Plan,
-    Progress,
-    RunState,
-    chunks_with_late,
-    close_round,
-    open_round,
-    renewed,
-    rotation,
-)
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import Outcome, close_round, open_round, rotation
+from narrowcast.platform.run_state import Progress, RunState
+from narrowcast.platform.stragglers import OpenRound, chunks_with_late, renewed
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import ChunkResult
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.platform.availability import Always, AnyAvailability
-from narrowcast.platform.clock import Clock
 from narrowcast.platform.contracts import (
     Adapts,
     Algorithm,
@@ -20,16 +17,25 @@ from narrowcast.platform.contracts import (
     Broadcast,
     Discounts,
     Executor,
-    KnowsUploads,
-    Radio,
     Split,
     Task,
 )
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
-from narrowcast.platform.sampling import Sampling, cohort_size, drawn_from, next_in, rotation_of
-from narrowcast.platform.schedule import AnySchedule, Synchronous
+from narrowcast.platform.run_state import Progress, RunState
+from narrowcast.platform.sampling import cohort_size, drawn_from, next_in, rotation_of
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.stragglers import (
+    OpenRound,
+    chunks_with_late,
+    either,
+    foreseen,
+    renewed,
+    upload_bits,
+    weigh,
+    who_is_late,
+)
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import (
     NO_RANK,
@@ -37,84 +43,11 @@ from narrowcast.platform.types import (
     BoolArray,
     Chunk,
     ChunkResult,
-    ClientLedger,
     FloatArray,
     IntArray,
     RoundLedger,
     RoundRecord,
 )
-from narrowcast.platform.waiting import cutoff, epochs_in_time
-
-
-class Plan(BaseModel):
-    """How many rounds, of which clients, and how the rounds are counted.
-
-    `downlink: catch_up` charges each client the rounds it missed, or the whole model where that is less; `every_round`
-    takes it that all clients listen to every broadcast and charges the cohort one round's update, as the paper does.
-
-    The server waits for the first `clients_per_round` uploads of those it asked, and no longer than `deadline_seconds`.
-    Who is late has received, computed and sent, all of it paid for, and does not enter the sum. With `stragglers:
-    partial` a client does as many of its epochs as let it keep the deadline, as in FedProx (Li et al., MLSys 2020); for
-    whom even one is too many is late.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    seed: int = Field(0, ge=0, lt=2**63)
-    rounds: int = Field(100, ge=1)
-    clients_per_round: int = Field(60, ge=1, description="the whole fleet where it is smaller")
-    sampling: Sampling = "round_robin"
-    availability: AnyAvailability = Always()
-    over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="times clients_per_round are asked")
-    deadline_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="from the start of a round")
-    stragglers: Literal["drop", "partial"] = "drop"
-    schedule: AnySchedule = Synchronous()
-    chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
-    downlink: Literal["catch_up", "every_round"] = "catch_up"
-    clock: Clock = Clock()
-    radio: Radio | None = Field(None, description="none: the links of the fleet, as they are")
-    evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
-    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints; the last round has one")
-
-    @model_validator(mode="after")
-    def _partial_work_has_a_deadline(self) -> Self:
-        if self.stragglers == "partial" and self.deadline_seconds is None:
-            raise ValueError("stragglers: partial does what fits before a deadline; give deadline_seconds too")
-        return self
-
-    @model_validator(mode="after")
-    def _without_rounds_nobody_is_late(self) -> Self:
-        if self.schedule.kind == "buffered" and not (self.waits_for_all and self.radio is None):
-            raise ValueError(
-                "schedule: buffered has no rounds; leave out radio, over_selection and deadline_seconds, or schedule"
-            )
-        return self
-
-    @property
-    def waits_for_all(self) -> bool:
-        """Whether nobody can be late."""
-        return self.over_selection == 1 and self.deadline_seconds is None
-
-
-@dataclass(frozen=True)
-class RunState:
-    """Everything that the next round depends on, as it is kept; clients that never took part are as they started.
-
-    Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
-    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none;
-    schedule, what an asynchronous one keeps besides.
-    """
-
-    round_index: int
-    server: Arrays
-    participants: IntArray
-    last_round: IntArray
-    clients: Arrays
-    update_bits: IntArray
-    uplink_bits: int
-    downlink_bits: int
-    simulated_seconds: float
-    schedule: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,53 +76,6 @@ class Runtime(Protocol):
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen; clean up after the last, or when the iterator is closed."""
         ...
-
-
-@dataclass
-class Progress:
-    """A run in the midst of its rounds: changes in place, unlike `RunState`, so that a round costs its cohort only."""
-
-    round_index: int
-    server: Arrays
-    population: Population
-    update_bits: list[int]
-    uplink_bits: int
-    downlink_bits: int
-    simulated_seconds: float
-    schedule: Arrays
-
-    @classmethod
-    def of(cls, state: RunState, algorithm: Algorithm, task: Task) -> Progress:
-        """Go on from what was kept."""
-        population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
-        population.put(state.participants, state.clients)
-        population.last_round[state.participants] = state.last_round
-        return cls(
-            round_index=state.round_index,
-            server=state.server,
-            population=population,
-            update_bits=state.update_bits.tolist(),
-            uplink_bits=state.uplink_bits,
-            downlink_bits=state.downlink_bits,
-            simulated_seconds=state.simulated_seconds,
-            schedule=state.schedule,
-        )
-
-    def snapshot(self) -> RunState:
-        """What has to be kept to go on from here."""
-        participants = self.population.participants()
-        return RunState(
-            round_index=self.round_index,
-            server=self.server,
-            participants=participants,
-            last_round=self.population.last_round[participants],
-            clients=self.population.take(participants),
-            update_bits=np.array(self.update_bits, dtype=np.int64),
-            uplink_bits=self.uplink_bits,
-            downlink_bits=self.downlink_bits,
-            simulated_seconds=self.simulated_seconds,
-            schedule=self.schedule,
-        )
 
 
 def start(algorithm: Algorithm, task: Task) -> RunState:
@@ -246,27 +132,6 @@ def check_plan(plan: Plan, algorithm: Algorithm, task: Task) -> None:
             )
 
 
-def upload_bits(algorithm: Algorithm, broadcast: Broadcast, task: Task, clients: IntArray) -> IntArray | None:
-    """What each client will send where nothing limits it, [C]; None where that is not known before the training."""
-    return algorithm.upload_bits(broadcast.arrays, task, clients) if isinstance(algorithm, KnowsUploads) else None
-
-
-@dataclass(frozen=True)
-class OpenRound:
-    """A round up to the training: who takes part over which links, what the server sends, and the chunks.
-
-    Shapes: cohort [C] ascending; downlink_bits [C], what each downloads; download_seconds [C].
-    """
-
-    round_index: int
-    cohort: IntArray
-    allotment: Allotment
-    broadcast: Broadcast
-    downlink_bits: IntArray
-    download_seconds: FloatArray
-    chunks: list[Chunk]
-
-
 def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, order: IntArray) -> OpenRound:
     """Sample the cohort, see what its links give, cut it into chunks, whose size is the experiment's, and broadcast."""
     round_index = progress.round_index + 1
@@ -283,73 +148,6 @@ def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress,
     known = replace(allotment, lost=either(allotment.lost, late))
     chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population, known, epochs)
     return replace(opened, chunks=chunks)
-
-
-def foreseen(
-    plan: Plan, algorithm: Algorithm, task: Task, opened: OpenRound
-) -> tuple[IntArray | None, BoolArray | None]:
-    """The epochs that each client has time for, and who will be late, [C] each; None where that cannot be known yet."""
-    bits = None if plan.waits_for_all else upload_bits(algorithm, opened.broadcast, task, opened.cohort)
-    if bits is None:
-        return None, None
-    if opened.allotment.budget_bits is not None:
-        bits = np.where(bits <= opened.allotment.budget_bits, bits, 0)
-    samples, epochs = task.training.samples(task, opened.cohort), np.full(len(bits), task.training.epochs)
-
-    def seconds_after(epochs: IntArray) -> FloatArray:
-        return seconds_of(plan, task, opened, samples * epochs, bits)
-
-    partial = None
-    if plan.stragglers == "partial" and plan.deadline_seconds is not None:
-        partial = epochs = epochs_in_time(seconds_after, len(bits), task.training.epochs, plan.deadline_seconds)
-    return partial, who_is_late(plan, opened, seconds_after(epochs), bits)[0]
-
-
-def seconds_of(plan: Plan, task: Task, opened: OpenRound, examples: IntArray, uplink_bits: IntArray) -> FloatArray:
-    """Seconds from the start of the round until each client's upload is in, [C] in the order of the cohort."""
-    upload_seconds = uplink_bits / opened.allotment.uplink_bits_per_second
-    profiles = task.profiles.take(opened.cohort)
-    return plan.clock.client_seconds(profiles, examples, opened.download_seconds, upload_seconds)
-
-
-def who_is_late(plan: Plan, opened: OpenRound, seconds: FloatArray, uplink_bits: IntArray) -> tuple[BoolArray, float]:
-    """Whom the server does not wait for, [C], and when it stops waiting."""
-    uploads = uplink_bits > 0
-    if opened.allotment.lost is not None:
-        uploads = uploads & ~opened.allotment.lost
-    return cutoff(seconds, uploads, plan.clients_per_round, plan.deadline_seconds)
-
-
-def either(first: BoolArray | None, second: BoolArray | None) -> BoolArray | None:
-    """Both marks together; None where there are none."""
-    if first is None or second is None:
-        return second if first is None else first
-    return first | second
-
-
-def chunks_with_late(plan: Plan, task: Task, opened: OpenRound, results: list[ChunkResult]) -> list[Chunk]:
-    """The chunks to train again, since more or fewer uploads count than was known: those of the late do not.
-
-    Where uploads are weighed only after the training, the first one tells who is late. What a client sends does not
-    depend on whether it counts, so that the second is the last.
-    """
-    if plan.waits_for_all:
-        return []
-    ledger = weigh(plan, task, opened, results)
-    counts_not = either(opened.allotment.lost, ledger.late)
-    assert counts_not is not None
-    renewed = [replace(each, lost=counts_not[np.searchsorted(opened.cohort, each.clients)]) for each in opened.chunks]
-    return [
-        after
-        for before, after in zip(opened.chunks, renewed, strict=True)
-        if not np.array_equal(before.arrives(), after.arrives())
-    ]
-
-
-def renewed(results: list[ChunkResult], again: list[ChunkResult]) -> list[ChunkResult]:
-    """The results in the order of the chunks, with some of them replaced."""
-    by_index = {result.index: result for result in (*results, *again)}
-    return [by_index[result.index] for result in results]
 
 
 def allot(plan: Plan, algorithm: Algorithm, task: Task, cohort: IntArray, round_index: int) -> Allotment:
@@ -472,19 +270,6 @@ def downloads(plan: Plan, progress: Progress, broadcast: Broadcast, cohort: IntA
     missed = last_round if plan.downlink == "catch_up" else len(progress.update_bits)
     follows = last_round > 0 if plan.downlink == "catch_up" else np.array(True)
     return np.where(follows, np.minimum(sent_before[-1] - sent_before[missed], full), full)
-
-
-def weigh(plan: Plan, task: Task, opened: OpenRound, results: list[ChunkResult]) -> RoundLedger:
-    """What each client of the round received, computed and sent, in ascending order of clients."""
-    trained = ClientLedger.merged([result.ledger for result in results])
-    seconds = seconds_of(plan, task, opened, trained.examples, trained.uplink_bits)
-    return RoundLedger(
-        **vars(trained),
-        downlink_bits=opened.downlink_bits,
-        seconds=seconds,
-        late=who_is_late(plan, opened, seconds, trained.uplink_bits)[0],
-        staleness=np.zeros(len(opened.cohort), dtype=np.int64),
-    )
 
 
 def summarise(progress: Progress, ledger: RoundLedger, seconds: float) -> RoundRecord:

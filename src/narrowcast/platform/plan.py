@@ -1,0 +1,63 @@
+"""What an experiment says of its rounds: how many, of which clients, when they end and what is counted."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.platform.availability import Always, AnyAvailability
+from narrowcast.platform.clock import Clock
+from narrowcast.platform.contracts import Radio
+from narrowcast.platform.sampling import Sampling
+from narrowcast.platform.schedule import AnySchedule, Synchronous
+
+
+class Plan(BaseModel):
+    """How many rounds, of which clients, and how the rounds are counted.
+
+    `downlink: catch_up` charges each client the rounds it missed, or the whole model where that is less; `every_round`
+    takes it that all clients listen to every broadcast and charges the cohort one round's update, as the paper does.
+
+    The server waits for the first `clients_per_round` uploads of those it asked, and no longer than `deadline_seconds`.
+    Who is late has received, computed and sent, all of it paid for, and does not enter the sum. With `stragglers:
+    partial` a client does as many of its epochs as let it keep the deadline, as in FedProx (Li et al., MLSys 2020); for
+    whom even one is too many is late.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    rounds: int = Field(100, ge=1)
+    clients_per_round: int = Field(60, ge=1, description="the whole fleet where it is smaller")
+    sampling: Sampling = "round_robin"
+    availability: AnyAvailability = Always()
+    over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="times clients_per_round are asked")
+    deadline_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="from the start of a round")
+    stragglers: Literal["drop", "partial"] = "drop"
+    schedule: AnySchedule = Synchronous()
+    chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
+    downlink: Literal["catch_up", "every_round"] = "catch_up"
+    clock: Clock = Clock()
+    radio: Radio | None = Field(None, description="none: the links of the fleet, as they are")
+    evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints; the last round has one")
+
+    @model_validator(mode="after")
+    def _partial_work_has_a_deadline(self) -> Self:
+        if self.stragglers == "partial" and self.deadline_seconds is None:
+            raise ValueError("stragglers: partial does what fits before a deadline; give deadline_seconds too")
+        return self
+
+    @model_validator(mode="after")
+    def _without_rounds_nobody_is_late(self) -> Self:
+        if self.schedule.kind == "buffered" and not (self.waits_for_all and self.radio is None):
+            raise ValueError(
+                "schedule: buffered has no rounds; leave out radio, over_selection and deadline_seconds, or schedule"
+            )
+        return self
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether nobody can be late."""
+        return self.over_selection == 1 and self.deadline_seconds is None

@@ -1,0 +1,79 @@
+"""Where a run stands: as it is kept, and as it changes from round to round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.population import Population
+from narrowcast.platform.types import Arrays, IntArray
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything that the next round depends on, as it is kept; clients that never took part are as they started.
+
+    Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
+    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none;
+    schedule, what an asynchronous one keeps besides.
+    """
+
+    round_index: int
+    server: Arrays
+    participants: IntArray
+    last_round: IntArray
+    clients: Arrays
+    update_bits: IntArray
+    uplink_bits: int
+    downlink_bits: int
+    simulated_seconds: float
+    schedule: Arrays = field(default_factory=dict)
+
+
+@dataclass
+class Progress:
+    """A run in the midst of its rounds: changes in place, unlike `RunState`, so that a round costs its cohort only."""
+
+    round_index: int
+    server: Arrays
+    population: Population
+    update_bits: list[int]
+    uplink_bits: int
+    downlink_bits: int
+    simulated_seconds: float
+    schedule: Arrays
+
+    @classmethod
+    def of(cls, state: RunState, algorithm: Algorithm, task: Task) -> Progress:
+        """Go on from what was kept."""
+        population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
+        population.put(state.participants, state.clients)
+        population.last_round[state.participants] = state.last_round
+        return cls(
+            round_index=state.round_index,
+            server=state.server,
+            population=population,
+            update_bits=state.update_bits.tolist(),
+            uplink_bits=state.uplink_bits,
+            downlink_bits=state.downlink_bits,
+            simulated_seconds=state.simulated_seconds,
+            schedule=state.schedule,
+        )
+
+    def snapshot(self) -> RunState:
+        """What has to be kept to go on from here."""
+        participants = self.population.participants()
+        return RunState(
+            round_index=self.round_index,
+            server=self.server,
+            participants=participants,
+            last_round=self.population.last_round[participants],
+            clients=self.population.take(participants),
+            update_bits=np.array(self.update_bits, dtype=np.int64),
+            uplink_bits=self.uplink_bits,
+            downlink_bits=self.downlink_bits,
+            simulated_seconds=self.simulated_seconds,
+            schedule=self.schedule,
+        )

@@ -1,0 +1,60 @@
+"""Stragglers, absences and buffers keep their results on actors, and on killed ones."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+# Forty epochs make a round last long enough to be killed in its midst.
+SETTINGS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=5")
+FLEET = "fleet={kind: lognormal, uplink_mbit_per_second: {median: 0.1, sigma: 1}}"
+KINDS = {
+    "stragglers": ["over_selection=1.3", "deadline_seconds=25"],
+    "trained-twice": ["over_selection=1.3", "algorithm.codec=quantise", "training.epochs=20"],
+    "partial": ["deadline_seconds=20", "stragglers=partial", "clock.seconds_per_example=2e-3"],
+    "absent": ["availability={kind: bernoulli, probability: 0.05}"],
+    "buffered": ["schedule={kind: buffered, concurrency: 20, buffer_size: 10}"],
+}
+every = pytest.mark.parametrize("kind", list(KINDS))
+
+
+def experiment_of(kind: str) -> Experiment:
+    return load_experiment("fedavg-digits", [*SETTINGS, FLEET, "algorithm={kind: fedavg}", *KINDS[kind]])
+
+
+def play(experiment: Experiment, runtime: Runtime, *, kill: str = "") -> list[Outcome]:
+    task = experiment.task(experiment.data.load())
+    outcomes = []
+    for outcome in runtime.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task)):
+        outcomes.append(outcome)
+        if kill and outcome.record.round == 3:
+            time.sleep(0.05)  # the driver is now at work on the next round
+            family = psutil.Process().children(recursive=True)
+            next(each for each in family if any(f"ray::{kill}" in part for part in each.cmdline())).kill()
+    return outcomes
+
+
+@every
+def test_killed_actors_change_nothing(kind: str) -> None:
+    experiment = experiment_of(kind)
+    alone = play(experiment, LocalRuntime())
+    assert sum(outcome.record.late for outcome in alone) > 0 or kind in ("absent", "buffered", "partial")
+    for victim in ("ClientHost", "Driver"):
+        killed = play(experiment, RayRuntime(actors=2), kill=victim)
+        assert [repr(outcome.record) for outcome in killed] == [repr(outcome.record) for outcome in alone]
+        assert sha256(experiment, killed) == sha256(experiment, alone)
+
+
+def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
+    state = outcomes[-1].state
+    assert state is not None
+    return model_sha256(experiment.algorithm, state)
