@@ -20,7 +20,7 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.reproduce.colr_components import measure_components
-from narrowcast.reproduce.colr_times import measure_times
+from narrowcast.reproduce.timing import measure_times
 from narrowcast.reproduce.wanted import Wanted
 
 _MEASURES = {"times": measure_times, "components": measure_components}

@@ -46,7 +46,7 @@ def reproduce(
         raise UserError(f"{name} has no rounds; leave out --rounds")
     writable(output)
     jobs = [Job(wanted, seed, rounds, output / RUNS) for wanted in target.wanted for seed in range(seeds)]
-    ended = _play_missing(jobs, at_once, say) if jobs else {}
+    ended = _play_missing(jobs, 1 if target.alone else at_once, say) if jobs else {}
     results = {wanted.label: [ended[job.name] for job in jobs if job.wanted is wanted] for wanted in target.wanted}
     verdicts = target.finish(results, output / name)
     notes = [f"Source: {target.source}."]

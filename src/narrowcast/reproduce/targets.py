@@ -26,13 +26,17 @@ WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure; `finish` draws PNG files named PATH.png and the like, and gives the verdicts."""
+    """A table or figure; `finish` draws PNG files named PATH.png and the like, and gives the verdicts.
+
+    `alone`: its runs are timed, and so played one at a time.
+    """
 
     source: str
     what: str
     takes: str
     finish: Callable[[Results, Path], list[Verdict]]
     wanted: tuple[Wanted, ...] = ()
+    alone: bool = False
 
 
 def _table_1(results: Results, path: Path) -> list[Verdict]:
@@ -94,6 +98,7 @@ TARGETS: Mapping[str, Target] = {
         "18 timings a seed, 5 min",
         _table_2,
         colr_times.wanted_times(),
+        alone=True,
     ),
     "colr-table4": Target(COLR, "Table 4: SCoLR at r_g = 64 to 2", "6 runs a seed, 3 min", _table_4, _wanted(TABLE_4)),
     "colr-fig2": Target(

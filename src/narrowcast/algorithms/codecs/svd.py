@@ -51,11 +51,14 @@ class SVD(Factored):
         }, {}
 
     def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
-        """U S V."""
+        """U S V; rows of zeros in U cost nothing."""
         if self.parts == "uv":
             return super().product(name, factors)
-        left: NDArray[np.float32] = factors[name + LEFT] * factors[name + _VALUES]
-        return left @ factors[name + RIGHT]
+        left, right = factors[name + LEFT], factors[name + RIGHT] * factors[name + _VALUES][:, None]
+        used = np.flatnonzero(left.any(axis=1))
+        matrix = np.zeros((len(left), right.shape[1]), dtype=np.float32)
+        matrix[used] = left[used] @ right
+        return matrix
 
 
 def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -69,7 +69,7 @@ class TopK(Transform):
 
 def _largest(flat: NDArray[np.float32], count: int) -> IntArray:
     """The places of the `count` values of largest magnitude, ascending; zeros are not looked at unless they are due."""
-    places = np.flatnonzero(flat)
+    places = np.flatnonzero(flat != 0)
     if len(places) <= count:
         zeros = np.flatnonzero(flat == 0)[: count - len(places)]
         return np.sort(np.concatenate([places, zeros]))
