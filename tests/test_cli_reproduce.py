@@ -68,7 +68,7 @@ def test_it_is_interrupted_and_goes_on_to_a_table(tmp_path: Path) -> None:
     assert names == sorted(f"scolr-ml1m-rank-{rank}-seed-0-rounds-20" for rank in (64, 32, 16, 8, 4, 2))
     rows = rows_of(tmp_path / "colr-table4.csv")
     assert [row["what"] for row in rows[:2]] == ["HR@10, SCoLR r_g = 64", "HR@10, SCoLR r_g = 32"]
-    assert {row["verdict"] for row in rows} == {"shortened to 20 rounds"}
+    assert {row["verdict"] for row in rows} == {"shortened to 20 of 1000 rounds"}
     result = json.loads((runs / names[0] / "result.json").read_text())
     shown = next(row for row in rows if row["what"] == "HR@10, SCoLR r_g = 16")
     assert shown["ours"] == f"{100 * result['final']['test.hr@10']:.2f}"

@@ -44,26 +44,26 @@ def reproduce(
     target = find_target(name)
     if not target.wanted and rounds is not None:
         raise UserError(f"{name} has no rounds; leave out --rounds")
+    own = next((Job(wanted, 0, None, output).experiment.rounds for wanted in target.wanted), None)
+    rounds = None if rounds == own else rounds
     writable(output)
     jobs = [Job(wanted, seed, rounds, output / RUNS) for wanted in target.wanted for seed in range(seeds)]
     ended = _play_missing(jobs, 1 if target.alone else at_once, say) if jobs else {}
-    results = {wanted.label: [ended[job.name] for job in jobs if job.wanted is wanted] for wanted in target.wanted}
-    verdicts = target.finish(results, output / name)
+    results = {wanted.label: [ended[job.name] for job in jobs if job.wanted == wanted] for wanted in target.wanted}
     notes = [f"Source: {target.source}."]
     if jobs:
-        notes.append(f"Ours: mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}, the last round.")
-    if rounds is not None:
-        notes.append(f"Shortened to {rounds} rounds: not to be compared.")
-        verdicts = [replace(verdict, verdict=f"shortened to {rounds} rounds") for verdict in verdicts]
-    title = f"{name}: {target.what}"
-    (output / f"{name}.md").write_text(as_markdown(title, verdicts, notes))
-    (output / f"{name}.csv").write_text(as_csv(verdicts))
-    files = sorted(path for path in output.iterdir() if path.name.startswith(_stem(name)) and path.is_file())
-    return Reproduction(title, tuple(notes), verdicts, files)
-
-
-def _stem(name: str) -> str:
-    return "wireless" if name == "wireless-figures" else f"{name}."
+        notes.append(f"Ours: mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}.")
+    try:
+        verdicts, plots = target.finish(results, output / name)
+        if rounds is not None and own is not None:
+            changed = f"{'shortened' if rounds < own else 'lengthened'} to {rounds} of {own} rounds"
+            verdicts = [replace(verdict, verdict=changed) for verdict in verdicts]
+        title, files = f"{name}: {target.what}", [output / f"{name}.md", output / f"{name}.csv"]
+        files[0].write_text(as_markdown(title, verdicts, notes))
+        files[1].write_text(as_csv(verdicts))
+    except OSError as error:
+        raise RunFailed(f"cannot write to {output} ({error.strerror}); make room and give the same command") from error
+    return Reproduction(title, tuple(notes), verdicts, [*files, *plots])
 
 
 def _play_missing(jobs: list[Job], at_once: int, say: Callable[[str], None]) -> dict[str, Mapping[str, Any]]:

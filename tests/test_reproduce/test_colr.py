@@ -13,7 +13,16 @@ from sklearn.decomposition import PCA
 
 from narrowcast.experiment import load_experiment
 from narrowcast.reproduce import colr_components, colr_times
-from narrowcast.reproduce.colr_accuracy import FIGURE_3, FIGURE_4, TABLE_4, judge_order, judge_points, plot_points
+from narrowcast.reproduce.colr_accuracy import (
+    COLR,
+    FIGURE_3,
+    FIGURE_4,
+    SVD,
+    TABLE_4,
+    judge_order,
+    judge_points,
+    plot_points,
+)
 from narrowcast.reproduce.report import as_csv, as_markdown
 from narrowcast.reproduce.targets import TARGETS
 from narrowcast.reproduce.verdict import Verdict, judge_mean
@@ -64,10 +73,11 @@ def test_values_read_off_a_plot_have_more_room(points: Any) -> None:
 
 
 def test_who_is_ahead_is_read_from_the_means() -> None:
-    svd = tuple(point for point in FIGURE_4 if point.series == "SVD")
-    ahead = judge_order("CoLR", svd, (2, 1), exact(FIGURE_4))
-    assert (ahead.ours, ahead.verdict) == ("by +1.30 to +4.80", "agrees")
-    assert judge_order("CoLR", svd, (32, 16, 8, 4), exact(FIGURE_4)).verdict == "differs"
+    judged = judge_order(COLR, SVD, exact(FIGURE_4))
+    assert (judged.paper, judged.ours, judged.verdict) == ("-0.60 to +4.80", "-0.60 to +4.80", "the same order")
+    assert judged.what == "HR@10, CoLR less SVD at 32, 16, 8, 4, 2, 1"
+    better = {**exact(FIGURE_4), **exact(COLR, shift=0.5)}
+    assert judge_order(COLR, SVD, better).verdict == "another order at 32, 16, 8"
 
 
 def test_every_wanted_run_is_an_experiment_of_its_own() -> None:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from narrowcast.reproduce import colr_components, colr_times, wireless, wireless_figures
+from narrowcast.reproduce.colr_accuracy import COLR as COLR_POINTS
 from narrowcast.reproduce.colr_accuracy import (
     FEDMF,
     FIGURE_3,
     FIGURE_4,
+    SVD,
     TABLE_4,
+    TOP_K,
     Point,
     judge_order,
     judge_points,
@@ -24,9 +27,12 @@ COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
 WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
 
 
+Finished = tuple[list[Verdict], list[Path]]
+
+
 @dataclass(frozen=True)
 class Target:
-    """A table or figure; `finish` draws PNG files named PATH.png and the like, and gives the verdicts.
+    """A table or figure; `finish` gives the verdicts and draws PNG files, PATH.png or beside it, which it names.
 
     `alone`: its runs are timed, and so played one at a time.
     """
@@ -34,55 +40,55 @@ class Target:
     source: str
     what: str
     takes: str
-    finish: Callable[[Results, Path], list[Verdict]]
+    finish: Callable[[Results, Path], Finished]
     wanted: tuple[Wanted, ...] = ()
     alone: bool = False
 
 
-def _table_1(results: Results, path: Path) -> list[Verdict]:
+def _table_1(results: Results, path: Path) -> Finished:
     del results
     rows = wireless.compute_table1()
-    wireless.plot_table1(rows, path.with_suffix(".png"))
-    return [*wireless.judge_table1(rows), *wireless.judge_section31()]
+    wireless.plot_table1(rows, png := path.with_suffix(".png"))
+    return [*wireless.judge_table1(rows), *wireless.judge_section31()], [png]
 
 
-def _figures_2_to_4(results: Results, path: Path) -> list[Verdict]:
+def _figures_2_to_4(results: Results, path: Path) -> Finished:
     del results
     curves = wireless_figures.compute_figures()
-    wireless_figures.plot_figures(curves, path.parent)
-    return wireless_figures.judge_figures(curves)
+    return wireless_figures.judge_figures(curves), wireless_figures.plot_figures(curves, path.parent)
 
 
-def _table_4(results: Results, path: Path) -> list[Verdict]:
-    plot_points(TABLE_4, results, "Table 4: SCoLR on ml-1m, uniform ranks up to r_g", path.with_suffix(".png"))
-    return judge_points(TABLE_4, results)
+def _table_4(results: Results, path: Path) -> Finished:
+    title = "Table 4: SCoLR on ml-1m, uniform ranks up to r_g"
+    plot_points(TABLE_4, results, title, png := path.with_suffix(".png"))
+    return judge_points(TABLE_4, results), [png]
 
 
-def _figure_3(results: Results, path: Path) -> list[Verdict]:
-    plot_points(FIGURE_3, results, "Figure 3: CoLR and FedMF on ml-1m at the same payload", path.with_suffix(".png"))
+def _figure_3(results: Results, path: Path) -> Finished:
+    title = "Figure 3: CoLR and FedMF on ml-1m at the same payload"
+    plot_points(FIGURE_3, results, title, png := path.with_suffix(".png"))
     same_payload = tuple(point for point in FEDMF if point.size < 64)
-    order = judge_order("CoLR", same_payload, (32, 16, 8, 4, 2, 1), results)
-    return [*judge_points(FIGURE_3, results), order]
+    return [*judge_points(FIGURE_3, results), judge_order(COLR_POINTS, same_payload, results)], [png]
 
 
-def _figure_4(results: Results, path: Path) -> list[Verdict]:
-    plot_points(FIGURE_4, results, "Figure 4: CoLR, SVD and Top-K on ml-1m", path.with_suffix(".png"))
+def _figure_4(results: Results, path: Path) -> Finished:
+    plot_points(FIGURE_4, results, "Figure 4: CoLR, SVD and Top-K on ml-1m", png := path.with_suffix(".png"))
     orders = [
-        judge_order("CoLR", tuple(point for point in FIGURE_4 if point.series == series), sizes, results)
-        for series in ("SVD", "Top-K")
-        for sizes in ((2, 1), (32, 16, 8, 4))
+        judge_order(COLR_POINTS, tuple(point for point in rivals if (point.size > 2) == wide), results)
+        for rivals in (SVD, TOP_K)
+        for wide in (True, False)
     ]
-    return [*judge_points(FIGURE_4, results), *orders]
+    return [*judge_points(FIGURE_4, results), *orders], [png]
 
 
-def _table_2(results: Results, path: Path) -> list[Verdict]:
-    colr_times.plot_times(results, path.with_suffix(".png"))
-    return colr_times.judge_times(results)
+def _table_2(results: Results, path: Path) -> Finished:
+    colr_times.plot_times(results, png := path.with_suffix(".png"))
+    return colr_times.judge_times(results), [png]
 
 
-def _figure_2(results: Results, path: Path) -> list[Verdict]:
-    colr_components.plot_components(results, path.with_suffix(".png"))
-    return colr_components.judge_components(results)
+def _figure_2(results: Results, path: Path) -> Finished:
+    colr_components.plot_components(results, png := path.with_suffix(".png"))
+    return colr_components.judge_components(results), [png]
 
 
 def _wanted(points: tuple[Point, ...]) -> tuple[Wanted, ...]:
