@@ -115,7 +115,7 @@ def _row(what: str, paper: str, values: list[float], verdict: str) -> Verdict:
 
 
 def plot_components(results: Results, path: Path) -> None:
-    """N95 and N99 by round: means over participants and seeds, with a band of a standard deviation over participants."""
+    """N95 and N99 by round: means over participants and seeds; the band is a standard deviation over participants."""
     figure, (axes,) = new_figure("Figure 2: principal components of an update, FedMF-64 on ml-1m", panels=1)
     seeds = results[WANTED.label]
     for name, colour in zip(SHARES, (BLUE, GREEN), strict=True):
