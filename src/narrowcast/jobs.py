@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -25,6 +27,7 @@ from narrowcast.reproduce.wanted import Wanted
 
 _MEASURES = {"times": measure_times, "components": measure_components}
 _RESULT = "result.json"
+_CLEANUP_SECONDS = 60.0  # more than a run waits for its tracking store
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -103,7 +106,7 @@ def play_all(
     waiting, running = list(reversed(jobs)), dict[Future[Mapping[str, Any]], Job]()
     ended: dict[str, Mapping[str, Any] | Exception] = {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(at_once, len(jobs)), context, initializer=_leave_signals_to_the_parent) as pool:
+    with ProcessPoolExecutor(min(at_once, len(jobs)), context, initializer=_follow_the_parent) as pool:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
@@ -137,5 +140,16 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _leave_signals_to_the_parent() -> None:
+def _follow_the_parent() -> None:
+    """Leave Ctrl-C to the parent, and end where it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a process of the pool"
+    parent.join()
+    while True:  # the first one ends the run, the next the process
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_CLEANUP_SECONDS)

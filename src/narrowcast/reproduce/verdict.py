@@ -29,7 +29,7 @@ def judge_mean(what: str, paper: float, ours: Sequence[float], tolerance: float,
         f"{paper:.{digits}f}",
         mean_and_spread(ours, digits),
         f"reproduced, within {tolerance:g}" if agrees else f"differs by more than {tolerance:g}",
-        f"{difference:+.{digits}f}",
+        f"{round(difference, digits) + 0.0:+.{digits}f}",
         tuple(map(float, ours)),
     )
 
