@@ -46,8 +46,21 @@ PAPER: dict[str, Any] = {
     "fleet.tiers.0.downlink_mbit_per_second": 0.75 * 2**23 / 1e6,
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "fedmf-ml1m": {"kind": "fedmf", "aggregation": "per_item_mean", "rows": "all"},
-    "colr-ml1m": {"kind": "colr", "rank": 4, "aggregation": "per_item_mean", "basis": "orthonormal", "rows": "all"},
+    "fedmf-ml1m": {
+        "kind": "fedmf",
+        "aggregation": "per_item_mean",
+        "rows": "all",
+        "codec": [],
+        "downlink_codec": [],
+    },
+    "colr-ml1m": {
+        "kind": "colr",
+        "rank": 4,
+        "aggregation": "per_item_mean",
+        "basis": "orthonormal",
+        "rows": "all",
+        "codec": [],
+    },
     "scolr-ml1m": {
         "kind": "scolr",
         "rank": 8,
@@ -55,6 +68,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "aggregation": "per_item_mean",
         "basis": "orthonormal",
         "rows": "all",
+        "codec": [],
     },
 }
 

@@ -1,8 +1,9 @@
-"""The command line: run, compare, data, ui, sync and show."""
+"""The command line: run, show, compare, reproduce, data, ui and sync."""
 
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -51,6 +52,7 @@ def cli() -> None:
     narrowcast run scolr-ml100k algorithm.rank=16     with another rank
     narrowcast run my.yaml --executor local           your own file, without Ray
     narrowcast compare runs/a runs/b                  a table and a plot of several runs
+    narrowcast reproduce colr-table4                  a paper's table, its numbers beside ours
     narrowcast ui                                     all runs in the MLflow UI
     """  # noqa: D301 - click wants the character
 
@@ -236,6 +238,66 @@ def compare(runs: tuple[str, ...], output: Path, plot: Path | None) -> None:
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror}); give another place with --plot") from error
     click.echo(f"plot    {target}")
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--list", "listing", is_flag=True, help="What can be reproduced, and how long it takes.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Seeds 0, 1, ... of each run.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Cut every run short, for a quick look.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time, one core each; all cores by default.")
+@click.option("--output", type=OUTPUT, default=Path("runs/reproduce"), show_default=True, help="Folder of it all.")
+def reproduce(
+    name: str | None, *, listing: bool, seeds: int, rounds: int | None, jobs: int | None, output: Path
+) -> None:
+    """Reproduce NAME, a table or figure of a paper, and set its numbers beside ours.
+
+    Plays the runs that it needs, several at a time, and ends in a table: the paper's number, ours as mean and standard
+    deviation over the seeds, the difference, and whether that counts as reproduced. The same goes to OUTPUT/NAME.csv
+    and NAME.md, with a plot in NAME.png. The runs stand in OUTPUT/runs and are ordinary ones (narrowcast compare, ui).
+
+    Interrupt it when you like: the same command goes on. What is finished is not run again, and targets share runs.
+
+    \b
+    narrowcast reproduce --list                           what there is
+    narrowcast reproduce wireless-table1                  seconds, no training
+    narrowcast reproduce colr-fig3 --rounds 50 --seeds 1  a quick look at the machinery
+    narrowcast reproduce colr-table4                      the real thing, on all cores
+
+    The exit status is 0 whatever the verdicts, 1 where a run failed.
+    """  # noqa: D301 - click wants the character
+    from narrowcast.reproduce.report import verdict_table
+    from narrowcast.reproduce.targets import TARGETS
+
+    if listing:
+        table = Table("name", "what it is", "3 seeds on 2 cores", "source", box=None, pad_edge=False)
+        for each, target in TARGETS.items():
+            table.add_row(each, target.what, target.takes, target.source)
+        _console().print(table)
+        return
+    if name is None:
+        raise UserError(f"nothing to reproduce; name one of {', '.join(TARGETS)} (narrowcast reproduce --list)")
+    from narrowcast import reproduction
+
+    words = ["narrowcast", "reproduce", name, "--seeds", str(seeds), "--output", str(output)]
+    again = shlex.join(
+        [*words, *(["--rounds", str(rounds)] if rounds else []), *(["--jobs", str(jobs)] if jobs else [])]
+    )
+    try:
+        done = reproduction.reproduce(
+            name, seeds=seeds, rounds=rounds, at_once=jobs or os.cpu_count() or 1, output=output, say=_say
+        )
+    except RunFailed as error:
+        raise RunFailed(f"{error} [{again}]") from error
+    except KeyboardInterrupt:
+        raise RunFailed(f"interrupted; go on with: {again}") from None
+    _console().print(verdict_table(done.title, done.verdicts))
+    for line in (*done.notes, *map(str, done.files)):
+        click.echo(line)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _run_folder(name: str, output: Path) -> Path:

@@ -243,9 +243,7 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: Progress, monitored
     """Open the journal, MLflow and the machine's load, and close all of them."""
     experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
     tags = run_tags(experiment, prepared.task)
-    config = io.StringIO()
-    write_yaml(experiment.plain(), config)
-    write_atomically(folder / "config.yaml", config.getvalue().encode())
+    write_config(experiment, folder)
     journal = Journal.open(folder)
     sender = Sender(folder, uri, cursor, journal.rounds)
     stop_monitor = monitor_system(
@@ -269,6 +267,13 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: Progress, monitored
         costs = as_metrics(recorder.result["targets"]) if recorder.result else {}
         if not (sent and close_run(folder, uri, sender.cursor, status, tags, costs)):
             logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
+
+
+def write_config(experiment: Experiment, folder: Path) -> None:
+    """Write `config.yaml`, every default filled in."""
+    config = io.StringIO()
+    write_yaml(experiment.plain(), config)
+    write_atomically(folder / "config.yaml", config.getvalue().encode())
 
 
 def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -> dict[str, Any]:

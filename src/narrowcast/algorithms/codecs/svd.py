@@ -51,21 +51,29 @@ class SVD(Factored):
         }, {}
 
     def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
-        """U S V."""
+        """U S V; rows of zeros in U cost nothing."""
         if self.parts == "uv":
             return super().product(name, factors)
-        left: NDArray[np.float32] = factors[name + LEFT] * factors[name + _VALUES]
-        return left @ factors[name + RIGHT]
+        left, right = factors[name + LEFT], factors[name + RIGHT] * factors[name + _VALUES][:, None]
+        used = np.flatnonzero(left.any(axis=1))
+        matrix = np.zeros((len(left), right.shape[1]), dtype=np.float32)
+        matrix[used] = left[used] @ right
+        return matrix
 
 
 def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """U [m, r], the r largest singular values descending, and V [r, d], of a finite matrix [m, d]."""
-    exact = matrix.astype(np.float64)
-    wide = exact.shape[0] < exact.shape[1]
-    tall = exact.T if wide else exact
-    _, vectors = np.linalg.eigh(tall.T @ tall)
+    """U [m, r], the r largest singular values descending, and V [r, d], of a finite matrix [m, d].
+
+    Rows of zeros, of which a client's change has many, cost nothing: theirs of U are zero.
+    """
+    wide = matrix.shape[0] < matrix.shape[1]
+    tall = matrix.T if wide else matrix
+    used = np.flatnonzero(tall.any(axis=1))
+    dense = tall[used].astype(np.float64)
+    _, vectors = np.linalg.eigh(dense.T @ dense)
     right = vectors[:, ::-1][:, :rank]
-    image = tall @ right
+    image = dense @ right
     values = np.sqrt(np.einsum("mr,mr->r", image, image))
-    left = np.divide(image, values, out=np.zeros_like(image), where=values > 0)
+    left = np.zeros((len(tall), rank))
+    left[used] = np.divide(image, values, out=np.zeros_like(image), where=values > 0)
     return (right, values, left.T) if wide else (left, values, right.T)

@@ -9,13 +9,14 @@ from math import ceil, prod
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.indices import IndexLayout, max_index_bytes, read_indices, write_indices
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform
 from narrowcast.algorithms.codecs.wire import Reader
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, IntArray
 
 VALUES = "values"
 
@@ -51,8 +52,7 @@ class TopK(Transform):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """The places, then the values."""
         flat = np.concatenate([values.ravel() for values in tensors.values()] or [np.empty(0, np.float32)])
-        kept = self.kept(len(flat))
-        places = np.sort(np.argpartition(-np.abs(flat), kept - 1)[:kept]) if kept else np.empty(0, dtype=np.int64)
+        places = _largest(flat, self.kept(len(flat)))
         data, after = rest.write({VALUES: flat[places]}, key, state)
         return write_indices(places, len(flat), self.indices) + data, after
 
@@ -65,6 +65,17 @@ class TopK(Transform):
         ends = np.cumsum([prod(shape) for shape in shapes.values()])
         parts = np.split(flat, ends[:-1]) if shapes else []
         return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _largest(flat: NDArray[np.float32], count: int) -> IntArray:
+    """The places of the `count` values of largest magnitude, ascending; zeros are not looked at unless they are due."""
+    places = np.flatnonzero(flat != 0)
+    if len(places) <= count:
+        zeros = np.flatnonzero(flat == 0)[: count - len(places)]
+        return np.sort(np.concatenate([places, zeros]))
+    if not count:
+        return places[:0]
+    return places[np.sort(np.argpartition(-np.abs(flat[places]), count - 1)[:count])]
 
 
 def _size(shapes: Shapes) -> int:

@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
 from narrowcast.algorithms.codecs.coded_rows import LIKELY
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.codecs.whole_matrix import WHOLE
 from narrowcast.algorithms.federated.codec_state import init_codec_state
 from narrowcast.algorithms.federated.row_updates import (
     Aggregation,
@@ -24,17 +25,19 @@ from narrowcast.algorithms.federated.row_updates import (
     changed_rows,
     mean_change,
     only_factorisation,
-    only_touched_rows_are_coded,
     train_and_send,
 )
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_rows
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.seeds import stream_keys
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload
 
-_CHANGED = "changed_rows"
+_CHANGED, _SENT, _KEY = "changed_rows", "sent", "downlink_key"
+_REMEMBER = ("error_feedback", "power_sgd")
 
 
 class FedMF(BaseModel):
@@ -42,6 +45,10 @@ class FedMF(BaseModel):
 
     Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation, Algorithm 1's weights are
     `weighted`. 2. `rows: touched` sends only the changed rows; `all` sends zeros too, as the paper counts.
+
+    With `rows: all` a `codec` sees the client's whole change, zeros included, and with `downlink_codec` Q moves by what
+    is decoded of the mean change. Both with the same `svd` or `top_k` are the baselines of the paper's Fig. 4 as in its
+    released code: each row of the sum is divided by the clients that touched it, whatever Top-K left of theirs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,31 +58,40 @@ class FedMF(BaseModel):
     rows: RowLayout = "touched"
     codec: Stages = ()
     server_learning_rate: float = Field(1.0, gt=0)
+    downlink_codec: Stages = ()
 
     def check(self, task: Task) -> None:
-        """Only matrix factorisation has rows to send."""
+        """Only matrix factorisation has rows to send; only touched rows have a memory."""
         only_factorisation(self.kind, task)
-        only_touched_rows_are_coded(self.codec, self.rows)
+        whole = {"codec": self.codec if self.rows == "all" else (), "downlink_codec": self.downlink_codec}
+        for field, stages in whole.items():
+            if remembers := [stage.kind for stage in stages if stage.kind in _REMEMBER]:
+                advice = "algorithm.rows = touched" if field == "codec" else "another stage"
+                raise UserError(f"algorithm.{field} has {remembers[0]}, which whole matrices go without; use {advice}")
 
     def init(self, task: Task) -> Arrays:
         """Q, and which of its rows the last round changed."""
         server = task.model.init_server(task.data, task.seed)
-        return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool)}
+        return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool), _SENT: np.empty(0, dtype=np.uint8)}
 
     def init_clients(self, task: Task) -> Arrays:
         """The user factors P, and what the codec keeps."""
         clients = task.model.init_clients(task.data, task.seed)
+        if self.rows == "all":
+            return clients
         rows = {LIKELY: (task.data.n_items, clients[USER_FACTORS].shape[1])}
         return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, rows)}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Q, or its changed rows for a client that holds the last round's."""
-        del task
+        """Q, or its changed rows for a client that holds the last round's, or the last change as it was coded."""
         item_factors = np.asarray(server[ITEM_FACTORS])
         changed = np.flatnonzero(server[_CHANGED])
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
-        update = RowsPayload(len(item_factors), changed, item_factors[changed], self.rows, mask=False)
-        return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
+        update: Payload = RowsPayload(len(item_factors), changed, item_factors[changed], self.rows, mask=False)
+        if self.downlink_codec:
+            update = EncodedUpdate(np.asarray(server[_SENT]).tobytes())
+        key = stream_keys(task.seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))
+        return Broadcast({ITEM_FACTORS: item_factors, _KEY: key}, full, update if round_index > 1 else None)
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the chunk's clients on whole rows."""
@@ -91,10 +107,17 @@ class FedMF(BaseModel):
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Q += mean change."""
-        del broadcast
-        item_factors = np.asarray(server[ITEM_FACTORS]) + np.float32(self.server_learning_rate) * mean_change(total)
-        return {ITEM_FACTORS: item_factors, _CHANGED: changed_rows(total)}
+        """Q += mean change, or what is decoded of it, at the server's learning rate."""
+        change, sent = np.float32(self.server_learning_rate) * mean_change(total), b""
+        if self.downlink_codec and np.isfinite(change).all():
+            codec, key = Codec(self.downlink_codec), int(broadcast[_KEY][0])
+            sent = codec.encode({WHOLE: change}, key).to_bytes()
+            change = codec.decode(sent, {WHOLE: change.shape}, key)[WHOLE]
+        return {
+            ITEM_FACTORS: np.asarray(server[ITEM_FACTORS]) + change,
+            _CHANGED: changed_rows(total),
+            _SENT: np.frombuffer(sent, dtype=np.uint8),
+        }
 
     def final(self, server: Arrays) -> Arrays:
         """Q."""

@@ -41,7 +41,7 @@ def only_factorisation(kind: str, task: Task) -> None:
 
 
 def only_touched_rows_are_coded(codec: Stages, layout: RowLayout) -> None:
-    """Raise a `UserError` where every row is to be sent through a codec, whose own `entropy` is for that."""
+    """Raise a `UserError` where every row of low-rank components is to be sent through a codec."""
     if codec and layout != "touched":
         raise UserError('algorithm.codec sends touched rows; leave out algorithm.rows = "all"')
 
@@ -77,7 +77,7 @@ def train_and_send(
     factors = client_factors(how.aggregation, task.data.examples[chunk.clients[samples.order]], components)
     if how.codec.stages:
         result = train(factors, True)
-        uploads = coded_uploads(task, chunk, samples, result, components, factors, how.codec, how.levels)
+        uploads = coded_uploads(task, chunk, samples, result, components, factors, how.codec, how.layout, how.levels)
     else:
         ranks = components.sum(axis=1)
         bits = plain_bits(task, samples, ranks, how.aggregation, how.layout)

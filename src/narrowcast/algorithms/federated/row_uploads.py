@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_rows import decode_rows, encode_rows
 from narrowcast.algorithms.codecs.error_feedback import memory_of_rows, with_memory_of_rows
+from narrowcast.algorithms.codecs.rows import RowLayout
 from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
+from narrowcast.algorithms.codecs.whole_matrix import decode_matrix, encode_matrix
 from narrowcast.algorithms.federated.codec_state import as_client_state, codec_state
 from narrowcast.algorithms.local_training.batches import likely_rows
 from narrowcast.algorithms.local_training.fused import FusedResult
@@ -65,10 +67,12 @@ def coded_uploads(
     components: BoolArray,
     factors: NDArray[np.float32],
     codec: Codec,
+    layout: RowLayout,
     levels: IntArray | None = None,
 ) -> Uploads:
     """Rows through a codec, at the finest levels that a client's budget allows; whom none fit sends nothing.
 
+    With the layout `all` the codec sees the whole matrix, untouched rows too, and keeps nothing on the client.
     Shapes: components [C, k], the columns that each client sends, and factors [C] as in `FusedResult`.
     """
     assert result.row_changes is not None, "train with keep_changes"
@@ -83,22 +87,62 @@ def coded_uploads(
         rows, columns, key = samples.row_items[own], np.flatnonzero(components[client]), int(keys[client])
         changes = result.row_changes[own][:, columns]
         kept = {name: values[client] for name, values in state.items()}
-        before = memory_of_rows(kept, rows)
-        drawn = int(samples.positives[client]) * task.training.negatives
-        likely = likely_rows(n_items, drawn, task.seed, chunk.round_index, int(chunk.clients[samples.order[client]]))
         try:
             chosen = codec if levels is None else codec.with_levels(int(levels[client]))
-            fitting = encode_rows(chosen, rows, changes, likely, key, state=before, budget_bits=float(budget))
+            if layout == "all":
+                sending = _send_matrix(chosen, rows, changes, n_items, key, float(budget))
+            else:
+                drawn = int(samples.positives[client]) * task.training.negatives
+                one = int(chunk.clients[samples.order[client]])
+                likely = likely_rows(n_items, drawn, task.seed, chunk.round_index, one)
+                sending = _send_rows(chosen, rows, changes, likely, key, kept, float(budget))
         except UnsendableUpdateError:
             continue
-        if fitting is None:
+        if sending is None:
             continue
-        payload, after = fitting
-        bits[client], sent[client] = payload.wire_bits(), True
-        for name, values in with_memory_of_rows(kept, rows, after).items():
+        bits[client], sent[client] = sending.bits, True
+        decoded[own.start : own.stop, columns] = sending.received
+        for name, values in sending.state.items():
             state[name][client] = values
-        _, received = decode_rows(codec, payload.to_bytes(), likely, len(columns), key, stateful=bool(state))
-        decoded[own.start : own.stop, columns] = received
     delivered = sent & chunk.arrives()[samples.order]
     total, touched = sum_rows(n_items, samples.row_items, samples.row_starts, decoded, factors, delivered)
     return Uploads(total, touched, bits, delivered, as_client_state(state))
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """What one client sends: its weight, the rows [m, k] that the server decodes, and the client's state after it."""
+
+    bits: int
+    received: NDArray[np.float32]
+    state: Arrays
+
+
+def _send_rows(
+    codec: Codec,
+    rows: IntArray,
+    changes: NDArray[np.float32],
+    likely: BoolArray,
+    key: int,
+    kept: Arrays,
+    budget_bits: float,
+) -> _Sending | None:
+    """The touched rows alone."""
+    before = memory_of_rows(kept, rows)
+    fitting = encode_rows(codec, rows, changes, likely, key, state=before, budget_bits=budget_bits)
+    if fitting is None:
+        return None
+    payload, after = fitting
+    _, received = decode_rows(codec, payload.to_bytes(), likely, changes.shape[1], key, stateful=bool(kept))
+    return _Sending(payload.wire_bits(), received, with_memory_of_rows(kept, rows, after))
+
+
+def _send_matrix(
+    codec: Codec, rows: IntArray, changes: NDArray[np.float32], n_rows: int, key: int, budget_bits: float
+) -> _Sending | None:
+    """The whole matrix; what the codec makes of the rows that were not touched is not used."""
+    payload = encode_matrix(codec, rows, changes, n_rows, key, budget_bits=budget_bits)
+    if payload is None:
+        return None
+    _, received = decode_matrix(codec, payload.to_bytes(), n_rows, changes.shape[1], key)
+    return _Sending(payload.wire_bits(), received, {})

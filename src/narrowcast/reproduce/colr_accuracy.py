@@ -1,0 +1,152 @@
+"""Table 4 and Figures 3 and 4 of Nguyen et al., WWW 2024 (arXiv:2401.03748) on MovieLens-1M: ranks against accuracy.
+
+The paper gives Table 4 in numbers. Figures 3 and 4 were read off the plots that its authors published with their code,
+to 0.3 points. All of it is HR@10 and NDCG@10 after round 1000, in percent.
+
+Top-K keeps k / 64 of all values. It is plotted at the payload of rank k, although value and place together weigh twice
+that (the paper's own Table 2 counts both).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, METRICS, ORANGE, VERMILLION, new_figure
+from narrowcast.reproduce.verdict import Verdict, judge_mean
+from narrowcast.reproduce.wanted import Results, Wanted
+
+TOLERANCE, READ_OFF = 1.0, 0.3
+"""Points of HR or NDCG that count as reproduced, and how far a value that was read off a plot may be wrong."""
+DIMENSION = 64
+_COLOURS = {"FedMF": BLACK, "CoLR": BLUE, "SCoLR": BLUE, "SVD": VERMILLION, "Top-K": GREEN}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A published point: `size` is d of FedMF, the rank of the others, the kept 64ths of Top-K."""
+
+    series: str
+    size: int
+    hr: float
+    ndcg: float
+    tolerance: float = TOLERANCE + READ_OFF
+
+    @property
+    def wanted(self) -> Wanted:
+        """The run that gives it."""
+        size = self.size
+        if self.series == "FedMF":
+            return Wanted(f"fedmf-ml1m-d-{size}", "fedmf-ml1m", (f"model.embedding_dim={size}",))
+        if self.series in ("CoLR", "SCoLR"):
+            experiment = f"{self.series.lower()}-ml1m"
+            return Wanted(f"{experiment}-rank-{size}", experiment, (f"algorithm.rank={size}",))
+        codec, name = released_codec(self.series, size), self.series.lower().replace("-", "")
+        both_ways = (f"algorithm.codec={codec}", f"algorithm.downlink_codec={codec}")
+        return Wanted(f"fedmf-ml1m-{name}-{size}", "fedmf-ml1m", both_ways)
+
+    @property
+    def name(self) -> str:
+        """Its label in a table."""
+        return (
+            f"{self.series} "
+            + {"FedMF": "d = ", "Top-K": "k/64 = ", "SCoLR": "r_g = "}.get(self.series, "r = ")
+            + (f"{self.size}")
+        )
+
+
+def released_codec(series: str, size: int) -> str:
+    """SVD and Top-K as the released code has them, on a client's whole change and on the mean change."""
+    if series == "SVD":
+        return f"{{kind: svd, rank: {size}, parts: usv}}"
+    return f"{{kind: top_k, fraction: {size / DIMENSION}, indices: int32}}"
+
+
+def _points(series: str, values: dict[int, tuple[float, float]], tolerance: float) -> tuple[Point, ...]:
+    return tuple(Point(series, size, hr, ndcg, tolerance) for size, (hr, ndcg) in values.items())
+
+
+_SCOLR = {64: (63.86, 37.04), 32: (63.29, 36.34), 16: (62.06, 35.63), 8: (61.02, 34.77), 4: (59.87, 33.89)}
+_FEDMF = {64: (64.8, 37.5), 32: (62.4, 35.5), 16: (58.0, 32.4), 8: (50.8, 27.9), 4: (44.2, 24.3), 2: (43.5, 23.9)}
+_COLR = {32: (64.3, 37.2), 16: (63.5, 36.6), 8: (62.4, 35.8), 4: (60.7, 34.5), 2: (59.2, 33.3), 1: (57.2, 32.0)}
+_SVD = {32: (64.6, 37.5), 16: (63.9, 36.9), 8: (62.8, 35.9), 4: (61.3, 34.6), 2: (57.9, 32.5), 1: (52.4, 29.0)}
+_TOP_K = {32: (63.4, 36.6), 16: (61.5, 34.9), 8: (57.1, 31.8), 4: (51.1, 28.0), 2: (46.0, 24.5), 1: (44.3, 23.4)}
+
+FEDMF = _points("FedMF", {**_FEDMF, 1: (42.5, 23.4)}, TOLERANCE + READ_OFF)
+COLR = _points("CoLR", _COLR, TOLERANCE + READ_OFF)
+SVD = _points("SVD", _SVD, TOLERANCE + READ_OFF)
+TOP_K = _points("Top-K", _TOP_K, TOLERANCE + READ_OFF)
+TABLE_4 = _points("SCoLR", {**_SCOLR, 2: (57.84, 32.58)}, TOLERANCE)
+FIGURE_3 = (*FEDMF, *COLR)
+FIGURE_4 = (*COLR, *SVD, *TOP_K)
+
+
+def judge_points(points: tuple[Point, ...], results: Results) -> list[Verdict]:
+    """HR@10 and NDCG@10 of every point, our mean over the seeds beside the paper's."""
+    return [
+        judge_mean(
+            f"{METRICS[metric][0]}, {point.name}", paper, values_of(point, metric, results), round(point.tolerance, 1)
+        )
+        for metric in ("hr@10", "ndcg@10")
+        for point in points
+        for paper in [point.hr if metric == "hr@10" else point.ndcg]
+    ]
+
+
+def values_of(point: Point, metric: str, results: Results) -> list[float]:
+    """The last round's metric of each seed, in percent."""
+    return [100 * result["final"][f"test.{metric}"] for result in results[point.wanted.label]]
+
+
+def judge_order(series: tuple[Point, ...], rivals: tuple[Point, ...], results: Results) -> Verdict:
+    """Who of two series has the higher HR@10 at each of the rivals' sizes, in the paper's plot and here."""
+    own = {point.size: point for point in series}
+    paper = [own[rival.size].hr - rival.hr for rival in rivals]
+    ours = [
+        float(np.mean(values_of(own[rival.size], "hr@10", results)) - np.mean(values_of(rival, "hr@10", results)))
+        for rival in rivals
+    ]
+    differing = [rival.size for rival, one, other in zip(rivals, paper, ours, strict=True) if one * other <= 0]
+    sizes = ", ".join(f"{rival.size}" for rival in rivals)
+    return Verdict(
+        f"HR@10, {series[0].series} less {rivals[0].series} at {sizes}",
+        f"{min(paper):+.2f} to {max(paper):+.2f}",
+        f"{min(ours):+.2f} to {max(ours):+.2f}",
+        f"another order at {', '.join(map(str, differing))}" if differing else "the same order",
+    )
+
+
+def plot_points(points: tuple[Point, ...], results: Results, title: str, path: Path) -> None:
+    """Accuracy against size: lines with a bar of one standard deviation are ours, rings are the paper's."""
+    figure, panels = new_figure(title, panels=2)
+    base = FEDMF[0]
+    for axes, metric in zip(panels, ("hr@10", "ndcg@10"), strict=True):
+        for series in dict.fromkeys(point.series for point in points):
+            mine = [point for point in points if point.series == series]
+            sizes = [point.size for point in mine]
+            ours = [values_of(point, metric, results) for point in mine]
+            spread = [float(np.std(values, ddof=min(1, len(values) - 1))) for values in ours]
+            colour, means = _COLOURS[series], [np.mean(values) for values in ours]
+            axes.errorbar(sizes, means, spread, color=colour, marker=".", capsize=3, linewidth=1.5, label=series)
+            papers = [point.hr if metric == "hr@10" else point.ndcg for point in mine]
+            axes.plot(sizes, papers, "o", color=colour, fillstyle="none", markersize=8)
+        axes.axhline(base.hr if metric == "hr@10" else base.ndcg, color=ORANGE, linestyle="--", linewidth=1)
+        axes.set_xscale("log", base=2)
+        sizes = sorted({point.size for point in points})
+        axes.set_xticks(sizes, [f"{size}" for size in sizes])
+        axes.invert_xaxis()
+        axes.set(xlabel="rank, d or k of 64 (less is a smaller payload)", ylabel=f"test {METRICS[metric][0]} (%)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        [*labels],
+        title="lines: ours, mean and standard deviation; rings: paper; dashed: paper's FedMF-64",
+        loc="outside lower center",
+        ncols=len(labels),
+        fontsize=9,
+        title_fontsize=9,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=150)

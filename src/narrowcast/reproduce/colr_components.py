@@ -1,0 +1,135 @@
+"""Figure 2 of Nguyen et al., WWW 2024 (arXiv:2401.03748): how many principal components a client's update has.
+
+N95 and N99 are the least numbers of components that explain 95 % and 99 % of the variance of a client's change of Q
+[N, d] by principal component analysis, with the N items as observations, those that the client did not touch too. The
+paper plots their mean and standard deviation over the participants of each round, without numbers, and its released
+code has no part of it. Here every tenth round of FedMF with d = 64 is measured; and, which the paper does not show, the
+mean of the round's changes, which is what the server adds to Q and sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.federated.row_updates import mean_change
+from narrowcast.algorithms.local_training.cohort import train_cohort_rows
+from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import rounds, start
+from narrowcast.platform.tracking.plots import BLUE, GREEN, new_figure
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.reproduce.colr_accuracy import DIMENSION
+from narrowcast.reproduce.verdict import Verdict, mean_and_spread
+from narrowcast.reproduce.wanted import Results, Wanted
+
+EVERY = 10
+SHARES = {"n95": 0.95, "n99": 0.99}
+WANTED = Wanted("components-fedmf-64", "fedmf-ml1m", ("evaluate_every=1000",), "components")
+
+
+def count_components(change: NDArray[np.float32], n_items: int, share: float | Sequence[float]) -> list[int]:
+    """The least numbers of components with these shares of the variance; `change` [m, d] is all rows but zeros."""
+    exact = change.astype(np.float64)
+    mean = exact.sum(axis=0) / n_items
+    variances = np.linalg.eigvalsh(exact.T @ exact - n_items * np.outer(mean, mean))[::-1].clip(min=0)
+    explained = np.cumsum(variances) / variances.sum() if variances.any() else np.ones(1)
+    return [int(np.searchsorted(explained, each - 1e-12)) + 1 for each in np.atleast_1d(share)]
+
+
+@dataclass
+class Watched:
+    """Trains chunks in this process and counts the components of what each client learnt in every tenth round."""
+
+    algorithm: Algorithm
+    task: Task
+    counts: dict[int, list[list[int]]] = field(default_factory=dict)
+    of_mean: list[list[int]] = field(default_factory=list)
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """As an executor does."""
+        results = [self.algorithm.train(broadcast, chunk, self.task) for chunk in chunks]
+        round_index = chunks[0].round_index
+        if round_index == 1 or round_index % EVERY == 0:
+            self.counts[round_index] = [each for chunk in chunks for each in self._count(broadcast, chunk)]
+            mean = mean_change(self.algorithm.fold([result.partial for result in results]))
+            self.of_mean.append(count_components(mean, len(mean), list(SHARES.values())))
+        return results
+
+    def _count(self, broadcast: Arrays, chunk: Chunk) -> list[list[int]]:
+        task, ones = self.task, np.ones(len(chunk.clients), dtype=np.float32)
+        samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        result = train_cohort_rows(np.asarray(broadcast[ITEM_FACTORS]), chunk, task, samples, ones, keep_changes=True)
+        assert result.row_changes is not None, "they were to be kept"
+        shares = list(SHARES.values())
+        return [
+            count_components(result.row_changes[start:stop], task.data.n_items, shares)
+            for start, stop in zip(samples.row_starts, samples.row_starts[1:], strict=False)
+        ]
+
+
+def measure_components(plan: Plan, algorithm: Algorithm, task: Task) -> Mapping[str, Any]:
+    """Mean and standard deviation over the participants of each measured round."""
+    watched = Watched(algorithm, task)
+    for _ in rounds(plan, algorithm, task, watched, start(algorithm, task)):
+        pass
+    counts = [np.array(each) for each in watched.counts.values()]
+    return {
+        "round": list(watched.counts),
+        **{
+            name: {
+                "mean": [float(each[:, place].mean()) for each in counts],
+                "spread": [float(each[:, place].std()) for each in counts],
+                "most": [int(each[:, place].max()) for each in counts],
+                "of_mean": [each[place] for each in watched.of_mean],
+            }
+            for place, name in enumerate(SHARES)
+        },
+    }
+
+
+def judge_components(results: Results) -> list[Verdict]:
+    """The paper says that updates stay low-rank, and gives no number."""
+    verdicts, seeds = [], results[WANTED.label]
+    for name, share in SHARES.items():
+        of_clients = [float(np.mean(result[name]["mean"])) for result in seeds]
+        of_mean = [float(np.mean(result[name]["of_mean"])) for result in seeds]
+        most = max(max(result[name]["most"]) for result in seeds)
+        what = f"{name.upper()} ({share:.0%} of the variance)"
+        low = "agrees" if max(of_clients) < DIMENSION / 2 else "differs"
+        verdicts += [
+            _row(f"{what} of a client's change, of d = 64", "low-rank", of_clients, f"{low}, at most {most}"),
+            _row(f"{what} of the mean change", "not shown", of_mean, "what the downlink has to carry"),
+        ]
+    return verdicts
+
+
+def _row(what: str, paper: str, values: list[float], verdict: str) -> Verdict:
+    return Verdict(what, paper, mean_and_spread(values), verdict, by_seed=tuple(values))
+
+
+def plot_components(results: Results, path: Path) -> None:
+    """N95 and N99 by round: means over participants and seeds; the band is a standard deviation over participants."""
+    figure, (axes,) = new_figure("Figure 2: principal components of an update, FedMF-64 on ml-1m", panels=1)
+    seeds = results[WANTED.label]
+    for name, colour in zip(SHARES, (BLUE, GREEN), strict=True):
+        played, label = seeds[0]["round"], name.upper()
+        mean, spread, of_mean = (
+            np.mean([result[name][key] for result in seeds], axis=0) for key in ("mean", "spread", "of_mean")
+        )
+        axes.plot(played, mean, color=colour, linewidth=1.5, label=f"{label} of a client's change")
+        axes.fill_between(played, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(played, of_mean, "--", color=colour, linewidth=1.2, label=f"{label} of the mean change")
+    axes.set_yscale("log", base=2)
+    ticks = [2**power for power in range(7)]
+    axes.set_yticks(ticks, list(map(str, ticks)))
+    axes.set(xlabel="round", ylabel=f"components (of {DIMENSION})", ylim=(0.8, 80))
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,151 @@
+"""What is judged of the low-rank paper: verdicts, the minutes of Table 2, and the components of Figure 2."""
+
+from __future__ import annotations
+
+import csv
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+
+from narrowcast.experiment import load_experiment
+from narrowcast.reproduce import colr_components, colr_times
+from narrowcast.reproduce.colr_accuracy import (
+    COLR,
+    FIGURE_3,
+    FIGURE_4,
+    SVD,
+    TABLE_4,
+    judge_order,
+    judge_points,
+    plot_points,
+)
+from narrowcast.reproduce.report import as_csv, as_markdown
+from narrowcast.reproduce.targets import TARGETS
+from narrowcast.reproduce.verdict import Verdict, judge_mean
+
+
+def exact(points: Any, shift: float = 0.0) -> dict[str, list[dict[str, Any]]]:
+    """The results of three seeds whose mean is the paper's, plus `shift` points."""
+    return {
+        point.wanted.label: [
+            {
+                "final": {
+                    "test.hr@10": (point.hr + shift + noise) / 100,
+                    "test.ndcg@10": (point.ndcg + shift + noise) / 100,
+                }
+            }
+            for noise in (-0.1, 0.0, 0.1)
+        ]
+        for point in points
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict", "difference"),
+    [
+        ([61.0], "reproduced, within 1", "+1.00"),
+        ([59.0], "reproduced, within 1", "-1.00"),
+        ([61.01], "differs by more than 1", "+1.01"),
+        ([58.9, 59.1], "reproduced, within 1", "-1.00"),
+    ],
+)
+def test_a_mean_within_the_tolerance_is_reproduced(ours: list[float], verdict: str, difference: str) -> None:
+    judged = judge_mean("HR@10", 60.0, ours, 1.0)
+    assert (judged.verdict, judged.difference, judged.by_seed) == (verdict, difference, tuple(ours))
+
+
+def test_the_spread_is_that_of_a_sample_and_one_seed_has_none() -> None:
+    assert judge_mean("", 60.0, [59.0, 61.0], 1.0).ours == "60.00 ± 1.41"
+    assert judge_mean("", 60.0, [59.0], 1.0).ours == "59.00"
+
+
+@pytest.mark.parametrize("points", [TABLE_4, FIGURE_3, FIGURE_4], ids=["table 4", "figure 3", "figure 4"])
+def test_values_read_off_a_plot_have_more_room(points: Any) -> None:
+    read_off = points is not TABLE_4
+    for shift, agrees in ((0.0, True), (0.99, True), (1.01, read_off), (1.29, read_off), (1.31, False)):
+        verdicts = judge_points(points, exact(points, shift))
+        assert len(verdicts) == 2 * len(points)
+        assert {verdict.verdict.startswith("reproduced") for verdict in verdicts} == {agrees}, shift
+
+
+def test_who_is_ahead_is_read_from_the_means() -> None:
+    judged = judge_order(COLR, SVD, exact(FIGURE_4))
+    assert (judged.paper, judged.ours, judged.verdict) == ("-0.60 to +4.80", "-0.60 to +4.80", "the same order")
+    assert judged.what == "HR@10, CoLR less SVD at 32, 16, 8, 4, 2, 1"
+    better = {**exact(FIGURE_4), **exact(COLR, shift=0.5)}
+    assert judge_order(COLR, SVD, better).verdict == "another order at 32, 16, 8"
+
+
+def test_every_wanted_run_is_an_experiment_of_its_own() -> None:
+    wanted = {each.label: each for target in TARGETS.values() for each in target.wanted}
+    identities = {}
+    for label, each in wanted.items():
+        experiment = load_experiment(each.experiment, [*each.overrides, f"name={label}", "executor.kind=local"])
+        identities[label] = (experiment.digest(), each.measure)
+        assert experiment.data.kind == "ml-1m"
+    assert len(set(identities.values())) == len(identities)
+    assert all(len({each.label for each in target.wanted}) == len(target.wanted) for target in TARGETS.values())
+
+
+def test_the_formula_gives_every_communication_cell() -> None:
+    for method, (paper, _) in colr_times.PAPER.items():
+        assert round(colr_times.communication_minutes(method), 2) == pytest.approx(paper, abs=0.0051), method
+
+
+def test_the_formula_gives_the_computation_of_the_published_timings() -> None:
+    """500 rounds took 2.597 s on the server and 9.945 s on the slowest clients."""
+    assert colr_times.computation_minutes(9.945 / 500, 2.597 / 500) == pytest.approx(169.07, abs=0.005)
+
+
+def test_the_times_are_judged_beside_the_constant(tmp_path: Path) -> None:
+    results = {each.label: [{"client_seconds": 0.02, "server_seconds": 0.002}] for each in colr_times.wanted_times()}
+    verdicts = {verdict.what: verdict for verdict in colr_times.judge_times(results)}
+    assert verdicts["communication, Top-K@16"].verdict == "reproduced, within 0.1"
+    assert verdicts["computation, MF-64"].ours == "169.03"
+    assert verdicts["total, MF-64"].paper == "249.50"
+    colr_times.plot_times(results, tmp_path / "times.png")
+    assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_components_are_those_of_a_principal_component_analysis(rank: int) -> None:
+    random = np.random.default_rng(rank)
+    change = (random.standard_normal((40, rank)) @ random.standard_normal((rank, 8)) + 0.3).astype(np.float32)
+    change += 0.05 * random.standard_normal(change.shape).astype(np.float32)
+    whole = np.zeros((100, 8), dtype=np.float32)
+    whole[random.permutation(100)[:40]] = change
+    explained = np.cumsum(PCA().fit(whole.astype(np.float64)).explained_variance_ratio_)
+    for share in (0.5, 0.95, 0.99):
+        expected = int(np.argmax(explained >= share)) + 1
+        assert colr_components.count_components(change, 100, share) == [expected]
+
+
+def test_no_change_has_one_component_and_noise_has_all() -> None:
+    assert colr_components.count_components(np.zeros((5, 8), dtype=np.float32), 9, 0.99) == [1]
+    noise = np.random.default_rng(0).standard_normal((5000, 8)).astype(np.float32)
+    assert colr_components.count_components(noise, 5000, [0.95, 0.99]) == [8, 8]
+
+
+def test_a_table_is_written_as_markdown_and_csv() -> None:
+    verdicts = [Verdict("a | b", "1", "2", "agrees"), judge_mean("c", 60.0, [59.0, 61.0], 1.0)]
+    lines = as_markdown("A title", verdicts, ["A note."]).splitlines()
+    assert lines[:3] == ["# A title", "", "A note."]
+    assert lines[6:] == [
+        "| a \\| b | 1 | 2 |  | agrees |",
+        "| c | 60.00 | 60.00 ± 1.41 | +0.00 | reproduced, within 1 |",
+    ]
+    rows = list(csv.DictReader(StringIO(as_csv(verdicts))))
+    assert [row["what"] for row in rows] == ["a | b", "c"]
+    assert rows[1]["by_seed"] == "59 61"
+
+
+def test_the_figure_is_drawn_with_one_seed_and_with_three(tmp_path: Path) -> None:
+    results = exact(FIGURE_4)
+    for name, seeds in (("one", 1), ("three", 3)):
+        some = {label: values[:seeds] for label, values in results.items()}
+        plot_points(FIGURE_4, some, "Figure 4", tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
