@@ -12,7 +12,7 @@ from narrowcast.experiment import Experiment, build_experiment, load_experiment,
 from narrowcast.platform.config import flatten, read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
 
-NAMES = ["colr-ml1m", "fedavg-digits", "fedmf-ml1m", "scolr-ml100k", "scolr-ml1m", "scolr-mnist"]
+NAMES = ["colr-ml1m", "fedavg-digits", "fedmf-ml1m", "scolr-channel-ml1m", "scolr-ml100k", "scolr-ml1m", "scolr-mnist"]
 packaged = pytest.mark.parametrize("name", NAMES)
 
 # Nguyen et al., WWW 2024, with what their released code fixes; every default is written out.
@@ -97,7 +97,8 @@ def test_the_settings_of_the_paper(name: str) -> None:
     experiment = load_experiment(name)
     got = flatten(experiment.plain())
     assert {key: got.get(key) for key in PAPER} == PAPER
-    assert experiment.plain()["algorithm"] == ALGORITHMS[name]
+    sends_whole = {"codec": [], "server_learning_rate": 1.0}
+    assert experiment.plain()["algorithm"] == ALGORITHMS[name] | sends_whole
     assert len(experiment.plain()["fleet"]["tiers"]) == 1
 
 

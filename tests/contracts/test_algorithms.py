@@ -173,7 +173,7 @@ def test_every_algorithm_trains_some_model() -> None:
     assert {parameters.values[0].kind for parameters in cases()} == set(ALGORITHMS)
 
 
-@every
+@uncoded
 def test_results_do_not_depend_on_who_trains_which_chunk_and_when(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
     straight, shuffled = play(algorithm, task), play(algorithm, task, executor=Shuffled(algorithm, task))
@@ -182,7 +182,7 @@ def test_results_do_not_depend_on_who_trains_which_chunk_and_when(algorithm: Alg
     assert [outcome.metrics for outcome in straight] == [outcome.metrics for outcome in shuffled]
 
 
-@every
+@uncoded
 def test_a_resumed_run_is_the_straight_run(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
     straight = play(algorithm, task)
@@ -192,7 +192,7 @@ def test_a_resumed_run_is_the_straight_run(algorithm: Algorithm, model: Any) -> 
         assert [outcome.record for outcome in resumed] == [outcome.record for outcome in straight[middle:]]
 
 
-@every
+@uncoded
 def test_another_seed_is_another_run(algorithm: Algorithm, model: Any) -> None:
     first, other = (play(algorithm, task_of(model, seed), PLAN.model_copy(update={"seed": seed})) for seed in (0, 1))
     assert sha256(algorithm, first) != sha256(algorithm, other)
@@ -262,7 +262,7 @@ def test_an_algorithm_is_its_configuration(kind: str) -> None:
 
 
 @every
-def test_limits_do_not_make_results_depend_on_who_trains_which_chunk_and_when(algorithm: Algorithm, model: Any) -> None:
+def test_with_limits_results_depend_neither_on_who_trains_nor_on_a_resume(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
     bits = largest_upload(algorithm, task)
     plan = PLAN.model_copy(update={"rounds": 3})

@@ -11,6 +11,7 @@ from digits import digits, make_task, relative_error
 
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.scaffold import Scaffold
@@ -32,6 +33,7 @@ ALGORITHMS: list[Algorithm] = [
     Median(),
     CoLR(rank=3),
     SCoLR(rank=4),
+    FedPara(),
 ]
 
 

@@ -38,7 +38,25 @@ def play(experiment: Experiment, runtime: Runtime, *, kill_after: int = 0) -> li
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "median", "fedprox", "scolr"])
 def test_a_killed_host_changes_nothing(algorithm: str) -> None:
-    experiment = load_experiment("fedavg-digits", [*SETTINGS, f"algorithm={algorithm}"])
+    same_when_killed(load_experiment("fedavg-digits", [*SETTINGS, f"algorithm={algorithm}"]))
+
+
+QUANTISED = "[{kind: quantise, levels: 10, norms: column, rounding: dithered, norm_type: bfloat16}, entropy]"
+CHANNEL = f"{{kind: scolr, rank: 16, rank_policy: channel, aggregation: per_component_mean, codec: {QUANTISED}}}"
+MEMORY = "{kind: fedmf, codec: [error_feedback, {kind: top_k, fraction: 0.1}, {kind: quantise, levels: 31}, entropy]}"
+
+
+@pytest.mark.parametrize("algorithm", [CHANNEL, MEMORY], ids=["channel", "memory"])
+def test_fading_links_and_memories_of_codecs_change_nothing(algorithm: str) -> None:
+    """Ranks and levels chosen for each client's fade, a shared band, and what a codec remembers on each client."""
+    allocation = "min_error" if algorithm is CHANNEL else "max_min"
+    radio = f"{{channel: {{kind: rayleigh, access: shared}}, allocation: {allocation}, upload_seconds: 0.05}}"
+    settings = [*SETTINGS, "training.epochs=8", "clients_per_round=20", f"algorithm={algorithm}", f"radio={radio}"]
+    same_when_killed(load_experiment("scolr-ml100k", settings))
+
+
+def same_when_killed(experiment: Experiment) -> None:
+    """The same records and states in this process and on two actors of which one is killed."""
     alone, killed = play(experiment, LocalRuntime()), play(experiment, RayRuntime(actors=2), kill_after=2)
     assert [outcome.record for outcome in killed] == [outcome.record for outcome in alone]
     states = [outcomes[-1].state for outcomes in (alone, killed)]

@@ -7,7 +7,7 @@ values is rounded with a dithered step of s root mean squares. What arrives has 
 
 relative to the update's energy: d / r - 1 for the directions that are missing, the rest for the rounding. It weighs
 m r h(s) bits and what does not depend on s, where h(s) is the entropy of a rounded normal value. Twice the rank beats
-half the step until a value costs less than one bit.
+half the step until a value costs little more than one bit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.platform.types import FloatArray, IntArray
 
 _STEPS = np.geomspace(0.02, 6.0, 72)
 _DITHERS, _FURTHEST = 16, 8.0
+_MOST_POINTS = 48
 _HEADER_BITS = 100.0  # counts, models of the entropy coder, the last byte of each list
 
 
@@ -36,20 +38,37 @@ class Choices:
     dimension: int
     bits_per_rank: float
 
-    def bits(self, rows: FloatArray, head_bits: FloatArray) -> FloatArray:
-        """What updates of so many rows weigh, [C, rank, steps]; head_bits [C] is what says which rows they are."""
-        values = rows[:, None, None] * symbol_bits()
-        return head_bits[:, None, None] + self._ranks()[:, None] * (values + self.bits_per_rank)
+    def bits(self, values: FloatArray, head_bits: FloatArray) -> FloatArray:
+        """What updates weigh, [C, rank, steps]; values [C, rank] are those of each rank, head_bits [C] beside them."""
+        beside = head_bits[:, None] + self._ranks() * self.bits_per_rank
+        return values[:, :, None] * symbol_bits() + beside[:, :, None]
 
     def distortion(self) -> FloatArray:
         """D(r, s), [rank, steps]."""
         return self.dimension / self._ranks()[:, None] * (1 + _STEPS**2 / 12) - 1
 
-    def best_ranks(self, budget_bits: FloatArray, rows: FloatArray, head_bits: FloatArray) -> IntArray:
-        """The rank of the best choice within each budget, [C]; 0 where none is within it."""
-        fits = self.bits(rows, head_bits) <= budget_bits[:, None, None]
-        errors = np.where(fits, self.distortion(), np.inf).min(axis=2)
-        return np.where(np.isfinite(errors).any(axis=1), errors.argmin(axis=1) + 1, 0)
+    def of_rows(self, rows: FloatArray) -> FloatArray:
+        """How many values rows [C] have at each rank, [C, rank]."""
+        return rows[:, None] * self._ranks()
+
+    def curves(self, values: FloatArray, head_bits: FloatArray) -> Curves:
+        """The error of each client at so many bits, counted by its values, at choices that serve a typical one best."""
+        typical = self.bits(np.median(values, axis=0)[None], np.array([np.median(head_bits)])).ravel()
+        order = np.argsort(typical)
+        errors = self.distortion().ravel()[order]
+        better = order[errors < np.minimum.accumulate(np.concatenate([[np.inf], errors]))[:-1]]
+        spread = np.unique(np.linspace(0, len(better) - 1, _MOST_POINTS).round().astype(np.int64))
+        ranks, steps = np.divmod(better[spread], len(_STEPS))
+        bits = self.bits(values, head_bits)[:, ranks, steps]
+        distortion = np.broadcast_to(self.distortion()[ranks, steps], bits.shape)
+        return Curves.of(bits, distortion, weight=np.maximum(values[:, 0], 1.0))
+
+    def best(self, budget_bits: FloatArray, values: FloatArray, head_bits: FloatArray) -> tuple[IntArray, FloatArray]:
+        """The rank and the step of the best choice within each budget, [C] each; rank 0 where none is within it."""
+        fits = (self.bits(values, head_bits) <= budget_bits[:, None, None]).reshape(len(values), -1)
+        errors = np.where(fits, self.distortion().ravel(), np.inf)
+        ranks, steps = np.divmod(errors.argmin(axis=1), len(_STEPS))
+        return np.where(fits.any(axis=1), ranks + 1, 0), _STEPS[steps]
 
     def _ranks(self) -> FloatArray:
         return np.arange(1.0, self.rank + 1)
@@ -57,14 +76,14 @@ class Choices:
 
 @lru_cache(maxsize=1)
 def symbol_bits() -> FloatArray:
-    """h(s) for each step: the entropy of floor(X / s + U) given U, for X normal and U uniform, [steps]."""
+    """h(s) for each step: the entropy of floor(X / s + U), for X normal and U uniform, [steps]; coders see no U."""
     dithers = (torch.arange(_DITHERS, dtype=torch.float64) + 0.5) / _DITHERS
     entropies = []
     for step in _STEPS:
         reach = int(_FURTHEST / step) + 2
         edges = (torch.arange(-reach, reach + 1, dtype=torch.float64) - dithers[:, None]) * step
-        shares = torch.special.ndtr(edges).diff(dim=1)
-        entropies.append(float(torch.special.entr(shares).sum(dim=1).mean()) / np.log(2))
+        shares = torch.special.ndtr(edges).diff(dim=1).mean(dim=0)
+        entropies.append(float(torch.special.entr(shares).sum()) / np.log(2))
     return np.array(entropies)
 
 

@@ -178,9 +178,14 @@ def train_components(
     task: Task,
     samples: ChunkSamples,
     components: BoolArray,
+    levels: IntArray | None = None,
 ) -> ChunkResult:
-    """Train each client's own components of A; `components` [C, r] is in the order of `samples.order`."""
+    """Train each client's own components of A.
+
+    Shapes: components [C, r] and levels [C], from which the search for those that fit sets out, in the order of
+    `samples.order`.
+    """
     item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(broadcast[_BASIS])
-    how = Sending(algorithm.aggregation, algorithm.rows, Codec(algorithm.codec))
+    how = Sending(algorithm.aggregation, algorithm.rows, Codec(algorithm.codec), levels)
     train = partial(train_cohort_components, item_factors, basis, components, chunk, task, samples)
     return train_and_send(how, task, chunk, samples, components, train)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +71,7 @@ def finite_clients(updates: LocalUpdates) -> BoolArray:
 
 
 def _plain(chunk: Chunk, changes: Changes, trained: BoolArray, sends: BoolArray, columns: Columns | None) -> Uploads:
-    """All values in float32; a client learns that they are not finite by paying for them."""
+    """All values in float32; an update that is not finite is sent and paid for, and does not count."""
     n_values = np.zeros(len(sends), dtype=np.int64)
     for name, values in changes.items():
         if columns is not None and name in columns.own:
@@ -105,22 +105,33 @@ def _coded(
         counts = [int(task.data.examples[chunk.clients[client]])]
         if columns is not None:
             counts.append(int(columns.ranks[client]))
-        key, before = int(keys[client]), {name: values[client] for name, values in state.items()}
-        try:
-            fitting = encode_tensors(codec, tensors, counts, key, state=before, budget_bits=float(budgets[client]))
-        except UnsendableUpdateError:
+        before = {name: values[client] for name, values in state.items()}
+        through = _through(codec, tensors, counts, int(keys[client]), before, float(budgets[client]))
+        if through is None:
             continue
-        if fitting is None:
-            continue
-        payload, after = fitting
-        bits[client], sent[client] = payload.wire_bits(), True
-        for name, kept in after.items():
-            state[name][client] = kept
-        arrived = CodedTensors.from_bytes(payload.to_bytes(), len(counts))
-        decoded = codec.decode(arrived.coded, {name: values.shape for name, values in tensors.items()}, key)
+        bits[client], decoded, after = through
+        sent[client] = True
+        for name, values in after.items():
+            state[name][client] = values
         for name, values in decoded.items():
             received[name][client, ...][parts[name]] = values
     return Uploads(received, trained, sent & chunk.arrives(), bits, as_client_state(state))
+
+
+def _through(
+    codec: Codec, tensors: Changes, counts: Sequence[int], key: int, state: Arrays, budget_bits: float
+) -> tuple[int, Changes, Arrays] | None:
+    """One client's bits, what arrives, and the codec's state after it; None where nothing can be sent."""
+    try:
+        fitting = encode_tensors(codec, tensors, counts, key, state=state, budget_bits=budget_bits)
+    except UnsendableUpdateError:
+        return None
+    if fitting is None:
+        return None
+    payload, after = fitting
+    arrived = CodedTensors.from_bytes(payload.to_bytes(), len(counts))
+    decoded = codec.decode(arrived.coded, {name: values.shape for name, values in tensors.items()}, key)
+    return payload.wire_bits(), decoded, after
 
 
 def _part(name: str, client: int, columns: Columns | None) -> tuple[slice] | tuple[slice, BoolArray] | tuple[()]:

@@ -91,4 +91,4 @@ def products_of_arrays(server: Arrays) -> Arrays:
 def _low_rank(left: Tensor, right: Tensor, core: Tensor | None) -> Tensor:
     if core is None:
         return left @ right.T
-    return torch.einsum("ma,nb,ab...->mn...", left, right, core)
+    return torch.einsum("ma,an...->mn...", left, torch.einsum("nb,ab...->an...", right, core))

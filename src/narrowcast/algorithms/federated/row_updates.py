@@ -54,11 +54,12 @@ def client_factors(aggregation: Aggregation, examples: IntArray, components: Boo
 
 @dataclass(frozen=True)
 class Sending:
-    """How an algorithm's clients send rows: what `per_item_mean` and `weighted`, `rows` and `codec` say."""
+    """How an algorithm's clients send rows: its fields, and the levels [C] that the codec tries first, if any."""
 
     aggregation: Aggregation
     layout: RowLayout
     codec: Codec
+    levels: IntArray | None = None
 
 
 def train_and_send(
@@ -76,7 +77,7 @@ def train_and_send(
     factors = client_factors(how.aggregation, task.data.examples[chunk.clients[samples.order]], components)
     if how.codec.stages:
         result = train(factors, True)
-        uploads = coded_uploads(task, chunk, samples, result, components, factors, how.codec)
+        uploads = coded_uploads(task, chunk, samples, result, components, factors, how.codec, how.levels)
     else:
         ranks = components.sum(axis=1)
         bits = plain_bits(task, samples, ranks, how.aggregation, how.layout)

@@ -65,6 +65,7 @@ def coded_uploads(
     components: BoolArray,
     factors: NDArray[np.float32],
     codec: Codec,
+    levels: IntArray | None = None,
 ) -> Uploads:
     """Rows through a codec, at the finest levels that a client's budget allows; whom none fit sends nothing.
 
@@ -86,7 +87,8 @@ def coded_uploads(
         drawn = int(samples.positives[client]) * task.training.negatives
         likely = likely_rows(n_items, drawn, task.seed, chunk.round_index, int(chunk.clients[samples.order[client]]))
         try:
-            fitting = encode_rows(codec, rows, changes, likely, key, state=before, budget_bits=float(budget))
+            chosen = codec if levels is None else codec.with_levels(int(levels[client]))
+            fitting = encode_rows(chosen, rows, changes, likely, key, state=before, budget_bits=float(budget))
         except UnsendableUpdateError:
             continue
         if fitting is None:

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.joint import Choices, head_bits
 from narrowcast.algorithms.channel.rank_policy import RankPolicy, UniformRank
 from narrowcast.algorithms.codecs.chain import Codec
@@ -46,8 +45,14 @@ class SCoLR(LowRank):
 
     def ranks(self, broadcast: Arrays, chunk: Chunk, task: Task) -> IntArray:
         """As many components as each client's link affords."""
-        bits = np.broadcast_to(network_bits_at_rank(broadcast, self.rank), (len(chunk.clients), self.rank + 1))
-        return self.rank_policy.ranks(task.profiles.take(chunk.clients), bits, task.seed, chunk.round_index)
+        at_rank = network_bits_at_rank(broadcast, self.rank)
+        bits = np.broadcast_to(at_rank, (len(chunk.clients), self.rank + 1))
+        if self.rank_policy.kind != "channel" or chunk.budget_bits is None:
+            return self.rank_policy.ranks(task.profiles.take(chunk.clients), bits, task.seed, chunk.round_index)
+        if self._choices is None:
+            return (bits[:, 1:] <= chunk.budget_bits[:, None]).sum(axis=1)
+        values = bits[:, 1:] / 32
+        return self._choices.best(chunk.budget_bits.astype(np.float64), values, np.zeros(len(values)))[0]
 
     def train_rows(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Choose each client's rank and components, then train the chunk on them."""
@@ -55,15 +60,18 @@ class SCoLR(LowRank):
         clients = chunk.clients[samples.order]
         bits_at_rank = self._bits_at_rank(task, samples)
         ranks = self.rank_policy.ranks(task.profiles.take(clients), bits_at_rank, task.seed, chunk.round_index)
+        levels = None
         if self.rank_policy.kind == "channel" and chunk.budget_bits is not None:
             budget = budgets(chunk, samples)
             if self._choices is None:
                 ranks = (bits_at_rank[:, 1:] <= budget[:, None]).sum(axis=1)
             else:
                 rows = np.diff(samples.row_starts).astype(np.float64)
-                ranks = self._choices.best_ranks(budget, rows, head_bits(task.data.n_items, samples.positives))
+                heads = head_bits(task.data.n_items, samples.positives)
+                ranks, steps = self._choices.best(budget, self._choices.of_rows(rows), heads)
+                levels = np.maximum(1, np.rint(rows**0.5 / steps)).astype(np.int64)
         components = draw_components(ranks, self.rank, clients, task.seed, chunk.round_index)
-        return train_components(self, broadcast, chunk, task, samples, components)
+        return train_components(self, broadcast, chunk, task, samples, components, levels)
 
     def wishes(self, task: Task, cohort: IntArray) -> Wishes | None:
         """What each client's update is worth at so many bits, from the rows that it is expected to touch.
@@ -75,9 +83,7 @@ class SCoLR(LowRank):
         n_items, positives = task.data.n_items, task.data.examples[cohort].astype(np.float64)
         likely = n_items * -np.expm1(-positives * task.training.negatives / n_items)
         rows = positives + likely * (1 - positives / n_items)
-        bits = self._choices.bits(rows, head_bits(n_items, positives)).reshape(len(cohort), -1)
-        distortion = np.broadcast_to(self._choices.distortion().ravel(), bits.shape)
-        curves = Curves.of(bits, distortion, weight=np.maximum(rows, 1.0))
+        curves = self._choices.curves(self._choices.of_rows(rows), head_bits(n_items, positives))
         return Wishes(np.ceil(curves.least()).astype(np.int64), curves)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 import torch
@@ -223,8 +224,9 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
         if steps.proximal:
             gradient.add_(values[name] - start[name], alpha=steps.proximal)
     if steps.clip_norm is not None:
-        squares = torch.stack([gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()])
-        scale = (steps.clip_norm / squares.sum(dim=0).sqrt().clamp(min=1e-12)).clamp(max=1.0)
+        squares = [gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()]
+        # one after the other: torch's sum over many tensors rounds by how many clients stand beside a client
+        scale = (steps.clip_norm / reduce(torch.add, squares).sqrt().clamp(min=1e-12)).clamp(max=1.0)
         for gradient in gradients.values():
             gradient.mul_(_along(scale, gradient))
     for name, gradient in gradients.items():

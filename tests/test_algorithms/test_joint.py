@@ -1,0 +1,73 @@
+"""The joint choice of rank and levels: its model against measured distortion, and its choices against a search."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from narrowcast.algorithms.channel import joint
+from narrowcast.algorithms.channel.joint import Choices, head_bits, symbol_bits
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.entropy import Entropy
+from narrowcast.algorithms.codecs.quantise import Quantise
+from narrowcast.algorithms.federated.basis import draw_basis
+
+ROWS, DIMENSION = 900, 32
+
+
+@pytest.mark.parametrize("rank", [2, 8, 32])
+@pytest.mark.parametrize("levels", [8, 15, 60])
+def test_distortion_and_bits_are_those_measured(rank: int, levels: int) -> None:
+    """Normal rows, projected on fresh bases and rounded with dither: the error and the weight that the model says."""
+    random = np.random.default_rng(rank + levels)
+    codec = Codec((Quantise(levels=levels, norms="column", rounding="dithered", norm_type="bfloat16"), Entropy()))
+    step = ROWS**0.5 / levels
+    errors, bits = [], []
+    for key in range(12):
+        update = random.standard_normal((ROWS, DIMENSION)).astype(np.float32)
+        basis = draw_basis("orthonormal", rank, DIMENSION, key)
+        components = update @ basis.T * np.float32(rank / DIMENSION)
+        encoded = codec.encode({"rows": components}, key)
+        received = codec.decode(encoded.to_bytes(), {"rows": components.shape}, key)["rows"] @ basis
+        unbiased = received * np.float32(DIMENSION / rank)
+        errors.append(np.square(unbiased - update).sum() / np.square(update).sum())
+        bits.append(encoded.wire_bits())
+    modelled_error = DIMENSION / rank * (1 + step**2 / 12) - 1
+    modelled_bits = rank * (ROWS * np.interp(step, joint._STEPS, symbol_bits()) + 16)
+    assert np.mean(errors) == pytest.approx(modelled_error, rel=0.06, abs=0.01)
+    assert np.mean(bits) == pytest.approx(modelled_bits, rel=0.06, abs=200)
+
+
+def test_the_entropy_is_that_of_rounded_draws() -> None:
+    random = np.random.default_rng(0)
+    for place in (20, 45, 60):
+        symbols = np.floor(random.standard_normal(10**6) / joint._STEPS[place] + random.random(10**6)).astype(int)
+        share = np.unique(symbols, return_counts=True)[1] / len(symbols)
+        assert symbol_bits()[place] == pytest.approx(-(share * np.log2(share)).sum(), abs=0.01)
+
+
+def test_the_best_choice_is_that_of_a_search_over_all() -> None:
+    choices, rows = Choices(8, 8, 32.0), np.array([10.0, 200.0, 700.0, 700.0, 700.0])
+    heads, budgets = np.array([50.0, 400.0, 900.0, 900.0, 900.0]), np.array([10.0, 1500.0, 3000.0, 40000.0, 901.0])
+    ranks, steps = choices.best(budgets, choices.of_rows(rows), heads)
+    for client, (count, head, budget) in enumerate(zip(rows, heads, budgets, strict=True)):
+        best = (np.inf, 0, 0.0)
+        for rank in range(1, 9):
+            for step, entropy in zip(joint._STEPS, symbol_bits(), strict=True):
+                if head + rank * (count * entropy + 32) <= budget:
+                    best = min(best, (8 / rank * (1 + step**2 / 12) - 1, rank, step))
+        assert ranks[client] == best[1]
+        assert not best[1] or steps[client] == best[2]
+    assert ranks.tolist()[0] == 0 and ranks.tolist()[4] == 0
+    assert ranks[2] < ranks[3] == 8
+
+
+def test_curves_fall_and_are_met_by_the_best_choice() -> None:
+    choices, rows = Choices(16, 16, 32.0), np.array([100.0, 400.0, 900.0])
+    curves = choices.curves(choices.of_rows(rows), head_bits(3000, np.array([20, 80, 200])))
+    assert (np.diff(curves.bits, axis=1) >= 0).all() and (np.diff(curves.distortion, axis=1) <= 0).all()
+    assert curves.weight.tolist() == rows.tolist()
+    middle = curves.bits[:, 20]
+    ranks, steps = choices.best(middle, choices.of_rows(rows), head_bits(3000, np.array([20, 80, 200])))
+    reached = 16 / ranks * (1 + steps**2 / 12) - 1
+    assert (reached <= curves.distortion[:, 20] * (1 + 1e-9)).all()
