@@ -68,7 +68,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             ["algorithm.kind=scolar"],
             [
-                'algorithm.kind = "scolar" is unknown; known: fedavg, fedprox, scaffold, median, fedmf, colr, scolr',
+                'algorithm.kind = "scolar" is unknown; known: fedavg, fedprox, scaffold, median, fedmf, fedpara, '
+                "colr, scolr",
                 'Did you mean "scolr"',
             ],
         ),
@@ -84,6 +85,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["data={kind: ncf, path: lists/ml}"], ["lists/ml.train.rating (or ml.train.rating.gz) is not there; give"]),
         (["name=a b"], ["name = 'a b'", "should match pattern"]),
         ([f"name={'a' * 300}"], ["name = 'aaa", "should have at most 100 characters"]),
+        (["stragglers=partial"], ["stragglers = 'partial': does what fits before a deadline; give deadline_seconds"]),
+        (["schedule=buffered", "deadline_seconds=4"], ["schedule = 'buffered': has no rounds; leave out radio"]),
+        (["schedule=buffered"], ["schedule = buffered: scolr cannot count stale updates less; use fedavg or fedprox"]),
+        (
+            ["targets={test.acc: 1}"],
+            ["targets.test.acc is no metric of this run; it measures test.hr@10, test.ndcg@10"],
+        ),
         (["rank"], ['"rank" is no override; write a.b=value, such as algorithm.rank=8']),
         (["algorithm={kind"], ["override algorithm, line 1, column ", "not valid YAML"]),
         (["--executor", "cloud"], ["'cloud' is not one of 'local', 'ray'"]),

@@ -15,7 +15,7 @@ from narrowcast.algorithms.local_training.factorisation_sgd import Factorisation
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.catalog import ALGORITHMS
 from narrowcast.cluster.fleet import LogNormalFleet
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import Algorithm, Discounts, KnowsUploads, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
@@ -352,3 +352,36 @@ def test_through_a_fine_quantiser_the_result_is_that_of_float32(algorithm: Algor
     fine: Any = type(algorithm).model_validate({"codec": stages})  # type: ignore[attr-defined]
     got, wanted = (stepped(each, task, train_everyone(each, task)) for each in (fine, algorithm))
     assert close(got, wanted, algorithm.final(algorithm.init(task)), 1e-3)
+
+
+@every
+def test_what_is_known_before_the_training_is_what_comes_of_it(algorithm: Algorithm, model: Any) -> None:
+    task, everyone = task_of(model), np.arange(N_CLIENTS)
+    ledger = train_everyone(algorithm, task).ledger
+    assert (task.training.samples(task, everyone) * task.training.epochs == ledger.examples).all()
+    if isinstance(algorithm, KnowsUploads):
+        broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+        foreseen = algorithm.upload_bits(broadcast, task, everyone)
+        assert (foreseen is None) == bool(getattr(algorithm, "codec", ()))
+        assert foreseen is None or (foreseen == ledger.uplink_bits).all()
+
+
+@every
+def test_updates_that_count_half_move_the_server_half_as_far(algorithm: Algorithm, model: Any) -> None:
+    task = task_of(model)
+    result = train_everyone(algorithm, task)
+    if not isinstance(algorithm, Discounts):
+        assert algorithm.kind not in ("fedavg", "fedprox")
+        return
+    before, whole = algorithm.init(task), stepped_server(algorithm, task, result)
+    half = stepped_server(algorithm, task, replace(result, partial=algorithm.discounted(result.partial, 0.5)))
+    for name, values in before.items():
+        np.testing.assert_allclose(half[name] - values, (whole[name] - values) / 2, rtol=1e-4, atol=1e-6)
+        assert half[name].dtype == whole[name].dtype
+
+
+def stepped_server(algorithm: Algorithm, task: Task, result: ChunkResult) -> Arrays:
+    """The server's whole state after a round of this chunk alone."""
+    server = algorithm.init(task)
+    broadcast = algorithm.broadcast(server, task, 1).arrays
+    return algorithm.step(server, broadcast, algorithm.fold([result.partial]))

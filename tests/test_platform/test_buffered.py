@@ -196,7 +196,7 @@ def test_what_cannot_be_buffered_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"schedule = buffered: how long the clients of fed.* use synchronous"):
             check_plan(PLAN, algorithm, network_task())
     for late in ({"deadline_seconds": 5.0}, {"over_selection": 1.5}):
-        with pytest.raises(ValidationError, match="buffered has no rounds"):
+        with pytest.raises(ValidationError, match="has no rounds; leave out radio"):
             Plan(schedule=SCHEDULE, **late)  # type: ignore[arg-type]
     experiment = load_experiment("fedavg-digits", ["schedule=buffered"])
     with pytest.raises(UserError, match="start each buffered run by itself"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from narrowcast.platform.availability import Always, AnyAvailability
 from narrowcast.platform.clock import Clock
@@ -35,27 +35,28 @@ class Plan(BaseModel):
     over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="times clients_per_round are asked")
     deadline_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="from the start of a round")
     stragglers: Literal["drop", "partial"] = "drop"
-    schedule: AnySchedule = Synchronous()
     chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
     downlink: Literal["catch_up", "every_round"] = "catch_up"
     clock: Clock = Clock()
     radio: Radio | None = Field(None, description="none: the links of the fleet, as they are")
+    schedule: AnySchedule = Synchronous()
     evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints; the last round has one")
 
-    @model_validator(mode="after")
-    def _partial_work_has_a_deadline(self) -> Self:
-        if self.stragglers == "partial" and self.deadline_seconds is None:
-            raise ValueError("stragglers: partial does what fits before a deadline; give deadline_seconds too")
-        return self
+    @field_validator("stragglers")
+    @classmethod
+    def _partial_work_has_a_deadline(cls, value: str, info: ValidationInfo) -> str:
+        if value == "partial" and info.data.get("deadline_seconds") is None:
+            raise ValueError("does what fits before a deadline; give deadline_seconds too")
+        return value
 
-    @model_validator(mode="after")
-    def _without_rounds_nobody_is_late(self) -> Self:
-        if self.schedule.kind == "buffered" and not (self.waits_for_all and self.radio is None):
-            raise ValueError(
-                "schedule: buffered has no rounds; leave out radio, over_selection and deadline_seconds, or schedule"
-            )
-        return self
+    @field_validator("schedule")
+    @classmethod
+    def _without_rounds_nobody_is_late(cls, value: AnySchedule, info: ValidationInfo) -> AnySchedule:
+        asked, deadline, radio = (info.data.get(name) for name in ("over_selection", "deadline_seconds", "radio"))
+        if value.kind == "buffered" and not (asked == 1 and deadline is None and radio is None):
+            raise ValueError("has no rounds; leave out radio, over_selection and deadline_seconds, or schedule")
+        return value
 
     @property
     def waits_for_all(self) -> bool:
