@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWar
 RESULT_KEYS = {
     *("name", "algorithm", "data", "executor", "execution", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
     *("full_uplink_bits", "simulated_seconds", "wall_seconds", "model_sha256", "mlflow_run_id", "seed", "git_commit"),
+    "targets",
     "narrowcast_version",
 }
 FILES = {
