@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.experiment import load_experiment
 from narrowcast.reproduce import colr_components, colr_times
 from narrowcast.reproduce.colr_accuracy import (
@@ -89,6 +90,22 @@ def test_every_wanted_run_is_an_experiment_of_its_own() -> None:
         assert experiment.data.kind == "ml-1m"
     assert len(set(identities.values())) == len(identities)
     assert all(len({each.label for each in target.wanted}) == len(target.wanted) for target in TARGETS.values())
+
+
+def test_the_points_of_a_size_weigh_the_same() -> None:
+    """4 N r bytes, but for the vectors V of the SVD."""
+    n_items, dimension = 3706, 64
+    for point in FIGURE_4:
+        experiment = load_experiment(point.wanted.experiment, [*point.wanted.overrides, "executor.kind=local"])
+        sent = experiment.plain()["algorithm"]
+        if point.series == "CoLR":
+            assert sent["rank"] == point.size
+            continue
+        assert (sent["rows"], sent["downlink_codec"]) == ("all", sent["codec"])
+        shapes = {"matrix": (n_items, dimension)}
+        bits = Codec(experiment.algorithm.codec).max_bits(shapes)  # type: ignore[attr-defined]
+        beside = 32 * point.size * (dimension + 1) if point.series == "SVD" else 64
+        assert 0 <= bits - 32 * n_items * point.size <= beside, point
 
 
 def test_the_formula_gives_every_communication_cell() -> None:

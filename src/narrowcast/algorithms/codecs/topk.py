@@ -27,8 +27,8 @@ class TopK(Transform):
     The rest of the chain gets `values` [k], in the order of their places. The code released with CoLR is
     `indices: int32` (64 bits a kept value), without error feedback, on all rows of the item matrix, the untouched too.
 
-    Differs from the paper: 1. its plots give Top-K the payload of the kept values alone; here their places are in the
-    bytes. 2. `indices: smallest`, the default, sends them as a list, a bitmap or coded gaps, whichever is least.
+    Differs from the paper: `indices: smallest`, the default, sends them as a list, a bitmap or coded gaps, whichever is
+    least.
     """
 
     kind: Literal["top_k"] = "top_k"
