@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,21 +17,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
 from narrowcast import __version__
 from narrowcast.platform.config import write_yaml
 from narrowcast.platform.data import fetch
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.progress import STOPPING, Progress
 
 if TYPE_CHECKING:
     from narrowcast.session import Prepared
 
 OUTPUT = click.Path(file_okay=True, path_type=Path)
 _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
-_PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
-_stopping = threading.Event()
 
 
 class _Commands(click.Group):
@@ -115,57 +111,20 @@ def run(
 
 
 @contextmanager
-def _progress_of(runs: Sequence[Prepared], output: Path) -> Iterator[_Progress]:
+def _progress_of(runs: Sequence[Prepared], output: Path) -> Iterator[Progress]:
     """Show the progress of runs, and say how to go on with them where they end early."""
     names = [each.folder.name for each in runs]
     resumes = (word for name in names for word in ("--resume", name))
     again = shlex.join(["narrowcast", "run", *resumes, "--output", str(output)])
     done = sum(each.state.round_index for each in runs)
     title = names[0] if len(runs) == 1 else f"{len(runs)} replicas"
-    with _Progress(title, done, sum(each.experiment.rounds for each in runs)) as progress:
+    with Progress(title, done, sum(each.experiment.rounds for each in runs)) as progress:
         try:
             yield progress
         except RunFailed as error:
             raise RunFailed(f"{error} [{again}]") from error
         except KeyboardInterrupt:
             raise RunFailed(f"interrupted; go on with: {again}") from None
-
-
-class _Progress:
-    """A bar on a terminal, a line now and then otherwise."""
-
-    def __init__(self, name: str, done: int, rounds: int) -> None:
-        self._rounds = rounds
-        self._played = done
-        self._bar = tqdm(total=rounds, initial=done, desc=name, unit="round") if sys.stderr.isatty() else None
-        self._metrics = ""
-        if self._bar is None:
-            print(f"{name}: {rounds} rounds" + (f", going on after round {done}" if done else ""), flush=True)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, row: Mapping[str, Any]) -> None:
-        """Show a round that was written down."""
-        if _stopping.is_set():
-            raise KeyboardInterrupt  # the one that _stop raised was lost in a callback
-        self._played += 1
-        for name, label in (("test.hr@10", "HR@10"), ("test.accuracy", "accuracy")):
-            if name in row:
-                self._metrics = f"{label} {row[name]:.4f}  "
-        facts = (
-            f"{self._metrics}loss {row['loss']:.3f}  up {format_bits(row['total_uplink_bits'])}  "
-            f"simulated {format_seconds(row['simulated_seconds'])}"
-        )
-        if self._bar is not None:
-            self._bar.set_postfix_str(facts, refresh=False)
-            self._bar.update()
-        elif self._played % max(1, self._rounds // _PLAIN_LINES) == 0 or self._played == self._rounds:
-            print(f"round {self._played}/{self._rounds}  {facts}", flush=True)
 
 
 def _console() -> Console:
@@ -380,7 +339,7 @@ def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
 def main() -> NoReturn:
     """Run the command line: status 0, 1 for a failed run, 2 for bad input, always without a traceback."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-    _stopping.clear()
+    STOPPING.clear()
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
@@ -401,7 +360,7 @@ def main() -> NoReturn:
 
 
 def _stop(*_: object) -> NoReturn:
-    _stopping.set()
+    STOPPING.set()
     signal.alarm(0)  # Ray's own handler may have armed one that aborts the process
     raise KeyboardInterrupt
 
