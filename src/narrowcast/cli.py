@@ -100,14 +100,17 @@ def run(
             changed = load_experiment(experiment or str(config), overrides)
         runs.append(session.prepare_resume(folder, changed))
     if not resume:
-        runs = [session.prepare(each, output) for each in load_replicas(str(experiment), overrides)]
+        replicas = load_replicas(str(experiment), overrides)
+        loaded = replicas[0].data.load()
+        runs = [session.prepare(each, output, loaded) for each in replicas]
     if len(runs) > 1:
         runs = session.share_data(runs)
     with _progress_of(runs, output) as progress:
-        if len(runs) == 1:
-            _report(runs, [session.run(runs[0], progress.show)])
-        else:
-            _report(runs, session.run_together(runs, progress.show))
+        alone, show = len(runs) == 1, progress.show
+        results: Sequence[dict[str, Any] | RunFailed] = (
+            [session.run(runs[0], show)] if alone else session.run_together(runs, show)
+        )
+    _report(runs, results)
 
 
 @contextmanager

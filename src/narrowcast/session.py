@@ -21,7 +21,7 @@ from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint, write_atomically
 from narrowcast.platform.config import flatten, write_yaml
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.replicas import Replica, play_together
@@ -60,9 +60,9 @@ class Prepared:
     resuming: bool = False
 
 
-def prepare(experiment: Experiment, output: Path) -> Prepared:
-    """Check everything that a new run needs: data, fit of the parts, cluster, store, output folder."""
-    task = experiment.task(experiment.data.load())
+def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> Prepared:
+    """Check everything that a new run needs: data, read here unless it is given, parts, cluster, store, folder."""
+    task = experiment.task(experiment.data.load() if data is None else data)
     experiment.executor.check(task)
     state = start(experiment.algorithm, task)
     measurable(experiment, task, state)
