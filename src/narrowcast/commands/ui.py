@@ -1,0 +1,52 @@
+"""`narrowcast ui`."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from narrowcast.commands.terminal import FOLDER
+from narrowcast.platform.errors import RunFailed, UserError
+
+
+@click.command()
+@click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
+def ui(output: Path, port: int) -> None:
+    """Open the MLflow UI on the runs of the output folder, for this machine only (127.0.0.1)."""
+    from narrowcast.platform.tracking.mlflow_run import Tracking
+
+    uri = Tracking().resolve(output)
+    if uri.startswith(("http://", "https://")):
+        raise UserError(f"the runs are tracked at {uri}; open that address in a browser")
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise UserError(f"no runs in {output}; make some with narrowcast run, or give their folder with --output")
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
+    click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
+    command = [
+        "mlflow",
+        "ui",
+        "--backend-store-uri",
+        uri,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    try:
+        subprocess.run([sys.executable, "-m", *command], check=True)
+    except subprocess.CalledProcessError as error:
+        raise RunFailed(f"the MLflow UI stopped with status {error.returncode}") from error
+    except KeyboardInterrupt:
+        click.echo()
