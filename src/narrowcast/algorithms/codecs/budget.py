@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import log2, sqrt
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
 from narrowcast.algorithms.codecs.stage import NO_STATE
 from narrowcast.platform.types import Arrays
+
+_INTERPOLATIONS = 6  # after so many tries, what is left of the levels is halved
 
 
 def finest_levels(
@@ -48,21 +50,26 @@ def encode_within(
     if codec.levels is None:
         encoded, after = codec.encode_with_state(tensors, key, state)
         return (encoded, after) if encoded.wire_bits() <= budget_bits else None
-    values = max(1, sum(np.size(each) for each in tensors.values()))
+    bits_per_doubling = (
+        sum(np.size(each) for each in tensors.values()) / 2 + 1
+    )  # about what twice the levels weigh more
     fits, beyond = _levels_below(codec), _levels_above(codec, finest)
-    best, guess, tries = None, codec.levels, 0
+    best, spare, excess, guess, tries = None, None, None, codec.levels, 0
     while beyond - fits > 1:
         guess = min(max(guess, fits + 1), beyond - 1)
         encoded, after = codec.with_levels(guess).encode_with_state(tensors, key, state)
-        spare = budget_bits - encoded.wire_bits()
-        if spare >= 0:
-            best, fits = (encoded, after), guess
+        left = budget_bits - encoded.wire_bits()
+        if left >= 0:
+            best, fits, spare = (encoded, after), guess, left
         else:
-            beyond = guess
+            beyond, excess = guess, -left
         tries += 1
-        # twice the levels weigh about a bit a value more; where that leads nowhere, halve what is left
-        doublings = min(max(spare / values, -16.0), 16.0)
-        guess = int(guess * 2**doublings) if tries % 3 else int(sqrt(max(fits, 1) * beyond))
+        if tries > _INTERPOLATIONS:
+            guess = int(sqrt(max(fits, 1) * beyond))
+            continue
+        if spare is not None and excess is not None:
+            bits_per_doubling = max(1.0, (spare + excess) / log2(beyond / fits))
+        guess = int(guess * 2 ** min(max(left / bits_per_doubling, -4.0), 4.0))
     return best
 
 
