@@ -33,7 +33,7 @@ def test_distortion_and_bits_are_those_measured(rank: int, levels: int) -> None:
         errors.append(np.square(unbiased - update).sum() / np.square(update).sum())
         bits.append(encoded.wire_bits())
     modelled_error = DIMENSION / rank * (1 + step**2 / 12) - 1
-    modelled_bits = rank * (ROWS * np.interp(step, joint._STEPS, symbol_bits()) + 16)
+    modelled_bits = rank * (ROWS * np.interp(step, joint.STEPS, symbol_bits()) + 16)
     assert np.mean(errors) == pytest.approx(modelled_error, rel=0.06, abs=0.01)
     assert np.mean(bits) == pytest.approx(modelled_bits, rel=0.06, abs=200)
 
@@ -41,7 +41,7 @@ def test_distortion_and_bits_are_those_measured(rank: int, levels: int) -> None:
 def test_the_entropy_is_that_of_rounded_draws() -> None:
     random = np.random.default_rng(0)
     for place in (20, 45, 60):
-        symbols = np.floor(random.standard_normal(10**6) / joint._STEPS[place] + random.random(10**6)).astype(int)
+        symbols = np.floor(random.standard_normal(10**6) / joint.STEPS[place] + random.random(10**6)).astype(int)
         share = np.unique(symbols, return_counts=True)[1] / len(symbols)
         assert symbol_bits()[place] == pytest.approx(-(share * np.log2(share)).sum(), abs=0.01)
 
@@ -53,7 +53,7 @@ def test_the_best_choice_is_that_of_a_search_over_all() -> None:
     for client, (count, head, budget) in enumerate(zip(rows, heads, budgets, strict=True)):
         best = (np.inf, 0, 0.0)
         for rank in range(1, 9):
-            for step, entropy in zip(joint._STEPS, symbol_bits(), strict=True):
+            for step, entropy in zip(joint.STEPS, symbol_bits(), strict=True):
                 if head + rank * (count * entropy + 32) <= budget:
                     best = min(best, (8 / rank * (1 + step**2 / 12) - 1, rank, step))
         assert ranks[client] == best[1]

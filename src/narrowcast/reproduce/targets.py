@@ -20,10 +20,13 @@ from narrowcast.reproduce.colr_accuracy import (
     judge_points,
     plot_points,
 )
+from narrowcast.reproduce.frontier import Frontier, Tried, judge_rates
+from narrowcast.reproduce.frontier_ml1m import ML1M, TRIED
 from narrowcast.reproduce.verdict import Verdict
 from narrowcast.reproduce.wanted import Results, Wanted
 
 COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
+OWN = "no paper: narrowcast's own study"
 WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
 
 
@@ -91,6 +94,25 @@ def _figure_2(results: Results, path: Path) -> Finished:
     return colr_components.judge_components(results), [png]
 
 
+def _frontier(frontier: Frontier) -> Callable[[Results, Path], Finished]:
+    def finish(results: Results, path: Path) -> Finished:
+        frontier.plot(results, png := path.with_suffix(".png"))
+        return frontier.judge(results), [png]
+
+    return finish
+
+
+def _rates(tried: Tried, metric: str) -> Target:
+    wanted = tuple(series.at_rate(setting, rate) for series, setting, rates in tried for rate in rates)
+    return Target(
+        OWN,
+        "frontier-ml1m's learning rates of the server, on validation users",
+        f"{len(wanted)} runs a seed, 30 min a seed",
+        lambda results, path: (judge_rates(tried, results, metric), []),
+        wanted,
+    )
+
+
 def _wanted(points: tuple[Point, ...]) -> tuple[Wanted, ...]:
     return tuple(point.wanted for point in points)
 
@@ -112,5 +134,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "colr-fig3": Target(COLR, "Figure 3: CoLR and FedMF", "13 runs a seed, 8 min", _figure_3, _wanted(FIGURE_3)),
     "colr-fig4": Target(COLR, "Figure 4: CoLR, SVD, Top-K", "18 runs a seed, 25 min", _figure_4, _wanted(FIGURE_4)),
+    "frontier-ml1m": Target(OWN, "accuracy against bits, ml-1m", "40 runs a seed, 4 h", _frontier(ML1M), ML1M.wanted),
+    "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),
 }
 """`takes` is for three seeds on 2 cores."""

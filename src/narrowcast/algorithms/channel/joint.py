@@ -21,7 +21,8 @@ import torch
 from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.platform.types import FloatArray, IntArray
 
-_STEPS = np.geomspace(0.02, 6.0, 72)
+STEPS = np.geomspace(0.02, 6.0, 72)
+"""Steps of a dithered quantiser that are chosen from, in root mean squares of what is rounded."""
 _DITHERS, _FURTHEST = 16, 8.0
 _MOST_POINTS = 48
 _HEADER_BITS = 100.0  # counts, models of the entropy coder, the last byte of each list
@@ -45,7 +46,7 @@ class Choices:
 
     def distortion(self) -> FloatArray:
         """D(r, s), [rank, steps]."""
-        return self.dimension / self._ranks()[:, None] * (1 + _STEPS**2 / 12) - 1
+        return self.dimension / self._ranks()[:, None] * (1 + STEPS**2 / 12) - 1
 
     def of_rows(self, rows: FloatArray) -> FloatArray:
         """How many values rows [C] have at each rank, [C, rank]."""
@@ -58,7 +59,7 @@ class Choices:
         errors = self.distortion().ravel()[order]
         better = order[errors < np.minimum.accumulate(np.concatenate([[np.inf], errors]))[:-1]]
         spread = np.unique(np.linspace(0, len(better) - 1, _MOST_POINTS).round().astype(np.int64))
-        ranks, steps = np.divmod(better[spread], len(_STEPS))
+        ranks, steps = np.divmod(better[spread], len(STEPS))
         bits = self.bits(values, head_bits)[:, ranks, steps]
         distortion = np.broadcast_to(self.distortion()[ranks, steps], bits.shape)
         return Curves.of(bits, distortion, weight=np.maximum(values[:, 0], 1.0))
@@ -67,8 +68,8 @@ class Choices:
         """The rank and the step of the best choice within each budget, [C] each; rank 0 where none is within it."""
         fits = (self.bits(values, head_bits) <= budget_bits[:, None, None]).reshape(len(values), -1)
         errors = np.where(fits, self.distortion().ravel(), np.inf)
-        ranks, steps = np.divmod(errors.argmin(axis=1), len(_STEPS))
-        return np.where(fits.any(axis=1), ranks + 1, 0), _STEPS[steps]
+        ranks, steps = np.divmod(errors.argmin(axis=1), len(STEPS))
+        return np.where(fits.any(axis=1), ranks + 1, 0), STEPS[steps]
 
     def _ranks(self) -> FloatArray:
         return np.arange(1.0, self.rank + 1)
@@ -79,7 +80,7 @@ def symbol_bits() -> FloatArray:
     """h(s) for each step: the entropy of floor(X / s + U), for X normal and U uniform, [steps]; coders see no U."""
     dithers = (torch.arange(_DITHERS, dtype=torch.float64) + 0.5) / _DITHERS
     entropies = []
-    for step in _STEPS:
+    for step in STEPS:
         reach = int(_FURTHEST / step) + 2
         edges = (torch.arange(-reach, reach + 1, dtype=torch.float64) - dithers[:, None]) * step
         shares = torch.special.ndtr(edges).diff(dim=1).mean(dim=0)

@@ -14,8 +14,8 @@ from narrowcast.algorithms.codecs.stage import NO_STATE
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.types import Arrays, BoolArray, IntArray
 
-LIKELY, OTHER = "likely", "other"
-"""The names under which a codec sees the values: of rows that the receiver expects, and of the others."""
+LIKELY, OTHER, BASIS = "likely", "other", "basis"
+"""The names under which a codec sees the values: of rows that the receiver expects, of the others, and of a basis."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,20 @@ def encode_rows(
     *,
     state: Arrays = NO_STATE,
     budget_bits: float = np.inf,
+    basis: NDArray[np.float32] | None = None,
 ) -> tuple[CodedRows, Arrays] | None:
     """Pack rows [m] ascending and their values [m, k] within a budget; None where that cannot be.
 
-    Shapes: likely [N]. Also returns the client's state once they are sent; raises `UnsendableUpdateError` for values
-    that are not finite.
+    Shapes: likely [N]; basis [d, k], sent too where the values are coordinates in one of the client's own. Also returns
+    the client's state once they are sent; raises `UnsendableUpdateError` for values that are not finite.
     """
     sent = np.zeros(len(likely), dtype=bool)
     sent[rows] = True
     head = varint(values.shape[1]) + _places(~sent[likely]) + _places(sent[~likely])
     left = budget_bits - 8 * len(head)
     tensors = {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]} if not state else {LIKELY: values}
+    if basis is not None:
+        tensors[BASIS] = basis
     if np.isinf(left):
         encoded, after = codec.encode_with_state(tensors, key, state)
     elif (within := encode_within(codec, tensors, key, left, state)) is not None:
@@ -68,9 +71,19 @@ def encode_rows(
 
 
 def decode_rows(
-    codec: Codec, data: bytes, likely: BoolArray, most_columns: int, key: int, *, stateful: bool = False
+    codec: Codec,
+    data: bytes,
+    likely: BoolArray,
+    most_columns: int,
+    key: int,
+    *,
+    stateful: bool = False,
+    dimension: int | None = None,
 ) -> tuple[IntArray, NDArray[np.float32]]:
-    """The rows [m] and their values [m, k] as the receiver gets them, or `PayloadError`."""
+    """The rows [m] and their values [m, k] as the receiver gets them, or `PayloadError`.
+
+    With a `dimension` d the values come with a basis and are decoded to [m, d].
+    """
     reader = Reader(data)
     columns = reader.varint(most_columns)
     sent = likely.copy()
@@ -81,12 +94,14 @@ def decode_rows(
     shapes = {LIKELY: (int(expected.sum()), columns)}
     if not stateful:
         shapes[OTHER] = (int((~expected).sum()), columns)
+    if dimension is not None:
+        shapes[BASIS] = (dimension, columns)
     tensors = codec.decode(bytes(reader.rest()), shapes, key)
     values = np.empty((len(rows), columns), dtype=np.float32)
     values[expected] = tensors[LIKELY]
     if not stateful:
         values[~expected] = tensors[OTHER]
-    return rows, values
+    return rows, values if dimension is None else values @ tensors[BASIS].T
 
 
 def _places(marked: BoolArray) -> bytes:

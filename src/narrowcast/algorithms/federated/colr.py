@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.chain import Codec
@@ -27,15 +28,14 @@ from narrowcast.algorithms.federated.low_rank_network import (
     step_network,
 )
 from narrowcast.algorithms.federated.row_updates import (
-    Aggregation,
-    Sending,
     changed_rows,
     mean_change,
     only_touched_rows_are_coded,
     train_and_send,
 )
+from narrowcast.algorithms.federated.row_uploads import Aggregation, Sending
 from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.algorithms.local_training.cohort import train_cohort_components
+from narrowcast.algorithms.local_training.cohort import train_cohort_components, train_cohort_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
@@ -52,7 +52,7 @@ class LowRank(BaseModel):
 
     kind: str
     rank: int = Field(4, ge=1, description="rank of the global update; at most model.embedding_dim")
-    basis: BasisKind = "orthonormal"
+    basis: BasisKind | Literal["own"] = "orthonormal"
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
     codec: Stages = ()
@@ -66,6 +66,8 @@ class LowRank(BaseModel):
                 f"algorithm.codec has {stateful[0]}, which remembers from round to round, but {self.kind} sends in a "
                 "basis that each round draws anew; use it with fedmf or fedavg"
             )
+        if self.basis == "own":
+            self._check_own_basis(task)
         if not isinstance(task.model, MatrixFactorisation):
             return
         dimension = task.model.embedding_dim
@@ -75,35 +77,53 @@ class LowRank(BaseModel):
                 f"use a rank of 1 to {dimension}, or a larger embedding_dim"
             )
 
+    def _check_own_basis(self, task: Task) -> None:
+        wrong = {
+            "a network; use fedavg with a codec of svd": not isinstance(task.model, MatrixFactorisation),
+            "a codec that does not quantise; put quantise into algorithm.codec": Codec(self.codec).levels is None,
+            "algorithm.aggregation = per_component_mean; use per_item_mean": self.aggregation == "per_component_mean",
+        }
+        if found := [what for what, holds in wrong.items() if holds]:
+            raise UserError(f"algorithm.basis = own does not go with {found[0]}")
+
     def init(self, task: Task) -> Arrays:
         """Q, and the low-rank change that the last round made to it."""
         server = task.model.init_server(task.data, task.seed)
         if ITEM_FACTORS not in server:
             return init_network(server, self.rank)
         n_items = task.data.n_items
-        update = np.zeros((n_items, self.rank), dtype=np.float32)
+        width = len(self.draw_basis(server[ITEM_FACTORS].shape[1], task.seed))
+        update = np.zeros((n_items, width), dtype=np.float32)
         return {**server, _UPDATE: update, _CHANGED: np.zeros(n_items, dtype=bool)}
 
     def init_clients(self, task: Task) -> Arrays:
         """The user factors P."""
         return task.model.init_clients(task.data, task.seed)
 
+    def draw_basis(self, dimension: int, seed: int) -> NDArray[np.float32]:
+        """B [r, d] of a round; where clients have bases of their own, the mean of what they send is not low-rank."""
+        if self.basis == "own":
+            return np.eye(dimension, dtype=np.float32)
+        return draw_basis(self.basis, self.rank, dimension, seed)
+
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Q for a newcomer; the last round's A and the seed of its B for a client that holds the rest."""
         seed = basis_seed(task.seed, round_index)
         if ITEM_FACTORS not in server:
+            assert self.basis != "own"
             return broadcast_network(server, self.rank, self.basis, seed, first=round_index == 1)
         item_factors = np.asarray(server[ITEM_FACTORS])
         n_items, dimension = item_factors.shape
         changed = np.flatnonzero(server[_CHANGED])
         update = np.asarray(server[_UPDATE])[changed]
+        sent = None if self.basis == "own" else seed
         return Broadcast(
             {
                 ITEM_FACTORS: item_factors,
-                _BASIS: draw_basis(self.basis, self.rank, dimension, seed),
+                _BASIS: self.draw_basis(dimension, seed),
             },
-            full=RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False, seed=seed),
-            update=RowsPayload(n_items, changed, update, self.rows, mask=False, seed=seed) if round_index > 1 else None,
+            full=RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False, seed=sent),
+            update=RowsPayload(n_items, changed, update, self.rows, mask=False, seed=sent) if round_index > 1 else None,
         )
 
     def ranks(self, broadcast: Arrays, chunk: Chunk, task: Task) -> IntArray:
@@ -152,6 +172,8 @@ class LowRank(BaseModel):
 class CoLR(LowRank):
     """Every client trains and sends all r columns of A; the server adds mean(A) B.
 
+    With `basis: own` a client trains its rows whole and sends their change in a basis of its own (`own_basis`).
+
     Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation, Algorithm 1's weights are
     `weighted`. 2. the row mask that `per_item_mean` needs is sent and paid for. 3. `rows: touched` leaves out the rows
     of A that are zero; `all` sends them, as the paper counts.
@@ -167,6 +189,8 @@ class CoLR(LowRank):
     def train_rows(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the chunk's clients on all components."""
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        if self.basis == "own":
+            return train_whole_rows(self, broadcast, chunk, task, samples)
         components = np.ones((len(chunk.clients), self.rank), dtype=bool)
         return train_components(self, broadcast, chunk, task, samples, components)
 
@@ -189,3 +213,14 @@ def train_components(
     how = Sending(algorithm.aggregation, algorithm.rows, Codec(algorithm.codec), levels)
     train = partial(train_cohort_components, item_factors, basis, components, chunk, task, samples)
     return train_and_send(how, task, chunk, samples, components, train)
+
+
+def train_whole_rows(
+    algorithm: LowRank, broadcast: Arrays, chunk: Chunk, task: Task, samples: ChunkSamples
+) -> ChunkResult:
+    """Train each client's rows of Q; what it sends of them is its own choice."""
+    item_factors = np.asarray(broadcast[ITEM_FACTORS])
+    every_column = np.ones((len(samples.order), item_factors.shape[1]), dtype=bool)
+    how = Sending(algorithm.aggregation, algorithm.rows, Codec(algorithm.codec), own_rank=algorithm.rank)
+    train = partial(train_cohort_rows, item_factors, chunk, task, samples)
+    return train_and_send(how, task, chunk, samples, every_column, train)

@@ -19,14 +19,8 @@ from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
 from narrowcast.algorithms.federated.codec_state import init_codec_state
-from narrowcast.algorithms.federated.row_updates import (
-    Aggregation,
-    Sending,
-    changed_rows,
-    mean_change,
-    only_factorisation,
-    train_and_send,
-)
+from narrowcast.algorithms.federated.row_updates import changed_rows, mean_change, only_factorisation, train_and_send
+from narrowcast.algorithms.federated.row_uploads import Aggregation, Sending
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_rows
 from narrowcast.algorithms.local_training.streams import draw_samples

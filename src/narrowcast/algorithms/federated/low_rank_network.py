@@ -23,7 +23,7 @@ from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.basis import BasisKind, draw_basis, draw_components
 from narrowcast.algorithms.federated.dense_updates import SUM, WEIGHT, client_weights, finish_dense
 from narrowcast.algorithms.federated.dense_uploads import Columns, send_tensors
-from narrowcast.algorithms.federated.row_updates import Aggregation
+from narrowcast.algorithms.federated.row_uploads import Aggregation
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rows import RowLayout, rows_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
-from narrowcast.algorithms.federated.row_uploads import Uploads, coded_uploads, counted, plain_uploads
+from narrowcast.algorithms.federated.row_uploads import (
+    Aggregation,
+    Sending,
+    Uploads,
+    coded_uploads,
+    counted,
+    plain_uploads,
+)
 from narrowcast.algorithms.local_training.fused import FusedResult
 from narrowcast.algorithms.local_training.row_sum import sum_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples
@@ -20,14 +24,6 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, ClientLedger, IntArray
-
-Aggregation = Literal["per_item_mean", "per_component_mean", "weighted"]
-"""What a row's sum is divided by.
-
-`per_item_mean`: the number of clients that touched it, as the code released with CoLR does (each client's row mask is
-then sent and paid for). `per_component_mean`: for each entry of A, the clients that sent that component of the row, so
-that low ranks do not shrink the mean. `weighted`: sum N_u A_u / sum N_u over the cohort, Algorithm 1.
-"""
 
 SUM, WEIGHT = "sum", "weight"
 
@@ -52,16 +48,6 @@ def client_factors(aggregation: Aggregation, examples: IntArray, components: Boo
     return np.where(components.any(axis=1), factors, 0).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Sending:
-    """How an algorithm's clients send rows: its fields, and the levels [C] that the codec tries first, if any."""
-
-    aggregation: Aggregation
-    layout: RowLayout
-    codec: Codec
-    levels: IntArray | None = None
-
-
 def train_and_send(
     how: Sending,
     task: Task,
@@ -77,7 +63,7 @@ def train_and_send(
     factors = client_factors(how.aggregation, task.data.examples[chunk.clients[samples.order]], components)
     if how.codec.stages:
         result = train(factors, True)
-        uploads = coded_uploads(task, chunk, samples, result, components, factors, how.codec, how.layout, how.levels)
+        uploads = coded_uploads(how, task, chunk, samples, result, components, factors)
     else:
         ranks = components.sum(axis=1)
         bits = plain_bits(task, samples, ranks, how.aggregation, how.layout)
@@ -112,7 +98,7 @@ def finish_chunk(
     A client whose training left the finite numbers keeps its former user factors; one that sends nothing is not
     delivered but keeps what it learnt.
     """
-    ranks, delivered = components.sum(axis=1), uploads.delivered
+    ranks, delivered = components.sum(axis=1) if uploads.ranks is None else uploads.ranks, uploads.delivered
     if aggregation == "weighted":
         examples = task.data.examples[chunk.clients[samples.order]]
         weight = np.array([[examples[delivered].sum()]], dtype=np.float64)

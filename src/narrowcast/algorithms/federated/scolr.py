@@ -15,13 +15,15 @@ from narrowcast.algorithms.channel.joint import Choices, head_bits
 from narrowcast.algorithms.channel.rank_policy import RankPolicy, UniformRank
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.basis import draw_components
-from narrowcast.algorithms.federated.colr import LowRank, train_components
+from narrowcast.algorithms.federated.colr import LowRank, train_components, train_whole_rows
 from narrowcast.algorithms.federated.low_rank_network import network_bits_at_rank
+from narrowcast.algorithms.federated.own_basis import NORM_BITS
 from narrowcast.algorithms.federated.row_updates import plain_bits
 from narrowcast.algorithms.federated.row_uploads import budgets
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.platform.contracts import Task, Wishes
 from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 _NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows that are likely, and of the others
@@ -34,6 +36,7 @@ class SCoLR(LowRank):
 
     With `rank_policy: channel` and a codec that quantises, a client's rank and levels follow from the bits that the
     radio gives it (`channel.joint`); `aggregation: per_component_mean` then keeps low ranks from shrinking the mean.
+    With `basis: own` it sends the directions in which it changed most, and how many of them (`own_basis`).
 
     Differs from the paper: 1.-3. as CoLR. 4. a row is divided by the clients that touched it, whichever of its
     components they sent, which reproduces Table 4; Algorithm 2 leaves the divisor open.
@@ -57,6 +60,8 @@ class SCoLR(LowRank):
     def train_rows(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Choose each client's rank and components, then train the chunk on them."""
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        if self.basis == "own":
+            return train_whole_rows(self, broadcast, chunk, task, samples)
         clients = chunk.clients[samples.order]
         bits_at_rank = self._bits_at_rank(task, samples)
         ranks = self.rank_policy.ranks(task.profiles.take(clients), bits_at_rank, task.seed, chunk.round_index)
@@ -83,7 +88,11 @@ class SCoLR(LowRank):
         n_items, positives = task.data.n_items, task.data.examples[cohort].astype(np.float64)
         likely = n_items * -np.expm1(-positives * task.training.negatives / n_items)
         rows = positives + likely * (1 - positives / n_items)
-        curves = self._choices.curves(self._choices.of_rows(rows), head_bits(n_items, positives))
+        choices = self._choices
+        if self.basis == "own":  # one direction has nearly everything, so that only its rounding is worth bits
+            assert isinstance(task.model, MatrixFactorisation)
+            choices, rows = Choices(1, 1, NORM_BITS), rows + task.model.embedding_dim
+        curves = choices.curves(choices.of_rows(rows), head_bits(n_items, positives))
         return Wishes(np.ceil(curves.least()).astype(np.int64), curves)
 
     @property

@@ -1,0 +1,175 @@
+"""Accuracy against uplink bits: ranks and levels from the channel beside what else can be done with the same bits.
+
+The channel-aware series play on a shared band with Rayleigh fading, whose time is set so that a cohort can send about so
+much of its full updates in float32. The rivals have links that neither fade nor fail: each client sends what its codec
+makes of its update, through the same entropy coder, and they are compared where they weigh the same. That is more than
+the band would give them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from narrowcast.platform.tracking.plots import BLACK, new_figure
+from narrowcast.reproduce.verdict import Verdict, mean_and_spread
+from narrowcast.reproduce.wanted import Results, Wanted
+
+_BAND = "radio={channel: {kind: rayleigh, access: shared}, allocation: %s, upload_seconds: %g}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A way to send at several settings: overrides of all of them, and of each.
+
+    `rates`: the server's learning rate of each setting, chosen on validation users.
+    """
+
+    name: str
+    experiment: str
+    overrides: tuple[str, ...]
+    settings: Mapping[str, tuple[str, ...]]
+    rates: Mapping[str, float]
+    colour: str
+
+    def wanted(self, setting: str) -> Wanted:
+        """The run of a setting."""
+        label = re.sub("[^a-z0-9.]+", "-", f"{self.name} {setting}".lower()).strip("-")
+        rate = f"algorithm.server_learning_rate={self.rates[setting]:g}"
+        return Wanted(label, self.experiment, (*self.overrides, *self.settings[setting], rate))
+
+    def at_rate(self, setting: str, rate: float) -> Wanted:
+        """The same at another learning rate of the server, judged on validation users."""
+        other = replace(self, rates={setting: rate}).wanted(setting)
+        return replace(
+            other, label=f"{other.label}-rate-{rate:g}", overrides=(*other.overrides, "data.validation=random")
+        )
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Series to be compared; `full_bits` are those of a round's updates in float32, `aims` percent at 1 / key of them."""
+
+    title: str
+    metric: str
+    full_bits: int
+    budgets: tuple[int, ...]
+    aims: Mapping[int, float]
+    reference: Wanted
+    best: Series
+    others: tuple[Series, ...]
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...]:
+        """All runs."""
+        return (self.reference, *(series.wanted(each) for series in self._series for each in series.settings))
+
+    def judge(self, results: Results) -> list[Verdict]:
+        """The channel-aware series at each budget, beside its aim and beside the best rival at the bits it took."""
+        full = _accuracies(results[self.reference.label], self.metric)
+        verdicts = [Verdict("full updates in float32", "", mean_and_spread(full), "reference", by_seed=tuple(full))]
+        for budget in self.budgets:
+            wanted = self.best.wanted(f"{budget}")
+            ours, share = _accuracies(results[wanted.label], self.metric), self._share(results, wanted)
+            rivals = {series.name: self._at(results, series, share) for series in self.others}
+            name = max(rivals, key=lambda each: rivals[each])
+            ahead = float(np.mean(ours)) - rivals[name]
+            spread = float(np.std(ours, ddof=1)) if len(ours) > 1 else 0.0
+            order = "level with" if abs(ahead) <= spread else "above" if ahead > 0 else "below"
+            aim = self.aims.get(budget)
+            verdicts.append(
+                Verdict(
+                    f"1/{budget}: {self.best.name}, took 1/{1 / share:.0f}",
+                    "" if aim is None else f"{aim:.2f}",
+                    mean_and_spread(ours),
+                    f"{order} the next best, {name} with {rivals[name]:.2f}",
+                    "" if aim is None else f"{np.mean(ours) - aim:+.2f}",
+                    tuple(ours),
+                )
+            )
+        for series in self._series:
+            for setting in series.settings:
+                ours = _accuracies(results[series.wanted(setting).label], self.metric)
+                share = self._share(results, series.wanted(setting))
+                what = f"{series.name}, {setting}" if series.settings[setting] else series.name
+                verdicts.append(Verdict(what, "", mean_and_spread(ours), f"for 1/{1 / share:.0f}", by_seed=tuple(ours)))
+        return verdicts
+
+    def plot(self, results: Results, path: Path) -> None:
+        """Mean and standard deviation over the seeds against what was sent."""
+        figure, (axes,) = new_figure(self.title, panels=1)
+        for series in self._series:
+            wanted = [series.wanted(setting) for setting in series.settings]
+            shares = np.array([self._share(results, each) for each in wanted])
+            values = [_accuracies(results[each.label], self.metric) for each in wanted]
+            order, spread = np.argsort(shares), np.array([np.std(each, ddof=min(1, len(each) - 1)) for each in values])
+            means = np.array([np.mean(each) for each in values])
+            wide = 2.4 if series is self.best else 1.4
+            axes.errorbar(
+                shares[order], means[order], spread[order],
+                color=series.colour, marker=".", capsize=2, linewidth=wide, label=series.name,
+            )  # fmt: skip
+        full = float(np.mean(_accuracies(results[self.reference.label], self.metric)))
+        axes.axhline(full, color=BLACK, linestyle="--", linewidth=1, label="full updates in float32")
+        axes.plot([1 / each for each in self.aims], list(self.aims.values()), "k+", label="aims")
+        axes.set_xscale("log", base=2)
+        ticks = [1 / 2**power for power in range(4, 15)]
+        axes.set_xticks(ticks, [f"1/{1 / tick:.0f}" for tick in ticks])
+        axes.set(xlabel="uplink, of full updates in float32", ylabel=f"{self.metric} (%)")
+        axes.legend(fontsize=8, frameon=False)
+        figure.savefig(path, dpi=150)
+
+    @property
+    def _series(self) -> tuple[Series, ...]:
+        return (self.best, *self.others)
+
+    def _share(self, results: Results, wanted: Wanted) -> float:
+        runs = results[wanted.label]
+        return float(np.mean([run["uplink_bits"] / (run["rounds"] * self.full_bits) for run in runs]))
+
+    def _at(self, results: Results, series: Series, share: float) -> float:
+        """A series' accuracy for so much: on straight lines in the logarithm of the bits; nothing below its least."""
+        shares = np.array([self._share(results, series.wanted(each)) for each in series.settings])
+        means = np.array(
+            [np.mean(_accuracies(results[series.wanted(each).label], self.metric)) for each in series.settings]
+        )
+        order = np.argsort(shares)
+        best_so_far = np.maximum.accumulate(means[order])  # more bits than are useful need not be sent
+        return float(np.interp(np.log(share), np.log(shares[order]), best_so_far, left=0.0))
+
+
+Tried = tuple[tuple[Series, str, tuple[float, ...]], ...]
+"""Of which series at which setting, which learning rates of the server are tried."""
+
+
+def judge_rates(tried: Tried, results: Results, metric: str) -> list[Verdict]:
+    """What each learning rate gives on validation users, and which is the best of a setting."""
+    verdicts = []
+    for series, setting, rates in tried:
+        values = {rate: _accuracies(results[series.at_rate(setting, rate).label], metric) for rate in rates}
+        best = max(values, key=lambda rate: np.mean(values[rate]))
+        verdicts += [
+            Verdict(
+                f"{series.name}, {setting}, rate {rate:g}",
+                "",
+                mean_and_spread(ours),
+                "best of these" if rate == best else "",
+                by_seed=tuple(ours),
+            )
+            for rate, ours in values.items()
+        ]
+    return verdicts
+
+
+def band(allocation: str, seconds_for_all: float, budgets: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
+    """Settings on a shared band that carries a cohort's full updates in so many seconds, for 1 / budget of them."""
+    return {f"{each}": (_BAND % (allocation, seconds_for_all / each),) for each in budgets}
+
+
+def _accuracies(runs: object, metric: str) -> list[float]:
+    assert isinstance(runs, list)
+    return [100 * run["final"][metric] for run in runs]

@@ -1,0 +1,107 @@
+"""The frontier on MovieLens-1M: 1000 rounds of 60 clients, HR@10 against a fraction of FedMF-64's float32 uplink.
+
+The learning rate of the server was chosen for each series on validation users, among `TRIED`: `frontier-ml1m-rates`.
+"""
+
+from __future__ import annotations
+
+from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
+from narrowcast.reproduce.frontier import Frontier, Series, band
+from narrowcast.reproduce.wanted import Wanted
+
+BUDGETS = (64, 128, 256, 512, 1024, 2048)
+_SECONDS = 48.7
+_RARELY = "checkpoint_every=1000"  # a memory of errors for all clients is gigabytes
+_MORE = ("#56B4E9", "#8C6D31", "0.5")
+
+
+def _codec(*stages: str) -> tuple[str, ...]:
+    return (f"algorithm.codec=[{', '.join(stages)}, entropy]",)
+
+
+def _levels(levels: int) -> str:
+    return f"{{kind: quantise, levels: {levels}, norms: column, rounding: dithered, norm_type: bfloat16}}"
+
+
+def _fedmf(name: str, colour: str, rate: float, settings: dict[str, tuple[str, ...]]) -> Series:
+    common = ("algorithm.rows=touched", _RARELY)
+    return Series(name, "fedmf-ml1m", common, settings, dict.fromkeys(settings, rate), colour)
+
+
+def _factors(kind: str, *first: str) -> dict[str, tuple[str, ...]]:
+    sizes = ((1, 5), (1, 16), (1, 64), (4, 64))
+    return {
+        f"rank {rank}, k = {levels}": _codec(*first, f"{{kind: {kind}, rank: {rank}}}", _levels(levels))
+        for rank, levels in sizes
+    }
+
+
+_SCOLR = "scolr-channel-ml1m"
+OWN = Series(
+    "SCoLR, channel, own basis",
+    _SCOLR,
+    ("algorithm.basis=own", "algorithm.rank=4", "algorithm.aggregation=per_item_mean"),
+    band("min_error", _SECONDS, BUDGETS),
+    dict.fromkeys(map(str, BUDGETS), 1.0),
+    BLUE,
+)
+SHARED = Series(
+    "SCoLR, channel, shared basis",
+    _SCOLR,
+    (),
+    band("min_error", _SECONDS, BUDGETS),
+    {"64": 0.8, "128": 0.7, "256": 0.65, "512": 0.5, "1024": 0.45, "2048": 0.4},
+    _MORE[0],
+)
+RANKS = Series(
+    "SCoLR, ranks only",
+    _SCOLR,
+    ("algorithm.codec={kind: cast, dtype: bfloat16}",),
+    band("max_min", _SECONDS, BUDGETS),
+    dict.fromkeys(map(str, BUDGETS), 1.0),
+    PURPLE,
+)
+COLR = Series(
+    "CoLR",
+    "colr-ml1m",
+    ("algorithm.rows=touched", *_codec(_levels(16))),
+    {f"r = {rank}": (f"algorithm.rank={rank}",) for rank in (1, 2, 4, 8, 16)},
+    {f"r = {rank}": 1.0 for rank in (1, 2, 4, 8, 16)},
+    ORANGE,
+)
+QUANTISED = _fedmf("FedMF, quantised", BLACK, 1.0, {f"k = {k}": _codec(_levels(k)) for k in (4, 12, 40)})
+EDEN = _fedmf("FedMF, EDEN", _MORE[1], 1.0, {f"{k} levels": _codec(f"{{kind: eden, levels: {k}}}") for k in (2, 4)})
+SVD = _fedmf("SVD", VERMILLION, 1.0, _factors("svd"))
+POWER_SGD = _fedmf("PowerSGD", _MORE[2], 1.0, _factors("power_sgd", "error_feedback"))
+TOP_K = _fedmf(
+    "Top-K",
+    GREEN,
+    1.0,
+    {
+        f"{100 * share:g} %": _codec("error_feedback", f"{{kind: top_k, fraction: {share:g}}}", _levels(16))
+        for share in (0.005, 0.02, 0.08)
+    },
+)
+
+ML1M = Frontier(
+    "Accuracy against uplink, MovieLens-1M",
+    "test.hr@10",
+    60 * 3706 * 64 * 32,
+    BUDGETS,
+    {256: 63.6, 512: 62.3, 1024: 60.8, 2048: 60.0},
+    Wanted("fedmf-ml1m-d-64", "fedmf-ml1m", ("model.embedding_dim=64",)),
+    OWN,
+    (SHARED, RANKS, COLR, QUANTISED, EDEN, SVD, POWER_SGD, TOP_K),
+)
+TRIED = (
+    (OWN, "2048", (0.5, 0.75, 1.0)),
+    (SHARED, "256", (0.5, 0.65, 0.8)),
+    (SHARED, "1024", (0.35, 0.45, 0.6)),
+    (RANKS, "256", (0.5, 1.0)),
+    (COLR, "r = 4", (0.5, 0.75, 1.0)),
+    (QUANTISED, "k = 12", (0.5, 0.75, 1.0)),
+    (EDEN, "2 levels", (0.5, 0.75, 1.0)),
+    (SVD, "rank 1, k = 16", (0.75, 1.0)),
+    (POWER_SGD, "rank 1, k = 16", (0.75, 1.0)),
+    (TOP_K, "2 %", (0.5, 1.0)),
+)
