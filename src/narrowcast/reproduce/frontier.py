@@ -1,4 +1,4 @@
-"""Accuracy against uplink bits: ranks and levels from the channel beside what else can be done with the same bits.
+"""Accuracy against uplink bits: ranks and levels from the channel beside what else the same bits can do.
 
 The channel-aware series play on a shared band with Rayleigh fading, whose time is set so that a cohort can send about so
 much of its full updates in float32. The rivals have links that neither fade nor fail: each client sends what its codec
@@ -52,7 +52,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Series to be compared; `full_bits` are those of a round's updates in float32, `aims` percent at 1 / key of them."""
+    """Series to be compared; `full_bits` are a round's updates in float32, `aims` percent at 1 / key of them."""
 
     title: str
     metric: str
