@@ -1,4 +1,4 @@
-"""Accuracy against uplink bits: ranks and levels from the channel beside what else the same bits can do.
+"""Accuracy against uplink bits: ranks and levels from the channel beside other ways to spend the bits.
 
 The channel-aware series play on a shared band with Rayleigh fading, whose time is set so that a cohort can send about so
 much of its full updates in float32. The rivals have links that neither fade nor fail: each client sends what its codec
