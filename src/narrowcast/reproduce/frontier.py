@@ -1,9 +1,9 @@
 """Accuracy against uplink bits: ranks and levels from the channel beside other ways to spend the bits.
 
-The channel-aware series play on a shared band with Rayleigh fading, whose time is set so that a cohort can send about so
-much of its full updates in float32. The rivals have links that neither fade nor fail: each client sends what its codec
-makes of its update, through the same entropy coder, and they are compared where they weigh the same. That is more than
-the band would give them.
+The channel-aware series play on a shared band with Rayleigh fading, whose time is set so that a cohort can send about
+so much of its full updates in float32. The rivals have links that neither fade nor fail: each client sends what its
+codec makes of its update, through the same entropy coder, and they are compared where they weigh the same. That is more
+than the band would give them.
 """
 
 from __future__ import annotations

@@ -104,11 +104,16 @@ def _frontier(frontier: Frontier) -> Callable[[Results, Path], Finished]:
 
 def _rates(tried: Tried, metric: str) -> Target:
     wanted = tuple(series.at_rate(setting, rate) for series, setting, rates in tried for rate in rates)
+
+    def finish(results: Results, path: Path) -> Finished:
+        del path
+        return judge_rates(tried, results, metric), []
+
     return Target(
         OWN,
         "frontier-ml1m's learning rates of the server, on validation users",
         f"{len(wanted)} runs a seed, 30 min a seed",
-        lambda results, path: (judge_rates(tried, results, metric), []),
+        finish,
         wanted,
     )
 
