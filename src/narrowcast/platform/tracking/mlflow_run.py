@@ -171,7 +171,10 @@ def open_run(
         entries = [Param(metric_name(key), str(value)) for key, value in params.items()]
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
             client.log_batch(run.info.run_id, params=entries[start : start + _PARAMS_AT_ONCE])
-        client.log_inputs(run.info.run_id, [_dataset_input(data)])
+        try:
+            client.log_inputs(run.info.run_id, [_dataset_input(data)])
+        except MlflowException:  # of runs that begin at once, one makes the data set's entry and the others find it
+            client.log_inputs(run.info.run_id, [_dataset_input(data)])
     except STORE_ERRORS as error:
         raise UserError(f"the MLflow store at {hide_password(uri)} took no run ({_reason(error)}); check it") from error
     return uri, run.info.run_id
