@@ -206,11 +206,11 @@ def _unpacked(content: bytes, name: str) -> tuple[RunState, str]:
     """Raises `ValueError`, `KeyError` or `SafetensorError` for anything but what was saved under this name."""
     if (found := hashlib.sha256(content).hexdigest()) != name.split(".")[1]:
         raise ValueError(f"its {len(content)} bytes have another sha256, {found[:12]}...")
+    tensors = load(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata = header.get("__metadata__", {})
     if metadata.get("format") != _FORMAT:
         raise ValueError(f'format "{metadata.get("format")}"; this version reads {_FORMAT}')
-    tensors = load(content)
     state = RunState(
         round_index=int(metadata["round_index"]),
         uplink_bits=int(metadata["uplink_bits"]),
