@@ -172,6 +172,11 @@ class RayCluster:
                 continue
         return found
 
+    def bystanders(self) -> list[Node]:
+        """The worker nodes that are not the run's own; Ray may attach it to any on its machine, head or not."""
+        drivers = set(self.workers("Driver"))
+        return [node for node in self.nodes if node.alive() and not drivers & set(_family(node.process.pid))]
+
     def stop(self) -> None:
         """End every node and take the network away."""
         for node in [*self.nodes, *([self.head] if self.head else [])]:
@@ -179,4 +184,3 @@ class RayCluster:
         self.nodes, self.head = [], None
         if self.isolated and self.ip != "127.0.0.1":
             _ip("link", "del", self._bridge, check=False)
-

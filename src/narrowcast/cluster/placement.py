@@ -35,13 +35,17 @@ def place(
     """
     present = present or {}
     placed = dict.fromkeys(room, 0)
-    sign = 1 if policy == "spread" else -1
+
+    def rank(name: str) -> tuple[float, ...]:
+        if policy == "spread":
+            return placed[name], -present.get(name, 0)
+        return -placed[name], -present.get(name, 0), -room[name]
+
     for _ in range(wanted):
         open_nodes = [name for name in room if placed[name] < room[name]]
         if not open_nodes:
             break
-        best = min(open_nodes, key=lambda name: (sign * placed[name], -present.get(name, 0), name))
-        placed[best] += 1
+        placed[min(sorted(open_nodes), key=rank)] += 1
     return placed
 
 
