@@ -28,7 +28,7 @@ WARM_UP_ROUNDS = 5
 
 def main() -> None:
     arguments = _arguments()
-    overrides = [f"rounds={WARM_UP_ROUNDS + arguments.rounds}", "evaluate_every=1000000", "checkpoint_every=1000000"]
+    overrides = [f"rounds={WARM_UP_ROUNDS + arguments.rounds}", "evaluate_every=1000000", "checkpoint_seconds=1000000"]
     rows = []
     for name in arguments.experiments:
         experiment = load_experiment(name, overrides)

@@ -51,7 +51,10 @@ else:
 
 PACKAGED = files("narrowcast") / "experiments"
 _SHARED = ("data", "executor", "name", "tracking")  # what replicas have in common
-_NOT_IDENTITY = ("name", "executor", "tracking", "targets", "rounds", "evaluate_every", "checkpoint_every")
+_NOT_IDENTITY = (
+    *("name", "executor", "tracking", "targets", "rounds", "evaluate_every"),
+    *("checkpoint_every", "checkpoint_seconds", "checkpoints_kept", "checkpoint_path"),
+)
 
 
 class Experiment(Plan):

@@ -19,7 +19,7 @@ from narrowcast import __version__
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from narrowcast.platform.checkpoint import check_place, load_checkpoint, save_checkpoint, write_atomically
 from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.errors import RunFailed, UserError
@@ -63,13 +63,22 @@ class Prepared:
 def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> Prepared:
     """Check everything that a new run needs: data, read here unless it is given, parts, cluster, store, folder."""
     task = experiment.task(experiment.data.load() if data is None else data)
-    experiment.executor.check(task)
+    experiment.executor.check(experiment, task)
     state = start(experiment.algorithm, task)
     measurable(experiment, task, state)
     writable(output)
     uri = experiment.tracking.resolve(output)
     check_store(uri)
-    return Prepared(experiment, task, state, free_folder(output, experiment.name), uri)
+    folder = free_folder(output, experiment.name)
+    if experiment.checkpoint_path is not None:
+        check_place(checkpoint_place(experiment, folder))
+    return Prepared(experiment, task, state, folder, uri)
+
+
+def checkpoint_place(experiment: Experiment, folder: Path) -> str:
+    """Where the checkpoints of the run in this folder are."""
+    elsewhere = experiment.checkpoint_path
+    return str(folder / "checkpoint") if elsewhere is None else f"{elsewhere}/{folder.name}"
 
 
 def measurable(experiment: Experiment, task: Task, state: RunState) -> None:
@@ -103,11 +112,13 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
         if differing := sorted(key for key in before | now if before.get(key) != now.get(key)):
             shown = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in differing[:3])
             raise UserError(f"{folder.name} was run with another configuration: {shown}; resume with its own")
-        experiment = changed
+        if changed.checkpoint_path not in (None, experiment.checkpoint_path):
+            check_place(checkpoint_place(changed, folder))
     writable(folder)
     with alone(folder):
-        state, digest = load_checkpoint(folder / "checkpoint")
+        state, digest = load_checkpoint(checkpoint_place(experiment, folder))
         written = Journal.open(folder).last_round
+    experiment = changed or experiment
     if digest != experiment.digest():
         raise UserError(f"the checkpoint in {folder} is not of its config.yaml; start the run again")
     if written < state.round_index:
@@ -118,11 +129,11 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     if experiment.rounds < written:
         raise UserError(f"{folder.name} has played {written} rounds already; rounds = {experiment.rounds}")
     task = experiment.task(experiment.data.load())
-    experiment.executor.check(task)
+    experiment.executor.check(experiment, task)
     measurable(experiment, task, state)
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)
-    return Prepared(experiment, task, state, folder, uri, resuming=True)
+    return Prepared(experiment, task, replace(state, settled_round=written), folder, uri, resuming=True)
 
 
 def writable(folder: Path) -> None:
@@ -195,8 +206,7 @@ class Recorder:
         if self.journal.append(outcome, logged_at_ms=int(time.time() * 1000)):
             self.sender.notify()
         if outcome.state is not None:
-            self.state = outcome.state
-            save_checkpoint(self.prepared.folder / "checkpoint", self.state, self.prepared.experiment.digest())
+            self.keep(outcome.state)
         self.progress(self.journal.rounds[outcome.record.round - 1])
         record = outcome.record
         if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
@@ -205,6 +215,17 @@ class Recorder:
                 "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
                 outcome.record.round,
             )
+
+    def keep(self, state: RunState) -> None:
+        """Write a checkpoint."""
+        self.state, experiment = state, self.prepared.experiment
+        place = checkpoint_place(experiment, self.prepared.folder)
+        try:
+            save_checkpoint(place, state, experiment.digest(), experiment.checkpoints_kept)
+        except OSError as error:
+            raise RunFailed(
+                f"cannot write a checkpoint to {place} ({error}); make room, then resume the run"
+            ) from error
 
     def finish(self) -> dict[str, Any]:
         """Write tables, plots and `result.json`."""
@@ -235,7 +256,6 @@ def recorded(prepared: Prepared, progress: Progress, *, monitored: bool = True) 
     with alone(folder):
         cursor = Cursor(hide_password(uri), run_id)
         cursor.save(folder)
-        save_checkpoint(folder / "checkpoint", prepared.state, experiment.digest())
         yield from _recording(prepared, cursor, progress, monitored)
 
 
@@ -252,6 +272,8 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: Progress, monitored
     recorder = Recorder(prepared, journal, sender, progress, prepared.state)
     interrupted = False
     try:
+        if not prepared.resuming:
+            recorder.keep(prepared.state)
         yield recorder
     except KeyboardInterrupt:
         interrupted = True

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from narrowcast.cluster.failure import FailureBudget
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import RunFailed
@@ -94,9 +93,3 @@ def test_too_many_failures_end_the_run_with_advice(experiment: Experiment) -> No
         for outcome in play(experiment, RayRuntime(actors=1, max_failures=0)):
             if outcome.record.round == 1:
                 kill_one("ClientHost")
-
-
-def test_a_failure_budget_is_spent_one_by_one() -> None:
-    budget = FailureBudget(failures_left=1, round_timeout_seconds=1).spend("first")
-    with pytest.raises(RunFailed, match="last: second"):
-        budget.spend("second")

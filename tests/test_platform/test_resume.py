@@ -32,7 +32,7 @@ NAME = "scolr-ml100k"
 # Ten epochs make a round last long enough to be killed in its midst.
 RUN = (
     *("run", NAME, f"rounds={ROUNDS}", f"checkpoint_every={CHECKPOINT_EVERY}", "evaluate_every=20"),
-    *("training.epochs=10", "tracking.system_metrics=false"),
+    *("training.epochs=10", "tracking.system_metrics=false", "checkpoint_seconds=600"),
 )
 # Ray's own agents look for its killed head for a minute before they go; all else goes at once.
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

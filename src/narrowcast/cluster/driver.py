@@ -8,8 +8,9 @@ from typing import Any
 
 import ray
 
-from narrowcast.cluster.client_host import HostPool
-from narrowcast.cluster.failure import FailureBudget
+from narrowcast.cluster.failure import FailurePolicy
+from narrowcast.cluster.host_pool import HostPool
+from narrowcast.cluster.hosts import Hosts, Wish
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
@@ -17,34 +18,32 @@ from narrowcast.platform.rounds import Outcome
 from narrowcast.platform.run_state import RunState
 
 _SECONDS_HELD = 0.1  # handing a round on takes the driver milliseconds in which its hosts wait
+_SECONDS_FOR_ALL = 20.0  # before round 1 starts with the hosts that are ready by then
 
 
 @ray.remote(num_cpus=0)
 class Driver:
     """Owns the client hosts of a run; dies with the process that started it."""
 
-    def __init__(
-        self,
-        shared: list[ray.ObjectRef[Any]],
-        hosts: int,
-        cpus_per_host: float,
-        gpus_per_host: float,
-        budget: FailureBudget,
-    ) -> None:
+    def __init__(self, shared: list[ray.ObjectRef[Any]], wish: Wish, policy: FailurePolicy) -> None:
         # References inside a list arrive as references, so that the hosts read the same objects.
         algorithm, task = shared
         self._algorithm: Algorithm = ray.get(algorithm)
         self._task: Task = ray.get(task)
-        self._pool = HostPool(algorithm, task, hosts, cpus_per_host, gpus_per_host, budget)
+        self._hosts = Hosts(wish, algorithm, task)
+        self._policy = policy
 
-    def play(self, plan: Plan, state: RunState) -> Generator[list[Outcome], None, None]:
-        """Play the rounds that `state` has not seen, and hand them on a few at a time."""
+    def play(self, plan: Plan, state: RunState) -> Generator[tuple[list[Outcome], list[str]], None, None]:
+        """Play the rounds that `state` has not seen, and hand them on a few at a time with what failed meanwhile."""
+        self._hosts.wait(_SECONDS_FOR_ALL)
+        pool = HostPool(self._hosts, self._policy)
+        pool.settled_round = state.settled_round
         played: list[Outcome] = []
         handed_on = time.monotonic()
-        for outcome in play(plan, self._algorithm, self._task, self._pool, state):
+        for outcome in play(plan, self._algorithm, self._task, pool, state):
             played.append(outcome)
             if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:
-                yield played
-                played, handed_on = [], time.monotonic()
+                yield played, pool.incidents
+                played, pool.incidents, handed_on = [], [], time.monotonic()
         if played:
-            yield played
+            yield played, pool.incidents

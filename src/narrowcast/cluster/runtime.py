@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 # Ray reads both when it is imported. Token authentication must be the same for everyone on a cluster, so it is set here
 # and not left to Ray, which would decide by whether a token file happens to lie in the home folder.
@@ -22,20 +24,26 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 import torch
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from narrowcast.cluster.driver import Driver
-from narrowcast.cluster.failure import FailureBudget
+from narrowcast.cluster.failure import FailurePolicy, Reaction
+from narrowcast.cluster.hosts import Wish, alive_nodes
+from narrowcast.cluster.placement import Node, Policy
+from narrowcast.platform.config import suggest
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Outcome
 from narrowcast.platform.run_state import RunState
+from narrowcast.platform.sampling import cohort_size
 
 logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 5.0
-_HEALTH_SECONDS = 8.0
+_HEALTH_SECONDS = 9.0
+_SHAKE_HANDS = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
 
 
@@ -49,79 +57,124 @@ class RayRuntime(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["ray"] = "ray"
-    actors: int = Field(2, ge=1, le=4096, description="client hosts; each hosts whichever clients a round brings it")
+    actors: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        2, description="client hosts; auto: as many as the nodes of the moment have room for, and a round has chunks"
+    )
+    clients_per_actor: int | None = Field(None, ge=1, description="in place of actors: clients of a round on each")
     cpus_per_actor: float = Field(1.0, ge=0)
     gpus_per_actor: float = Field(0.0, ge=0, description="0.5 lets two client hosts share a GPU")
+    resources_per_actor: dict[str, float] = Field({}, description="custom resources of nodes, such as {edge: 1}")
+    placement: Policy = Field("spread", description="hosts evenly over the nodes, or on as few as hold them")
     address: str | None = Field(None, description="host:port of a running cluster, or auto")
-    max_failures: int = Field(20, ge=0, description="actors that may die in a run before it is given up")
+    on_failure: Reaction = Field("redo", description="the clients of a host that fails: train elsewhere, or give up on")
+    max_failures: int = Field(20, ge=0, description="hosts or nodes that may fail in a run before it is given up")
     round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
+    placement_timeout_seconds: float = Field(120.0, gt=0, description="for a first host to start, before giving up")
 
-    def check(self, task: Task) -> None:
+    @field_validator("resources_per_actor")
+    @classmethod
+    def _are_custom(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount <= 1e6:
+                raise ValueError(f"{name}: {amount:g}: give custom resources, each above 0; CPUs and GPUs have fields")
+        return value
+
+    def check(self, plan: Plan, task: Task) -> None:
         """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
         if task.training.device == "cuda" and not self.gpus_per_actor:
             raise UserError("training.device = cuda: client hosts have no GPU; set executor.gpus_per_actor=0.5")
-        address = self._address()
+        if self.clients_per_actor is not None and plan.chunk_size > self.clients_per_actor:
+            raise UserError(
+                f"executor.clients_per_actor = {self.clients_per_actor}: a host trains whole chunks, and chunk_size is "
+                f"{plan.chunk_size}; set chunk_size={self.clients_per_actor} too"
+            )
+        address, hosts = self._address(), self._hosts(plan, task)
         if address == "local":
-            if self.gpus_per_actor:
-                self._fits("GPU", self.gpus_per_actor, torch.cuda.device_count(), "this machine")
+            here = {"CPU": self._local_cpus(plan, task), "GPU": torch.cuda.device_count()}
+            self._fits(hosts, [Node("", here)], "this machine")
             return
         if address != "auto":
             probe(address)
-        with self._cluster():
-            resources = ray.cluster_resources()
-        for kind, each in (("CPU", self.cpus_per_actor), ("GPU", self.gpus_per_actor)):
-            self._fits(kind, each, resources.get(kind, 0.0), f"the cluster at {address}")
+        with self._cluster(1):
+            nodes = alive_nodes()
+        self._fits(hosts, nodes, f"the cluster at {address}")
 
-    def _fits(self, kind: str, each: float, there: float, where: str) -> None:
-        if (needed := self.actors * each) > there:
+    def _hosts(self, plan: Plan, task: Task) -> int:
+        """The hosts that the run would like."""
+        schedule = plan.schedule
+        cohort = (
+            schedule.buffer_size
+            if schedule.kind == "buffered"
+            else cohort_size(plan.clients_per_round, plan.over_selection, task.data.n_clients)
+        )
+        if self.clients_per_actor is not None:
+            return -(-cohort // self.clients_per_actor)
+        return -(-cohort // plan.chunk_size) if self.actors == "auto" else self.actors
+
+    def _need(self) -> dict[str, float]:
+        return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}
+
+    def _fits(self, hosts: int, nodes: Sequence[Node], where: str) -> None:
+        offered = {kind for node in nodes for kind, there in node.offers.items() if there}
+        for name in self.resources_per_actor:
+            if name not in offered:
+                raise UserError(
+                    f'executor.resources_per_actor: {where} offers no "{name}", only {", ".join(sorted(offered))}'
+                    f"{suggest(name, offered)}; start a node with ray start --resources='{{\"{name}\": 1}}'"
+                )
+        needed = 1 if self.actors == "auto" and self.clients_per_actor is None else hosts
+        if (room := sum(node.room_for(self._need(), hosts) for node in nodes)) < needed:
+            each = " and ".join(f"{amount:g} {kind}" for kind, amount in self._need().items() if amount)
             raise UserError(
-                f"executor.actors = {self.actors} with {each:g} {kind}s each need {needed:g} {kind}s; "
-                f"{where} has {there:g}; lower executor.actors or executor.{kind.lower()}s_per_actor"
+                f"{hosts} client hosts that need {each} each: {where} has room for {room}; lower executor.actors or "
+                "what each needs, or set executor.actors=auto"
             )
 
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
-        budget = FailureBudget(self.max_failures, self.round_timeout_seconds)
-        with self._cluster():
-            shared = (ray.put(algorithm), ray.put(task))
+        policy = FailurePolicy(self.on_failure, self.max_failures, self.round_timeout_seconds)
+        wish = Wish(self._hosts(plan, task), self._need(), self.placement, self.placement_timeout_seconds)
+        with self._cluster(self._local_cpus(plan, task)):
+            shared = [ray.put(algorithm), ray.put(task)]
             done = state.round_index
             while True:
+                driver = Driver.options(  # type: ignore[attr-defined]
+                    # Here it dies with this process only, and beside the objects that it and the hosts read.
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(
+                        ray.get_runtime_context().get_node_id(), soft=True
+                    )
+                ).remote(shared, wish, policy)
                 try:
-                    for outcome in self._stream(plan, shared, state, budget):
+                    for outcome in _stream(driver, plan, state):
                         state = outcome.state or state
                         if outcome.record.round > done:
                             done = outcome.record.round
                             yield outcome
                     return
                 except RayActorError as error:
-                    budget = budget.spend(f"the driver died ({type(error).__name__})")
+                    policy = policy.spend(f"the driver died ({type(error).__name__})")
+                    state = replace(state, settled_round=max(done, state.settled_round))
                     logger.warning("the driver died; it starts over after round %d", state.round_index)
+                finally:
+                    ray.kill(driver)
 
-    def _stream(
-        self, plan: Plan, shared: tuple[ray.ObjectRef[Any], ray.ObjectRef[Any]], state: RunState, budget: FailureBudget
-    ) -> Generator[Outcome, None, None]:
-        driver = Driver.remote(list(shared), self.actors, self.cpus_per_actor, self.gpus_per_actor, budget)  # type: ignore[attr-defined]
-        try:
-            stream = driver.play.options(
-                num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD
-            ).remote(plan, state)
-            for reference in stream:
-                yield from ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
-        finally:
-            ray.kill(driver)
+    def _local_cpus(self, plan: Plan, task: Task) -> int:
+        """The CPUs that a cluster on this machine says it has: enough for the hosts, who share what there is."""
+        cores = os.cpu_count() or 1
+        if self.actors == "auto" and self.clients_per_actor is None:
+            return cores
+        return max(cores, math.ceil(self._hosts(plan, task) * self.cpus_per_actor))
 
     def _address(self) -> str:
         return self.address or os.environ.get("RAY_ADDRESS") or "local"
 
     @contextmanager
-    def _cluster(self) -> Iterator[None]:
+    def _cluster(self, local_cpus: int) -> Iterator[None]:
         address = self._address()
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
         if address == "local":
             options |= {
-                "num_cpus": max(os.cpu_count() or 1, int(self.actors * self.cpus_per_actor + 0.999)),
+                "num_cpus": local_cpus,
                 "include_dashboard": False,
                 "_node_ip_address": "127.0.0.1",
             }
@@ -144,6 +197,19 @@ class RayRuntime(BaseModel):
             ray.shutdown()
 
 
+def _stream(driver: Any, plan: Plan, state: RunState) -> Generator[Outcome, None, None]:
+    """What the driver hands on, round by round; what failed meanwhile is logged."""
+    stream = driver.play.options(num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD)
+    try:
+        for reference in stream.remote(plan, state):
+            outcomes, incidents = ray.get(reference)
+            for incident in incidents:
+                logger.warning(incident)
+            yield from outcomes
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
+
+
 def probe(address: str) -> None:
     """Raise `UserError` unless a Ray cluster answers at host:port; `ray.init` would try for many minutes."""
     host, _, port = address.rpartition(":")
@@ -154,9 +220,10 @@ def probe(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
-    health_check = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
-    try:
-        done = subprocess.run(health_check, capture_output=True, timeout=_HEALTH_SECONDS, check=False)
+    try:  # what `ray health-check` does first, with a third of its imports
+        done = subprocess.run(
+            [sys.executable, "-c", _SHAKE_HANDS, address], capture_output=True, timeout=_HEALTH_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         done = None
     if done is None or done.returncode:

@@ -20,7 +20,7 @@ from narrowcast.platform.run_state import Progress, RunState
 from narrowcast.platform.sampling import drawn_from, next_in
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.stragglers import upload_bits
+from narrowcast.platform.stragglers import given_up, upload_bits
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, ChunkResult, ClientLedger, IntArray, RoundLedger
 
@@ -132,7 +132,8 @@ def train(
         staleness = progress.round_index - version
         factor = (1.0 + staleness) ** -schedule.staleness_exponent
         results += trained
-        partials += [algorithm.discounted(each.partial, factor) if staleness else each.partial for each in trained]
+        arrived = [each.partial for each in trained if not each.dropped]
+        partials += [algorithm.discounted(each, factor) if staleness else each for each in arrived]
     return results, partials
 
 
@@ -143,6 +144,6 @@ def weigh_landed(results: list[ChunkResult], landed: Flights, version: int) -> R
         **vars(ClientLedger.merged([result.ledger for result in results])),
         downlink_bits=landed.downlink_bits,
         seconds=landed.seconds,
-        late=np.zeros(len(landed), dtype=bool),
+        late=given_up(results, landed.client),
         staleness=version - landed.version,
     )

@@ -1,30 +1,197 @@
-"""Checkpoints: one safetensors file, replaced atomically; loading one never runs code."""
+"""Checkpoints: safetensors files named after their own sha256, in a folder or any other place that fsspec reaches.
+
+A file is there wholly or not at all, and one whose content is not what its name says is passed over for the one before
+it. Loading never runs code.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from fsspec.implementations.local import LocalFileSystem
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.run_state import RunState
 
-_FILE = "state.safetensors"
-_FORMAT = "narrowcast-2"
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+_FORMAT = "narrowcast-3"
+_NAME = re.compile(r"round-\d{9}\.[0-9a-f]{64}\.safetensors")
+_OURS = "round-"
+_EARLIER = "state.safetensors"  # what the formats before this one were named
 _TENSORS = ("participants", "last_round", "update_bits")
 _NUMBERS = ("round_index", "uplink_bits", "downlink_bits")
 
 
-def save_checkpoint(folder: Path, state: RunState, digest: str) -> None:
-    """Write the state of a run whose configuration has this digest; a crash leaves the former file whole."""
+def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int = KEPT) -> None:
+    """Write the state of a run whose configuration has this digest, and keep the last few; raises `OSError`."""
+    folder = Folder.at(place)
+    content = _packed(state, digest)
+    name = f"{_OURS}{state.round_index:09d}.{hashlib.sha256(content).hexdigest()}.safetensors"
+    with uninterrupted():
+        folder.write(name, content)
+        # What is ahead of this state was refused when the run was resumed before it.
+        past = [each for each in folder.checkpoints() if _round(each) <= state.round_index]
+        folder.remove_all_but(past[-keep:])
+
+
+def load_checkpoint(place: str | Path) -> tuple[RunState, str]:
+    """The last whole state and the digest of its configuration; raises `UserError` where there is none."""
+    folder = Folder.at(place)
+    try:
+        names = folder.checkpoints()
+    except OSError as error:
+        raise UserError(f"the checkpoints in {place} cannot be read ({error}); make them readable, or wait") from error
+    if not names:
+        if folder.holds(_EARLIER):
+            raise UserError(
+                f"{place} holds a checkpoint of an earlier version of narrowcast; this one reads {_FORMAT}; "
+                "resume the run with the version that began it, or start it again"
+            )
+        raise UserError(f"no checkpoint in {place}; the run stopped before its first one, start it again")
+    refused = []
+    for name in reversed(names):
+        try:
+            loaded = _unpacked(folder.read(name), name)
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            refused.append(f"{name} is damaged ({error})")
+            continue
+        for problem in refused:
+            logger.warning("%s: %s; going on from round %d", place, problem, loaded[0].round_index)
+        return loaded
+    raise UserError(f"{place}: {'; '.join(refused)}; delete the run's folder and start it again")
+
+
+def check_place(place: str | Path) -> None:
+    """Raise `UserError` unless a new run's checkpoints can be written there, and no other run's are there already."""
+    try:
+        folder = Folder.at(place)
+        probe = f"{_OURS}probe"
+        folder.write(probe, b"")
+        folder.remove(probe)
+        taken = folder.checkpoints()
+    except OSError as error:
+        raise UserError(f"checkpoint_path: cannot write to {place} ({error}); give another") from error
+    if taken:
+        raise UserError(f"checkpoint_path: {place} holds another run's checkpoints; give another, or another name")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where the checkpoints of a run lie: a folder of this machine, or of whatever `fsspec` has a protocol for."""
+
+    files: Any
+    path: str
+
+    @classmethod
+    def at(cls, place: str | Path) -> Folder:
+        """Raises `UserError` for a protocol that is unknown, or whose package is not installed."""
+        try:
+            files, path = fsspec.core.url_to_fs(str(place))
+        except (ValueError, ImportError) as error:
+            raise UserError(f"checkpoint_path = {place}: {error}; give a folder, or a URL that fsspec knows") from error
+        return cls(files, path)
+
+    def checkpoints(self) -> list[str]:
+        """The names of all checkpoints, the oldest round first."""
+        return sorted(name for name in self._names() if _NAME.fullmatch(name))
+
+    def _names(self) -> list[str]:
+        with _as_os_errors():
+            self.files.invalidate_cache()
+            try:
+                entries = self.files.ls(self.path, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return [entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file"]
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+        return name in self._names()
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        with _as_os_errors():
+            content: bytes = self.files.cat_file(f"{self.path}/{name}")
+            return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file wholly or not at all: an object store shows a put when it is through."""
+        if isinstance(self.files, LocalFileSystem):
+            write_atomically(Path(self.path, name), content)
+            return
+        with _as_os_errors():
+            self.files.makedirs(self.path, exist_ok=True)
+            self.files.pipe_file(f"{self.path}/{name}", content)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, unless it is gone already."""
+        with suppress(FileNotFoundError), _as_os_errors():
+            self.files.rm_file(f"{self.path}/{name}")
+
+    def remove_all_but(self, kept: list[str]) -> None:
+        """Remove other checkpoints, and what was left of writes that were cut off."""
+        for name in self._names():
+            if name.startswith(_OURS) and name not in kept:
+                self.remove(name)
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """The clients of object stores raise errors of their own for what a file system calls an `OSError`."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file by new content, wholly or not at all, and lasting; nothing is left where that fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with uninterrupted():
+        try:
+            with part.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # else a power cut may take the new name back
+        finally:
+            os.close(folder)
+
+
+def _round(name: str) -> int:
+    return int(name.removeprefix(_OURS).partition(".")[0])
+
+
+def _packed(state: RunState, digest: str) -> bytes:
     tensors = {name: getattr(state, name) for name in _TENSORS}
-    tensors |= {f"server/{name}": np.ascontiguousarray(values) for name, values in state.server.items()}
-    tensors |= {f"clients/{name}": np.ascontiguousarray(values) for name, values in state.clients.items()}
-    tensors |= {f"schedule/{name}": np.ascontiguousarray(values) for name, values in state.schedule.items()}
+    for prefix in ("server", "clients", "schedule"):
+        tensors |= {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in getattr(state, prefix).items()}
     numbers = {name: str(getattr(state, name)) for name in _NUMBERS}
     metadata = {
         **numbers,
@@ -32,49 +199,31 @@ def save_checkpoint(folder: Path, state: RunState, digest: str) -> None:
         "config": digest,
         "format": _FORMAT,
     }
-    write_atomically(folder / _FILE, save(tensors, metadata))
+    return save(tensors, metadata)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by new content, wholly or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with uninterrupted():
-        with part.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
-
-
-def load_checkpoint(folder: Path) -> tuple[RunState, str]:
-    """The last saved state and the digest of its configuration; raises `UserError` where it is missing or damaged."""
-    path = folder / _FILE
-    if not path.is_file():
-        raise UserError(f"no checkpoint in {folder}; the run stopped before its first one, start it again")
-    try:
-        with safe_open(path, framework="np") as stored:
-            metadata = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dict
-        if metadata.get("format") != _FORMAT:
-            raise UserError(f'{path} has format "{metadata.get("format")}"; this version reads {_FORMAT}')
-        state = RunState(
-            round_index=int(metadata["round_index"]),
-            uplink_bits=int(metadata["uplink_bits"]),
-            downlink_bits=int(metadata["downlink_bits"]),
-            simulated_seconds=float.fromhex(metadata["simulated_seconds"]),
-            participants=tensors["participants"],
-            last_round=tensors["last_round"],
-            update_bits=tensors["update_bits"],
-            server=_under("server/", tensors),
-            clients=_under("clients/", tensors),
-            schedule=_under("schedule/", tensors),
-        )
-        return state, metadata["config"]
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path} is damaged ({error}); delete the run's folder and start it again") from error
+def _unpacked(content: bytes, name: str) -> tuple[RunState, str]:
+    """Raises `ValueError`, `KeyError` or `SafetensorError` for anything but what was saved under this name."""
+    if (found := hashlib.sha256(content).hexdigest()) != name.split(".")[1]:
+        raise ValueError(f"its {len(content)} bytes have another sha256, {found[:12]}...")
+    tensors = load(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata = header.get("__metadata__", {})
+    if metadata.get("format") != _FORMAT:
+        raise ValueError(f'format "{metadata.get("format")}"; this version reads {_FORMAT}')
+    state = RunState(
+        round_index=int(metadata["round_index"]),
+        uplink_bits=int(metadata["uplink_bits"]),
+        downlink_bits=int(metadata["downlink_bits"]),
+        simulated_seconds=float.fromhex(metadata["simulated_seconds"]),
+        participants=tensors["participants"],
+        last_round=tensors["last_round"],
+        update_bits=tensors["update_bits"],
+        server=_under("server/", tensors),
+        clients=_under("clients/", tensors),
+        schedule=_under("schedule/", tensors),
+    )
+    return state, metadata["config"]
 
 
 def _under(prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

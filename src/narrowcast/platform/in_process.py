@@ -26,7 +26,7 @@ class LocalRuntime(BaseModel):
 
     kind: Literal["local"] = "local"
 
-    def check(self, task: Task) -> None:
+    def check(self, plan: Plan, task: Task) -> None:  # noqa: ARG002 - it is the cluster that has to fit
         """The process is there; a GPU may be missing."""
         if task.training.device == "cuda" and not torch.cuda.is_available():
             raise UserError("training.device = cuda: this machine has no CUDA device; use cpu, or another machine")

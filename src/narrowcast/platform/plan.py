@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -41,7 +42,10 @@ class Plan(BaseModel):
     radio: Radio | None = Field(None, description="none: the links of the fleet, as they are")
     schedule: AnySchedule = Synchronous()
     evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
-    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints; the last round has one")
+    checkpoint_every: int | None = Field(None, ge=1, description="rounds between checkpoints; the last round has one")
+    checkpoint_seconds: float = Field(10.0, ge=0, description="the most between checkpoints, of wall time, and a round")
+    checkpoints_kept: int = Field(2, ge=1, description="the last ones; where one is damaged, the one before it is used")
+    checkpoint_path: str | None = Field(None, description="folder or fsspec URL; none: in the run's own folder")
 
     @field_validator("stragglers")
     @classmethod
@@ -50,6 +54,15 @@ class Plan(BaseModel):
             raise ValueError("does what fits before a deadline; give deadline_seconds too")
         return value
 
+    @field_validator("checkpoint_path")
+    @classmethod
+    def _lasting_place_without_password(cls, value: str | None) -> str | None:
+        if value is None or "://" not in value:
+            return value and str(Path(value).expanduser().absolute())
+        if "@" in value.partition("://")[2].partition("/")[0]:
+            raise ValueError("names a user or password, which would be written down; give them in the environment")
+        return value.rstrip("/")
+
     @field_validator("schedule")
     @classmethod
     def _without_rounds_nobody_is_late(cls, value: AnySchedule, info: ValidationInfo) -> AnySchedule:
@@ -57,6 +70,11 @@ class Plan(BaseModel):
         if value.kind == "buffered" and not (asked == 1 and deadline is None and radio is None):
             raise ValueError("has no rounds; leave out radio, over_selection and deadline_seconds, or schedule")
         return value
+
+    def keeps(self, round_index: int, seconds: float) -> bool:
+        """Whether a checkpoint is due after this round, so many seconds of wall time after the last one."""
+        by_round = self.checkpoint_every is not None and round_index % self.checkpoint_every == 0
+        return by_round or seconds >= self.checkpoint_seconds or round_index == self.rounds
 
     @property
     def waits_for_all(self) -> bool:

@@ -69,7 +69,7 @@ class Runtime(Protocol):
         """Its name in the catalog."""
         ...
 
-    def check(self, task: Task) -> None:
+    def check(self, plan: Plan, task: Task) -> None:
         """Raise a `UserError` where the runtime, or the device, cannot be had, before anything is written."""
         ...
 
@@ -163,7 +163,8 @@ def close_round(
     plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, opened: OpenRound, results: list[ChunkResult]
 ) -> Outcome:
     """Everything after the training; the outcome's `wall_seconds` are for the caller to fill in."""
-    server = step_server(algorithm, task, progress, opened.broadcast.arrays, [result.partial for result in results])
+    partials = [result.partial for result in results if not result.dropped]
+    server = step_server(algorithm, task, progress, opened.broadcast.arrays, partials)
     ledger = weigh(plan, task, opened, results)
     _, until = who_is_late(plan, opened, ledger.seconds, ledger.uplink_bits)
     seconds = plan.clock.round_seconds(np.minimum(ledger.seconds, until))
@@ -211,7 +212,10 @@ def commit(
     progress.uplink_bits += int(ledger.uplink_bits.sum())
     progress.downlink_bits += int(ledger.downlink_bits.sum())
     metrics = evaluate(algorithm, task, progress) if due(round_index, plan.evaluate_every, plan.rounds) else {}
-    kept = progress.snapshot() if due(round_index, plan.checkpoint_every, plan.rounds) else None
+    # A round whose clients were dropped would come out differently if it were played again.
+    must_keep = any(result.dropped for result in results)
+    due_now = must_keep or plan.keeps(round_index, time.monotonic() - progress.kept_at)
+    kept = progress.snapshot() if due_now else None
     return Outcome(summarise(progress, ledger, now - before), ledger, metrics, 0.0, kept)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,8 @@ class RunState:
 
     Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
     each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none;
-    schedule, what an asynchronous one keeps besides.
+    schedule, what an asynchronous one keeps besides. Up to `settled_round` the rounds are written down already, so that
+    playing them again must give what it gave.
     """
 
     round_index: int
@@ -30,11 +32,15 @@ class RunState:
     downlink_bits: int
     simulated_seconds: float
     schedule: Arrays = field(default_factory=dict)
+    settled_round: int = 0
 
 
 @dataclass
 class Progress:
-    """A run in the midst of its rounds: changes in place, unlike `RunState`, so that a round costs its cohort only."""
+    """A run in the midst of its rounds: changes in place, unlike `RunState`, so that a round costs its cohort only.
+
+    `kept_at` is when the last snapshot was taken, by the monotonic clock.
+    """
 
     round_index: int
     server: Arrays
@@ -44,6 +50,7 @@ class Progress:
     downlink_bits: int
     simulated_seconds: float
     schedule: Arrays
+    kept_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, state: RunState, algorithm: Algorithm, task: Task) -> Progress:
@@ -64,6 +71,7 @@ class Progress:
 
     def snapshot(self) -> RunState:
         """What has to be kept to go on from here."""
+        self.kept_at = time.monotonic()
         participants = self.population.participants()
         return RunState(
             round_index=self.round_index,

@@ -68,6 +68,12 @@ def who_is_late(plan: Plan, opened: OpenRound, seconds: FloatArray, uplink_bits:
     return cutoff(seconds, uploads, plan.clients_per_round, plan.deadline_seconds)
 
 
+def given_up(results: list[ChunkResult], clients: IntArray) -> BoolArray:
+    """Whose host failed and was not replaced in this round, [C]; the server waited for them in vain."""
+    dropped = [result.ledger.client for result in results if result.dropped]
+    return np.isin(clients, np.concatenate([np.empty(0, dtype=np.int64), *dropped]))
+
+
 def either(first: BoolArray | None, second: BoolArray | None) -> BoolArray | None:
     """Both marks together; None where there are none."""
     if first is None or second is None:
@@ -89,8 +95,8 @@ def chunks_with_late(plan: Plan, task: Task, opened: OpenRound, results: list[Ch
     renewed = [replace(each, lost=counts_not[np.searchsorted(opened.cohort, each.clients)]) for each in opened.chunks]
     return [
         after
-        for before, after in zip(opened.chunks, renewed, strict=True)
-        if not np.array_equal(before.arrives(), after.arrives())
+        for before, after, result in zip(opened.chunks, renewed, results, strict=True)
+        if not (result.dropped or np.array_equal(before.arrives(), after.arrives()))
     ]
 
 
@@ -104,10 +110,11 @@ def weigh(plan: Plan, task: Task, opened: OpenRound, results: list[ChunkResult])
     """What each client of the round received, computed and sent, in ascending order of clients."""
     trained = ClientLedger.merged([result.ledger for result in results])
     seconds = seconds_of(plan, task, opened, trained.examples, trained.uplink_bits)
+    late = who_is_late(plan, opened, seconds, trained.uplink_bits)[0] | given_up(results, opened.cohort)
     return RoundLedger(
         **vars(trained),
         downlink_bits=opened.downlink_bits,
         seconds=seconds,
-        late=who_is_late(plan, opened, seconds, trained.uplink_bits)[0],
+        late=late,
         staleness=np.zeros(len(opened.cohort), dtype=np.int64),
     )

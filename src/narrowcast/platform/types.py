@@ -175,6 +175,12 @@ class ClientLedger:
         order = np.argsort(np.concatenate([part.client for part in parts]))
         return cls(*(np.concatenate([getattr(part, each.name) for part in parts])[order] for each in fields(cls)))
 
+    @classmethod
+    def of_nobody(cls, clients: IntArray) -> ClientLedger:
+        """Clients that were sent the model, and of which nothing else is known."""
+        nothing, none = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=bool)
+        return cls(clients, np.full(len(clients), NO_RANK), nothing, nothing, np.full(len(clients), np.nan), none)
+
 
 @dataclass(frozen=True)
 class RoundLedger:
@@ -198,12 +204,21 @@ class RoundLedger:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What comes back from a chunk: its part of the aggregate, the clients' new states and the ledger."""
+    """What comes back from a chunk: its part of the aggregate, the clients' new states and the ledger.
+
+    `dropped` says that nothing came back, its host having failed: there is no part, and the states are as they were.
+    """
 
     index: int
     partial: Arrays
     state: Arrays
     ledger: ClientLedger
+    dropped: bool = False
+
+    @classmethod
+    def of_dropped(cls, chunk: Chunk) -> ChunkResult:
+        """The clients of a chunk as stragglers that the server gave up on."""
+        return cls(chunk.index, {}, chunk.state, ClientLedger.of_nobody(chunk.clients), dropped=True)
 
 
 @dataclass(frozen=True)

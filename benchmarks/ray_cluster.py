@@ -1,0 +1,186 @@
+"""A real Ray cluster of several nodes on one machine, whose nodes can be killed, frozen and cut off one by one.
+
+As root every worker node lives in a network namespace of its own, so that its link can be taken down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import psutil
+
+QUICK_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""A node that does not answer is dead after six seconds and not after twenty."""
+STORE_BYTES = 80_000_000
+_NUMBERS = count(1)
+_COUNT = """
+import sys, time, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) != int(sys.argv[2]):
+    time.sleep(0.2)
+"""
+
+
+@dataclass
+class Node:
+    """`ray start --block` in a process group of its own."""
+
+    process: subprocess.Popen[bytes]
+    link: str = ""
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the node's raylet and all that it started."""
+        os.killpg(self.process.pid, number)
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL all of it, workers too, and take its link away."""
+        family = _family(self.process.pid)
+        self.process.send_signal(signal.SIGKILL)
+        for each in family:
+            try:
+                each.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait()
+        if self.link:
+            _ip("link", "del", self.link, check=False)
+            _ip("netns", "del", self.link, check=False)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], check=check, capture_output=True)
+
+
+@dataclass
+class RayCluster:
+    """A head and the worker nodes that were added to it."""
+
+    log: Path
+    head_cpus: int = 1
+    isolated: bool = os.geteuid() == 0
+    nodes: list[Node] = field(default_factory=list)
+    head: Node | None = None
+    port: int = 0
+    ip: str = "127.0.0.1"
+
+    @property
+    def address(self) -> str:
+        return f"{self.ip}:{self.port}"
+
+    def start(self) -> None:
+        """Start the head, on the former port if there was one, and wait until it answers."""
+        if self.isolated and self.ip == "127.0.0.1":
+            self.ip = f"10.{77 + os.getpid() % 100}.0.1"
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("addr", "add", f"{self.ip}/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+        if not self.port:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+        words = ["--head", "--port", str(self.port), "--node-ip-address", self.ip, "--include-dashboard", "false"]
+        self.head = Node(self._ray_start([], words, self.head_cpus))
+        self._wait(lambda: b"Ray runtime started" in self.log.read_bytes(), self.head)
+
+    @property
+    def _bridge(self) -> str:
+        return f"ncb{os.getpid() % 100000}"
+
+    def add_node(self, cpus: int = 1, resources: str = "{}", gpus: int = 0) -> Node:
+        """Start a worker node; it joins within seconds."""
+        words = ["--address", self.address, "--resources", resources, "--num-gpus", str(gpus)]
+        link, before = "", []
+        if self.isolated:
+            number = next(_NUMBERS)
+            link = f"nc{os.getpid() % 10000}x{number}"
+            own = f"{self.ip.rsplit('.', 1)[0]}.{number + 1}"
+            _ip("netns", "add", link)
+            _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", link)
+            _ip("link", "set", link, "master", self._bridge, "up")
+            _ip("-n", link, "addr", "add", f"{own}/24", "dev", "eth0")
+            _ip("-n", link, "link", "set", "eth0", "up")
+            _ip("-n", link, "link", "set", "lo", "up")
+            before, words = ["ip", "netns", "exec", link], [*words, "--node-ip-address", own]
+        node = Node(self._ray_start(before, words, cpus), link)
+        self.nodes.append(node)
+        # Two that start at once take the same names for their sockets, and one of them fails.
+        self._wait(lambda: b"Ray runtime started" in self.log.read_bytes(), node)
+        return node
+
+    def cut(self, node: Node) -> None:
+        """Take a node's link down: nothing gets through any more, and nobody is told."""
+        _ip("link", "set", node.link, "down")
+
+    def _ray_start(self, before: list[str], words: list[str], cpus: int) -> subprocess.Popen[bytes]:
+        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        limits = ["--num-cpus", str(cpus), "--object-store-memory", str(STORE_BYTES)]
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [*before, *start, *limits, *words],
+                env={**os.environ, **QUICK_CHECKS, "RAY_AUTH_MODE": "token"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _wait(self, answers: Callable[[], bool], node: Node) -> None:
+        deadline = time.monotonic() + 90
+        while not answers():
+            if not node.alive() or time.monotonic() > deadline:
+                raise RuntimeError(f"the cluster did not start; see {self.log}")
+            time.sleep(0.2)
+
+    def wait_for_nodes(self, wanted: int) -> None:
+        """Wait until the cluster takes exactly so many nodes to be alive."""
+        command = [sys.executable, "-c", _COUNT, self.address, str(wanted)]
+        env = {**os.environ, "RAY_AUTH_MODE": "token"}
+        subprocess.run(command, check=True, env=env, timeout=120, stderr=subprocess.DEVNULL)
+
+    def workers(self, actor: str) -> list[psutil.Process]:
+        """The processes of this actor class, on any node."""
+        roots = [node.process.pid for node in (self.head, *self.nodes) if node and node.alive()]
+        found = []
+        for process in (each for root in roots for each in _family(root)):
+            try:
+                if any(f"ray::{actor}" in part for part in process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def bystanders(self) -> list[Node]:
+        """The worker nodes that are not the run's own; Ray may attach it to any on its machine, head or not."""
+        drivers = set(self.workers("Driver"))
+        return [node for node in self.nodes if node.alive() and not drivers & set(_family(node.process.pid))]
+
+    def stop(self) -> None:
+        """End every node and take the network away."""
+        for node in [*self.nodes, *([self.head] if self.head else [])]:
+            node.kill()
+        self.nodes, self.head = [], None
+        if self.isolated and self.ip != "127.0.0.1":
+            _ip("link", "del", self._bridge, check=False)
