@@ -12,9 +12,11 @@ import click
 from narrowcast import __version__
 from narrowcast.commands.compare import compare
 from narrowcast.commands.data import data
+from narrowcast.commands.jobs import jobs
 from narrowcast.commands.reproduce import reproduce
 from narrowcast.commands.run import run
 from narrowcast.commands.show import show
+from narrowcast.commands.submit import submit
 from narrowcast.commands.sync import sync
 from narrowcast.commands.ui import ui
 from narrowcast.platform.errors import RunFailed, UserError
@@ -39,11 +41,12 @@ def cli() -> None:
     narrowcast run my.yaml --executor local           your own file, without Ray
     narrowcast compare runs/a runs/b                  a table and a plot of several runs
     narrowcast reproduce colr-table4                  a paper's table, its numbers beside ours
+    narrowcast submit my.yaml --address http://HEAD:8265   on a Ray cluster
     narrowcast ui                                     all runs in the MLflow UI
     """  # noqa: D301 - click wants the character
 
 
-for command in (run, show, compare, reproduce, data, ui, sync):
+for command in (run, show, compare, reproduce, submit, jobs, data, ui, sync):
     cli.add_command(command)
 
 

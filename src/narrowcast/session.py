@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,6 +124,15 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)
     return Prepared(experiment, task, state, folder, uri, resuming=True)
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether the folder holds a run to go on with; one that was left before anything was played is removed."""
+    left = {entry.name for entry in folder.iterdir()} if folder.is_dir() else None
+    if left is not None and "config.yaml" not in left and left <= {"journal.jsonl", "tracking.json", "checkpoint"}:
+        shutil.rmtree(folder)
+        return False
+    return left is not None
 
 
 def writable(folder: Path) -> None:
