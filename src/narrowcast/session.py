@@ -199,22 +199,31 @@ class Recorder:
     state: RunState
     result: dict[str, Any] | None = None
     warned: bool = False
+    log_seconds: float = 0.0
 
     def write(self, outcome: Outcome) -> None:
         """Write a round down, and hand it on."""
-        if self.journal.append(outcome, logged_at_ms=int(time.time() * 1000)):
+        began = time.perf_counter()
+        if self.journal.append(outcome, int(time.time() * 1000), self.log_seconds):
             self.sender.notify()
         if outcome.state is not None:
             self.state = outcome.state
             save_checkpoint(self.prepared.folder / "checkpoint", self.state, self.prepared.experiment.digest())
         self.progress(self.journal.rounds[outcome.record.round - 1])
         record = outcome.record
+        about = {"run": self.prepared.folder.name, "round": record.round, "clients": outcome.ledger.client.tolist()}
         if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
             self.warned = True
             logger.warning(
                 "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
-                outcome.record.round,
+                record.round,
+                extra=about,
             )
+        if logger.isEnabledFor(logging.INFO):
+            delivered = outcome.ledger.client[outcome.ledger.delivered].tolist()
+            told = {"uplink_bits": record.uplink_bits, "seconds": vars(outcome.timing), "metrics": outcome.metrics}
+            logger.info("round %d", record.round, extra={**about, "delivered": delivered, **told})
+        self.log_seconds = time.perf_counter() - began
 
     def finish(self) -> dict[str, Any]:
         """Write tables, plots and `result.json`."""

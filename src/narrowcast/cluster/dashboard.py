@@ -1,4 +1,4 @@
-"""The HTTP address of a cluster's head, where jobs are submitted: does it answer, is it ours, what does it have?"""
+"""The HTTP address of a cluster's head, where jobs are submitted: whether it answers, whose it is, what it has."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def is_open(address: str) -> bool:
 
 
 def token() -> str | None:
-    """The token that Ray would show to a cluster, looked for where Ray looks: a variable, a named file, the home folder."""
+    """The token that Ray would show a cluster, looked for where Ray looks: a variable, a named file, the home folder."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return None
     if given := os.environ.get("RAY_AUTH_TOKEN"):

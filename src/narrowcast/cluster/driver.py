@@ -10,6 +10,7 @@ import ray
 
 from narrowcast.cluster.client_host import HostPool
 from narrowcast.cluster.failure import FailureBudget
+from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
@@ -41,7 +42,9 @@ class Driver:
         """Play the rounds that `state` has not seen, and hand them on a few at a time."""
         played: list[Outcome] = []
         handed_on = time.monotonic()
-        for outcome in play(plan, self._algorithm, self._task, self._pool, state):
+        metrics = RunMetrics(plan.name)
+        for outcome in play(plan, self._algorithm, self._task, Metered(self._pool, metrics), state):
+            metrics.played(outcome)
             played.append(outcome)
             if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:
                 yield played

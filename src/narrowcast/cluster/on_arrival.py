@@ -1,4 +1,4 @@
-"""Runs on the cluster ahead of a run, as a file of its own and with the standard library alone: what is there?"""
+"""Runs on the cluster ahead of a run, as a file of its own and with the standard library alone: says what is there."""
 
 import json
 import sys

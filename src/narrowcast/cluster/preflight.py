@@ -55,7 +55,11 @@ def judge(python: str, packages: Mapping[str, str | None], needed: list[Requirem
             f"the cluster has narrowcast {packages['narrowcast']}, this machine {__version__}; "
             "use an image of this version, or send this one with --send-package"
         )
-    old = [f"{each} (has {packages[each.name]})" for each in needed if not each.specifier.contains(str(packages[each.name]), prereleases=True)]
+    old = [
+        f"{each} (has {packages[each.name]})"
+        for each in needed
+        if not each.specifier.contains(str(packages[each.name]), prereleases=True)
+    ]
     if old:
         raise UserError(f"the cluster's packages are too old: it needs {', '.join(old)}; {_IMAGE}")
     return [

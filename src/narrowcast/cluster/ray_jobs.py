@@ -1,7 +1,7 @@
 """Runs as Ray jobs: started once, joined by who asks again, taken up anew where they failed, followed and stopped.
 
-A job's name is its run's. What Ray calls a submission is an attempt at it: NAME, then NAME.2 where that one ended before
-the run did, and so on, so that the log of every attempt is kept.
+A job's name is its run's. What Ray calls a submission is an attempt at it: NAME, then NAME.2 where that one ended
+before the run did, and so on, so that the log of every attempt is kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -30,7 +29,11 @@ _LOST_SECONDS = 60.0
 STOP_SECONDS = 120
 """How long a run that is stopped may take to write down what it has; Ray's own default is three seconds."""
 
-for _noisy in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging"):
+for _noisy in (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 
@@ -126,7 +129,7 @@ class RayJobs:
             time.sleep(_POLL_SECONDS)
 
     async def _tail(self, job: Job, seen: int, say: Callable[[str], None]) -> int:
-        """Hand on whole lines but the first `seen`, while the connection lasts; how many have been handed on by then."""
+        """Hand on whole lines but the first `seen`, while the connection lasts; how many were handed on by then."""
         number, rest = 0, ""
         try:
             async for text in self._client.tail_job_logs(job.submission_id):

@@ -12,7 +12,9 @@ from narrowcast.commands.jobs import ADDRESS, follow_to_the_end
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @ADDRESS
 @click.option("--id", "name", metavar="NAME", help="Name of the job and its run; by default from the configuration.")
-@click.option("--output", default="/runs", show_default=True, metavar="PATH", help="Folder of all runs, on the cluster.")
+@click.option(
+    "--output", default="/runs", show_default=True, metavar="PATH", help="Folder of all runs, on the cluster."
+)
 @click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="A variable for the job; no secrets.")
 @click.option("--send-package", is_flag=True, help="Send this narrowcast along, where the cluster has none or another.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as the job is submitted.")

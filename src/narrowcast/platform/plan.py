@@ -42,6 +42,9 @@ class Plan(BaseModel):
     schedule: AnySchedule = Synchronous()
     evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints; the last round has one")
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"
+    )
 
     @field_validator("stragglers")
     @classmethod

@@ -6,8 +6,9 @@ r rank, R rows that a chunk's clients touch, n examples.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -198,12 +199,21 @@ class RoundLedger:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What comes back from a chunk: its part of the aggregate, the clients' new states and the ledger."""
+    """What comes back from a chunk: its part of the aggregate, the clients' new states and the ledger.
+
+    `seconds` is the wall time of the chunk where it was trained, and `encode_seconds` what of it went into uploads.
+    """
 
     index: int
     partial: Arrays
     state: Arrays
     ledger: ClientLedger
+    seconds: float = 0.0
+    encode_seconds: float = 0.0
+
+    def encoded_since(self, began: float) -> ChunkResult:
+        """The same, its uploads put together since this moment of `time.perf_counter`."""
+        return replace(self, encode_seconds=time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
