@@ -12,7 +12,9 @@ import click
 from narrowcast import __version__
 from narrowcast.commands.compare import compare
 from narrowcast.commands.data import data
+from narrowcast.commands.doctor import doctor
 from narrowcast.commands.jobs import jobs
+from narrowcast.commands.manifest import manifest
 from narrowcast.commands.reproduce import reproduce
 from narrowcast.commands.run import run
 from narrowcast.commands.show import show
@@ -56,7 +58,7 @@ def cli(log_format: str) -> None:
         write_json_lines()
 
 
-for command in (run, show, compare, reproduce, submit, jobs, data, ui, sync):
+for command in (run, show, compare, reproduce, submit, jobs, manifest, doctor, data, ui, sync):
     cli.add_command(command)
 
 

@@ -97,7 +97,7 @@ def is_open(address: str) -> bool:
 
 
 def token() -> str | None:
-    """The token that Ray would show a cluster, looked for where Ray looks: a variable, a named file, the home folder."""
+    """The token that Ray would show a cluster, looked for where Ray looks: a variable, a file, the home folder."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return None
     if given := os.environ.get("RAY_AUTH_TOKEN"):
