@@ -85,7 +85,7 @@ def _authentication() -> Finding:
     if os.environ.get("RAY_AUTH_TOKEN"):
         return Finding("Ray token", "ok", "in RAY_AUTH_TOKEN")
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        return Finding("Ray token", "wrong", f"{path} can be read by others", f"chmod 600 {path}, and make a new token")
+        return Finding("Ray token", "note", f"{path} can be read by others", f"chmod 600 {path}")
     return Finding("Ray token", "ok", f"in {path}")
 
 

@@ -38,12 +38,13 @@ def submit(
     stopped. Ctrl-C leaves the job running. Data is read on the cluster; traces that the file names are sent along.
     Everything else is said in docs/running-on-a-cluster.md.
     """  # noqa: D301 - click wants the character
-    from narrowcast import submission
     from narrowcast.cluster.dashboard import reach
+
+    dashboard = reach(address)  # seconds before what is imported next
+    from narrowcast import submission
     from narrowcast.cluster.ray_jobs import RayJobs
 
     sent = submission.prepare(source, overrides, name=name, output=output, environment=environment)
-    dashboard = reach(address)
     job, started = submission.submit(sent, dashboard, send_package=send_package, say=click.echo)
     again = f" (attempt {job.attempt})" if job.attempt > 1 else ""
     if started:
