@@ -1,5 +1,3 @@
 """narrowcast: experiments in federated learning over narrow links."""
 
-from importlib.metadata import version
-
-__version__ = version("narrowcast")
+__version__ = "0.1.0"

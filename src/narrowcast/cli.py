@@ -12,11 +12,16 @@ import click
 from narrowcast import __version__
 from narrowcast.commands.compare import compare
 from narrowcast.commands.data import data
+from narrowcast.commands.doctor import doctor
+from narrowcast.commands.jobs import jobs
+from narrowcast.commands.manifest import manifest
 from narrowcast.commands.reproduce import reproduce
 from narrowcast.commands.run import run
 from narrowcast.commands.show import show
+from narrowcast.commands.submit import submit
 from narrowcast.commands.sync import sync
 from narrowcast.commands.ui import ui
+from narrowcast.log_format import write_json_lines
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.progress import STOPPING
 
@@ -30,7 +35,14 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
-def cli() -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    envvar="NARROWCAST_LOG_FORMAT",
+    help="Log lines on stderr: warnings for people, or JSON with a record a round (also NARROWCAST_LOG_FORMAT).",
+)
+def cli(log_format: str) -> None:
     """Federated learning over narrow links: accuracy against bits and time.
 
     \b
@@ -39,11 +51,14 @@ def cli() -> None:
     narrowcast run my.yaml --executor local           your own file, without Ray
     narrowcast compare runs/a runs/b                  a table and a plot of several runs
     narrowcast reproduce colr-table4                  a paper's table, its numbers beside ours
+    narrowcast submit my.yaml --address http://HEAD:8265   on a Ray cluster
     narrowcast ui                                     all runs in the MLflow UI
     """  # noqa: D301 - click wants the character
+    if log_format == "json":
+        write_json_lines()
 
 
-for command in (run, show, compare, reproduce, data, ui, sync):
+for command in (run, show, compare, reproduce, submit, jobs, manifest, doctor, data, ui, sync):
     cli.add_command(command)
 
 

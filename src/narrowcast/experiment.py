@@ -62,9 +62,6 @@ class Experiment(Plan):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    name: str = Field(
-        "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"
-    )
     data: AnyData
     model: AnyModel = MatrixFactorisation()
     algorithm: AnyAlgorithm

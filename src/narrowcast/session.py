@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,6 +137,15 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     return Prepared(experiment, task, replace(state, settled_round=written), folder, uri, resuming=True)
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether the folder holds a run to go on with; one that was left before anything was played is removed."""
+    left = {entry.name for entry in folder.iterdir()} if folder.is_dir() else None
+    if left is not None and "config.yaml" not in left and left <= {"journal.jsonl", "tracking.json", "checkpoint"}:
+        shutil.rmtree(folder)
+        return False
+    return left is not None
+
+
 def writable(folder: Path) -> None:
     """Make the folder, or raise `UserError` where nothing can be written there."""
     try:
@@ -200,21 +210,30 @@ class Recorder:
     state: RunState
     result: dict[str, Any] | None = None
     warned: bool = False
+    log_seconds: float = 0.0
 
     def write(self, outcome: Outcome) -> None:
         """Write a round down, and hand it on."""
-        if self.journal.append(outcome, logged_at_ms=int(time.time() * 1000)):
+        began = time.perf_counter()
+        if self.journal.append(outcome, int(time.time() * 1000), self.log_seconds):
             self.sender.notify()
         if outcome.state is not None:
             self.keep(outcome.state)
         self.progress(self.journal.rounds[outcome.record.round - 1])
         record = outcome.record
+        about = {"run": self.prepared.folder.name, "round": record.round, "clients": outcome.ledger.client.tolist()}
         if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
             self.warned = True
             logger.warning(
                 "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
-                outcome.record.round,
+                record.round,
+                extra=about,
             )
+        if logger.isEnabledFor(logging.INFO):
+            delivered = outcome.ledger.client[outcome.ledger.delivered].tolist()
+            told = {"uplink_bits": record.uplink_bits, "seconds": vars(outcome.timing), "metrics": outcome.metrics}
+            logger.info("round %d", record.round, extra={**about, "delivered": delivered, **told})
+        self.log_seconds = time.perf_counter() - began
 
     def keep(self, state: RunState) -> None:
         """Write a checkpoint."""

@@ -34,6 +34,10 @@ ROUND_COLUMNS = {
     "simulated_seconds": pa.float64(),
     "round_wall_seconds": pa.float64(),
     "wall_seconds": pa.float64(),
+    **{
+        f"{part}_wall_seconds": pa.float64()
+        for part in ("broadcast", "train", "encode", "aggregate", "evaluate", "log")
+    },
     "logged_at_ms": pa.int64(),
     "validation.hr@10": pa.float64(),
     "test.hr@10": pa.float64(),

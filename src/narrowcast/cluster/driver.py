@@ -11,6 +11,7 @@ import ray
 from narrowcast.cluster.failure import FailurePolicy
 from narrowcast.cluster.host_pool import HostPool
 from narrowcast.cluster.hosts import Hosts, Wish
+from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
@@ -40,7 +41,9 @@ class Driver:
         pool.settled_round = state.settled_round
         played: list[Outcome] = []
         handed_on = time.monotonic()
-        for outcome in play(plan, self._algorithm, self._task, pool, state):
+        metrics = RunMetrics(plan.name)
+        for outcome in play(plan, self._algorithm, self._task, Metered(pool, metrics), state):
+            metrics.played(outcome)
             played.append(outcome)
             if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:
                 yield played, pool.incidents

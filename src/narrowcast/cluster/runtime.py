@@ -111,6 +111,11 @@ class RayRuntime(BaseModel):
             return -(-cohort // self.clients_per_actor)
         return -(-cohort // plan.chunk_size) if self.actors == "auto" else self.actors
 
+    @property
+    def least_actors(self) -> int:
+        """The client hosts without which no round begins, as far as that is known before the cohort is."""
+        return 1 if self.actors == "auto" else self.actors
+
     def _need(self) -> dict[str, float]:
         return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}
 

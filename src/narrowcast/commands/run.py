@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--resume", multiple=True, metavar="RUN", help="Go on with a run of the output folder; several play together."
 )
+@click.option("--continue", "go_on", is_flag=True, help="Go on with the run of this name where there is one already.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 def run(
     experiment: str | None,
@@ -33,6 +34,7 @@ def run(
     executor: str | None,
     address: str | None,
     resume: tuple[str, ...],
+    go_on: bool,
     output: Path,
 ) -> None:
     """Play EXPERIMENT: a YAML file, or the name of a packaged one (see `narrowcast show`).
@@ -43,6 +45,8 @@ def run(
 
     Several seeds, learning rates or ranks can be played together, as one program where shapes allow:
     narrowcast run fedavg-digits replicas.seed=[0,1,2,3,4]. Each is a run of its own, as if played alone.
+
+    With --continue the same command starts the run and, after a crash, goes on with it: for schedulers that restart.
     """
     from narrowcast import session
     from narrowcast.experiment import load_experiment, load_replicas
@@ -66,8 +70,11 @@ def run(
         runs.append(session.prepare_resume(folder, changed))
     if not resume:
         replicas = load_replicas(str(experiment), overrides)
-        loaded = replicas[0].data.load()
-        runs = [session.prepare(each, output, loaded) for each in replicas]
+        if go_on and len(replicas) == 1 and session.is_begun(output / replicas[0].name):
+            runs = [session.prepare_resume(output / replicas[0].name, replicas[0])]
+        else:
+            loaded = replicas[0].data.load()
+            runs = [session.prepare(each, output, loaded) for each in replicas]
     if len(runs) > 1:
         runs = session.share_data(runs)
     with _progress_of(runs, output) as progress:

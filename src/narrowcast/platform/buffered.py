@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import replace
 
 import numpy as np
 
@@ -38,14 +37,16 @@ def buffered(
             broadcast = algorithm.broadcast(progress.server, task, progress.round_index + 1)
             air, now = wait(plan, schedule, algorithm, task, progress, order, broadcast, air)
             landed = air.flights.take(air.flights.arrives_at <= now).take(slice(schedule.buffer_size))
+            ready = time.perf_counter()
             results, partials = train(plan, schedule, algorithm, task, executor, progress, air, landed)
+            trained = time.perf_counter()
             air = air.without_first(len(landed))
             progress.schedule = air.kept()
             server = step_server(algorithm, task, progress, broadcast.arrays, partials)
             ledger = weigh_landed(results, landed, progress.round_index)
             now += plan.clock.server_seconds if len(landed) else plan.clock.idle_seconds
             outcome = commit(plan, algorithm, task, progress, broadcast, server, results, ledger, now)
-        yield replace(outcome, wall_seconds=time.perf_counter() - began)
+        yield outcome.timed((began, ready, trained, time.perf_counter()), results)
 
 
 def wait(

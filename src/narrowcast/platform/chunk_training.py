@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed
@@ -15,7 +17,9 @@ _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 def train_chunk(algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
     """Train a chunk, or raise `RunFailed` that names the chunk size where memory does not suffice."""
     with naming_chunk_size(chunk.round_index, len(chunk.clients)):
-        return algorithm.train(broadcast, chunk, task)
+        began = time.perf_counter()
+        result = algorithm.train(broadcast, chunk, task)
+        return replace(result, seconds=time.perf_counter() - began)
 
 
 @contextmanager

@@ -46,6 +46,9 @@ class Plan(BaseModel):
     checkpoint_seconds: float = Field(10.0, ge=0, description="the most between checkpoints, of wall time, and a round")
     checkpoints_kept: int = Field(2, ge=1, description="the last ones; where one is damaged, the one before it is used")
     checkpoint_path: str | None = Field(None, description="folder or fsspec URL; none: in the run's own folder")
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"
+    )
 
     @field_validator("stragglers")
     @classmethod

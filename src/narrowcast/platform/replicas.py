@@ -48,7 +48,9 @@ def play_together(replicas: Sequence[Replica]) -> Generator[dict[int, Outcome | 
                 for place in playing
                 for each in [replicas[place]]
             ]
+            ready = time.perf_counter()
             results = train_in_time([replicas[place] for place in playing], opened)
+            trained = time.perf_counter()
             for place, its_round, its_results in zip(playing, opened, results, strict=True):
                 each = replicas[place]
                 try:
@@ -57,9 +59,10 @@ def play_together(replicas: Sequence[Replica]) -> Generator[dict[int, Outcome | 
                     )
                 except RunFailed as error:
                     outcomes[place] = error
-        seconds = (time.perf_counter() - began) / len(playing)
+        moments = (began, ready, trained, time.perf_counter())
+        timed = [result for its_results in results for result in its_results]
         yield {
-            place: replace(outcome, wall_seconds=seconds) if isinstance(outcome, Outcome) else outcome
+            place: outcome.timed(moments, timed, 1 / len(playing)) if isinstance(outcome, Outcome) else outcome
             for place, outcome in outcomes.items()
         }
         playing = [
@@ -92,13 +95,14 @@ def train_together(replicas: Sequence[Replica], opened: Sequence[OpenRound]) -> 
                 training = replicas[together[0]].task.training
                 updates = training.train_together([calls[place] for place in together])
             for place in places:
+                began = time.perf_counter()
                 each, broadcast, chunk = replicas[place], opened[place].broadcast.arrays, opened[place].chunks[index]
                 if place in together:
                     update = updates[together.index(place)]
                     result = each.algorithm.upload(broadcast, chunk, each.task, update)  # type: ignore[attr-defined]
                 else:
                     result = each.algorithm.train(broadcast, chunk, each.task)
-                results[place].append(result)
+                results[place].append(replace(result, seconds=time.perf_counter() - began))
     return results
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +37,7 @@ from narrowcast.platform.stragglers import (
     who_is_late,
 )
 from narrowcast.platform.threads import one_thread
+from narrowcast.platform.timing import Timing
 from narrowcast.platform.types import (
     NO_RANK,
     Arrays,
@@ -59,6 +60,12 @@ class Outcome:
     metrics: Mapping[str, float]
     wall_seconds: float
     state: RunState | None
+    timing: Timing = field(default_factory=Timing)
+
+    def timed(self, moments: Sequence[float], results: Sequence[ChunkResult], share: float = 1.0) -> Outcome:
+        """The same with the wall time of its parts, of which this run had such a share; see `Timing.of`."""
+        timing = Timing.of(moments, results, self.timing.evaluate, share)
+        return replace(self, wall_seconds=share * (moments[-1] - moments[0]), timing=timing)
 
 
 class Runtime(Protocol):
@@ -104,11 +111,13 @@ def rounds(
         began = time.perf_counter()
         with one_thread():
             opened = open_round(plan, algorithm, task, progress, order)
+            ready = time.perf_counter()
             results = executor.train(opened.broadcast.arrays, opened.chunks)
             if again := chunks_with_late(plan, task, opened, results):
                 results = renewed(results, executor.train(opened.broadcast.arrays, again))
+            trained = time.perf_counter()
             outcome = close_round(plan, algorithm, task, progress, opened, results)
-        yield replace(outcome, wall_seconds=time.perf_counter() - began)
+        yield outcome.timed((began, ready, trained, time.perf_counter()), results)
 
 
 def due(round_index: int, every: int, last: int) -> bool:
@@ -162,7 +171,7 @@ def allot(plan: Plan, algorithm: Algorithm, task: Task, cohort: IntArray, round_
 def close_round(
     plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, opened: OpenRound, results: list[ChunkResult]
 ) -> Outcome:
-    """Everything after the training; the outcome's `wall_seconds` are for the caller to fill in."""
+    """Everything after the training; the outcome's wall time is for the caller to fill in."""
     partials = [result.partial for result in results if not result.dropped]
     server = step_server(algorithm, task, progress, opened.broadcast.arrays, partials)
     ledger = weigh(plan, task, opened, results)
@@ -211,12 +220,14 @@ def commit(
     progress.round_index, progress.server, progress.simulated_seconds = round_index, server, now
     progress.uplink_bits += int(ledger.uplink_bits.sum())
     progress.downlink_bits += int(ledger.downlink_bits.sum())
+    began = time.perf_counter()
     metrics = evaluate(algorithm, task, progress) if due(round_index, plan.evaluate_every, plan.rounds) else {}
+    timing = Timing(evaluate=time.perf_counter() - began)
     # A round whose clients were dropped would come out differently if it were played again.
     must_keep = any(result.dropped for result in results)
     due_now = must_keep or plan.keeps(round_index, time.monotonic() - progress.kept_at)
     kept = progress.snapshot() if due_now else None
-    return Outcome(summarise(progress, ledger, now - before), ledger, metrics, 0.0, kept)
+    return Outcome(summarise(progress, ledger, now - before), ledger, metrics, 0.0, kept, timing)
 
 
 def rotation(plan: Plan, n_clients: int) -> IntArray:

@@ -6,8 +6,9 @@ r rank, R rows that a chunk's clients touch, n examples.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -207,6 +208,7 @@ class ChunkResult:
     """What comes back from a chunk: its part of the aggregate, the clients' new states and the ledger.
 
     `dropped` says that nothing came back, its host having failed: there is no part, and the states are as they were.
+    `seconds` is the wall time of the chunk where it was trained, and `encode_seconds` what of it went into uploads.
     """
 
     index: int
@@ -214,11 +216,17 @@ class ChunkResult:
     state: Arrays
     ledger: ClientLedger
     dropped: bool = False
+    seconds: float = 0.0
+    encode_seconds: float = 0.0
 
     @classmethod
     def of_dropped(cls, chunk: Chunk) -> ChunkResult:
         """The clients of a chunk as stragglers that the server gave up on."""
         return cls(chunk.index, {}, chunk.state, ClientLedger.of_nobody(chunk.clients), dropped=True)
+
+    def encoded_since(self, began: float) -> ChunkResult:
+        """The same, its uploads put together since this moment of `time.perf_counter`."""
+        return replace(self, encode_seconds=time.perf_counter() - began)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Training, WWW 2024 (arXiv:2401.03748), section 4.3 and Algorithm 1. Letters: Q [
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal
@@ -145,7 +146,9 @@ class LowRank(BaseModel):
         call = self.local_call(broadcast, chunk, task)
         if call is None:
             return self.train_rows(broadcast, chunk, task)
-        return self.upload(broadcast, chunk, task, task.training.train(call.server, chunk, task, call.terms))
+        updates = task.training.train(call.server, chunk, task, call.terms)
+        began = time.perf_counter()
+        return self.upload(broadcast, chunk, task, updates).encoded_since(began)
 
     def train_rows(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train a chunk of matrix-factorisation clients."""

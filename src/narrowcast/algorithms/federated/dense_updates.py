@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +52,9 @@ class LocalThenUpload(BaseModel):
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """The client half: train a chunk of clients and put together what they send."""
         call = self.local_call(broadcast, chunk, task)
-        return self.upload(broadcast, chunk, task, task.training.train(call.server, chunk, task, call.terms))
+        updates = task.training.train(call.server, chunk, task, call.terms)
+        began = time.perf_counter()
+        return self.upload(broadcast, chunk, task, updates).encoded_since(began)
 
 
 class WholeModel(LocalThenUpload):

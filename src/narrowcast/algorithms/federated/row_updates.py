@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -63,13 +64,15 @@ def train_and_send(
     factors = client_factors(how.aggregation, task.data.examples[chunk.clients[samples.order]], components)
     if how.codec.stages:
         result = train(factors, True)
+        began = time.perf_counter()
         uploads = coded_uploads(how, task, chunk, samples, result, components, factors)
     else:
         ranks = components.sum(axis=1)
         bits = plain_bits(task, samples, ranks, how.aggregation, how.layout)
         result = train(factors * counted(chunk, samples, ranks, bits), False)
+        began = time.perf_counter()
         uploads = plain_uploads(chunk, samples, result, ranks, bits)
-    return finish_chunk(task, chunk, samples, result, components, how.aggregation, uploads)
+    return finish_chunk(task, chunk, samples, result, components, how.aggregation, uploads).encoded_since(began)
 
 
 def plain_bits(

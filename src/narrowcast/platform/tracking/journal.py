@@ -69,8 +69,11 @@ class Journal:
                 raise UserError(f"{journal.path} is damaged (a round is missing); start the run again")
         return journal
 
-    def append(self, outcome: Outcome, logged_at_ms: int) -> bool:
-        """Write a round down, unless it stands there already; whether it was written."""
+    def append(self, outcome: Outcome, logged_at_ms: int, log_seconds: float = 0.0) -> bool:
+        """Write a round down, unless it stands there already; whether it was written.
+
+        `log_seconds` is what writing down the round before took, checkpoint included.
+        """
         if outcome.record.round <= self.last_round:
             return False
         wall_seconds = self.rounds[-1]["wall_seconds"] if self.rounds else 0.0
@@ -78,6 +81,8 @@ class Journal:
             **asdict(outcome.record),
             "round_wall_seconds": outcome.wall_seconds,
             "wall_seconds": wall_seconds + outcome.wall_seconds,
+            **{f"{part}_wall_seconds": seconds for part, seconds in vars(outcome.timing).items()},
+            "log_wall_seconds": log_seconds,
             "logged_at_ms": logged_at_ms,
             **outcome.metrics,
         }

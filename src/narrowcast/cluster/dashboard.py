@@ -1,0 +1,138 @@
+"""The HTTP address of a cluster's head, where jobs are submitted: whether it answers, whose it is, what it has."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import requests
+from packaging.version import Version
+
+from narrowcast.platform.errors import UserError
+
+_SECONDS = 10.0
+_TOKEN_ADVICE = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or put the cluster's token into ~/.ray/auth_token"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living node and its resources, those of Ray and those that it was given by name."""
+
+    ip: str
+    head: bool
+    resources: Mapping[str, float]
+
+    def holds(self, needed: Mapping[str, float]) -> int:
+        """How many that need so much each, none of it zero, fit on the node when it is idle."""
+        return min(math.floor(self.resources.get(name, 0.0) / each + 1e-9) for name, each in needed.items())
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A cluster that answered, of a Ray version that goes with ours."""
+
+    address: str
+    ray_version: str
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive."""
+        answer = _get(self.address, "/api/v0/nodes?limit=10000")
+        rows = answer.json()["data"]["result"]["result"]
+        return [
+            Node(row["node_ip"], bool(row["is_head_node"]), row["resources_total"])
+            for row in rows
+            if row["state"] == "ALIVE"
+        ]
+
+    def check_fits(self, actors: int, needed: Mapping[str, float]) -> None:
+        """Raise `UserError` where so many actors with these needs each can never run, however idle the cluster is."""
+        needed = {name: each for name, each in needed.items() if each}
+        nodes = self.nodes()
+        if needed and (room := sum(node.holds(needed) for node in nodes)) < actors:
+            each = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+            there = "; ".join(f"{node.ip} {_shown(node.resources, needed)}" for node in nodes[:4])
+            more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
+            raise UserError(
+                f"executor.actors = {actors} with {each} each: the cluster at {self.address} has room for {room} "
+                f"({there}{more}); lower executor.actors or what each needs, or add nodes"
+            )
+
+
+def reach(address: str) -> Dashboard:
+    """The cluster behind http://host:port; raises `UserError` within seconds where there is none that we can use."""
+    address = normalise(address)
+    answer = _get(address, "/api/version")
+    try:
+        version = str(answer.json()["ray_version"])
+        parsed, ours = Version(version), Version(ray.__version__)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"what answers at {address} is no Ray dashboard; give the head's, http://HEAD:8265") from error
+    if parsed.release[:2] != ours.release[:2]:
+        raise UserError(
+            f"the cluster at {address} runs Ray {version}, this machine Ray {ray.__version__}; "
+            f"pip install ray=={version} here, or start the cluster with {ray.__version__}"
+        )
+    return Dashboard(address, version)
+
+
+def normalise(address: str) -> str:
+    """The address with a scheme and without a path, or `UserError` where it is none."""
+    scheme, separator, rest = address.rstrip("/").rpartition("://")
+    host, _, port = rest.partition("/")[0].rpartition(":")
+    if (separator and scheme not in ("http", "https")) or not host or not port.isdigit():
+        raise UserError(f'--address "{address}" is no dashboard address; give http://HEAD:8265')
+    return f"{scheme or 'http'}://{host}:{port}"
+
+
+def is_open(address: str) -> bool:
+    """Whether the cluster lets in who shows no token."""
+    try:
+        return requests.get(f"{normalise(address)}/api/version", timeout=_SECONDS).ok
+    except requests.RequestException:
+        return False
+
+
+def token() -> str | None:
+    """The token that Ray would show a cluster, looked for where Ray looks: a variable, a file, the home folder."""
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return None
+    if given := os.environ.get("RAY_AUTH_TOKEN"):
+        return given.strip()
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def headers() -> dict[str, str]:
+    """What goes with every request to a dashboard."""
+    shown = token()
+    return {"Authorization": f"Bearer {shown}"} if shown else {}
+
+
+def _get(address: str, path: str) -> requests.Response:
+    try:
+        answer = requests.get(address + path, headers=headers(), timeout=_SECONDS)
+    except requests.RequestException as error:
+        reason = "no answer in time" if isinstance(error, requests.Timeout) else "nothing listens there"
+        raise UserError(
+            f"no Ray cluster answers at {address} ({reason}); start one, or give the address of its dashboard"
+        ) from error
+    if answer.status_code in (401, 403):
+        problem = "wants a token" if token() is None else "does not accept this token"
+        raise UserError(f"the cluster at {address} {problem}; {_TOKEN_ADVICE}")
+    if not answer.ok:
+        raise UserError(
+            f"what answers at {address} is no Ray dashboard (status {answer.status_code}); give the head's, "
+            "http://HEAD:8265"
+        )
+    return answer
+
+
+def _shown(resources: Mapping[str, float], names: Iterable[str]) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in names)

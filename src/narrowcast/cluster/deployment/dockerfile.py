@@ -1,0 +1,43 @@
+"""The image of every node, built from a checkout of narrowcast."""
+
+from __future__ import annotations
+
+from narrowcast.cluster.deployment.description import Deployment
+
+_CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu "
+_TEMPLATE = """\
+# The image of every node, made by: narrowcast manifest dockerfile
+# Build it where pyproject.toml is: docker build -t {image} -f Dockerfile .
+FROM {base}
+
+# wget is what KubeRay's probes call, rsync what Ray's launcher does.
+RUN apt-get update \\
+ && apt-get install --yes --no-install-recommends rsync wget \\
+ && rm -rf /var/lib/apt/lists/*
+
+RUN useradd --create-home --uid 1000 ray \\
+ && install --directory --owner=ray {runs} {data}
+
+WORKDIR /opt/narrowcast
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY src src
+RUN pip install --no-cache-dir {index}--constraint constraints.txt ".[cluster,server]"
+
+USER ray
+WORKDIR /home/ray
+ENV PYTHONUNBUFFERED=1 {environment}
+EXPOSE 6379 8265
+CMD ["ray", "start", "--head", "--block"]
+"""
+
+
+def dockerfile(deployment: Deployment) -> str:
+    """The Dockerfile; without GPUs, torch comes from its index of small CPU builds."""
+    return _TEMPLATE.format(
+        image=deployment.image,
+        base=deployment.base_image,
+        runs=deployment.runs.path,
+        data=deployment.data.path,
+        index="" if deployment.gpus else _CPU_INDEX,
+        environment=" ".join(f"{name}={value}" for name, value in deployment.environment().items()),
+    )

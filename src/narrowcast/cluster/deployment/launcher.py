@@ -1,0 +1,43 @@
+"""A cluster file for Ray's launcher (`ray up`): machines that are there already, reached by SSH."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from narrowcast.cluster.deployment.description import Deployment
+
+_TOKEN = "/home/ray/.ray/auth_token"
+
+
+def launcher(deployment: Deployment) -> dict[str, Any]:
+    """The cluster file; the token of whoever runs `ray up` becomes the cluster's."""
+    machines = deployment.machines
+    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in deployment.environment().items())
+    start = "--disable-usage-stats --object-manager-port=8076"
+    mounts = [f"-v {disk.path}:{disk.path}" for disk in (deployment.runs, deployment.data)]
+    return {
+        "cluster_name": deployment.name,
+        "provider": {"type": "local", "head_ip": machines.head, "worker_ips": list(machines.workers)},
+        "auth": {"ssh_user": machines.user, "ssh_private_key": machines.private_key},
+        "max_workers": len(machines.workers),
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 60,
+        "docker": {
+            "image": deployment.image,
+            "container_name": deployment.name,
+            "pull_before_run": False,
+            "run_options": ["--ulimit nofile=65536:65536", *mounts, *(["--gpus all"] if deployment.gpus else [])],
+        },
+        "file_mounts": {_TOKEN: "~/.ray/auth_token"},
+        "initialization_commands": [],
+        "setup_commands": [],
+        "head_setup_commands": [],
+        "worker_setup_commands": [],
+        "head_start_ray_commands": [
+            "ray stop",
+            f"{environment} ray start --head --port=6379 --dashboard-host=127.0.0.1 {start} "
+            "--autoscaling-config=~/ray_bootstrap_config.yaml",
+        ],
+        "worker_start_ray_commands": ["ray stop", f"{environment} ray start --address=$RAY_HEAD_IP:6379 {start}"],
+    }

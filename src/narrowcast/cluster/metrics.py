@@ -1,0 +1,62 @@
+"""What a run tells Ray's metrics, from which Prometheus scrapes it: how quick its rounds are and how much waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray.util.metrics import Counter, Gauge
+
+from narrowcast.platform.contracts import Executor
+from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+
+_RUN = ("run",)
+
+
+class RunMetrics:
+    """The gauges and counters of a run, all of them labelled with its name."""
+
+    def __init__(self, run: str) -> None:
+        self._labels = {"run": run}
+        self._round = Gauge("narrowcast_round", "rounds played", _RUN)
+        self._round_seconds = Gauge("narrowcast_round_seconds", "wall time of the last round", _RUN)
+        self._part_seconds = Gauge("narrowcast_round_part_seconds", "wall time of its parts", (*_RUN, "part"))
+        self._clients = Gauge("narrowcast_clients_per_second", "clients trained in a second of the last round", _RUN)
+        self._bits = Gauge("narrowcast_uplink_bits_per_second", "uplink bits made in a second of the last round", _RUN)
+        self._total_clients = Counter("narrowcast_clients", "participations", _RUN)
+        self._total_bits = Counter("narrowcast_uplink_bits", "uplink of all clients", _RUN)
+        self._queue = Gauge("narrowcast_queued_chunks", "chunks that the client hosts still have to train", _RUN)
+
+    def queued(self, chunks: int) -> None:
+        """So many chunks wait for the hosts."""
+        self._queue.set(chunks, self._labels)
+
+    def played(self, outcome: Outcome) -> None:
+        """A round is over."""
+        record, seconds = outcome.record, max(outcome.wall_seconds, 1e-9)
+        self._round.set(record.round, self._labels)
+        self._round_seconds.set(outcome.wall_seconds, self._labels)
+        for part, its_seconds in vars(outcome.timing).items():
+            self._part_seconds.set(its_seconds, {**self._labels, "part": part})
+        self._clients.set(record.clients / seconds, self._labels)
+        self._bits.set(record.uplink_bits / seconds, self._labels)
+        if record.clients:  # Ray's counters refuse a zero
+            self._total_clients.inc(record.clients, self._labels)
+        if record.uplink_bits:
+            self._total_bits.inc(record.uplink_bits, self._labels)
+
+
+@dataclass(frozen=True)
+class Metered:
+    """An executor whose queue is told to the metrics."""
+
+    executor: Executor
+    metrics: RunMetrics
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """As the executor does."""
+        self.metrics.queued(len(chunks))
+        results = self.executor.train(broadcast, chunks)
+        self.metrics.queued(0)
+        return results

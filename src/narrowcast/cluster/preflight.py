@@ -1,0 +1,91 @@
+"""Whether a cluster has what a run needs, asked by a job of seconds before the run's own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from narrowcast import __version__
+from narrowcast.cluster.ray_jobs import Job, RayJobs
+from narrowcast.platform.errors import RunFailed, UserError
+
+SCRIPT = Path(__file__).with_name("on_arrival.py")
+_SECONDS = 60.0
+_NUMERICAL = ("numpy", "numba", "torch")
+_IMAGE = "use an image that has them (narrowcast manifest dockerfile)"
+
+
+def requirements() -> list[Requirement]:
+    """What narrowcast itself needs, without extras."""
+    try:
+        stated = [Requirement(line) for line in requires("narrowcast") or ()]
+    except PackageNotFoundError:
+        return []
+    return [each for each in stated if each.marker is None or each.marker.evaluate({"extra": ""})]
+
+
+def check_packages(jobs: RayJobs, runtime_env: Mapping[str, Any]) -> list[str]:
+    """Raise `UserError` where the cluster lacks a package; what else is worth a line."""
+    needed = requirements()
+    entrypoint = shlex.join(["python", SCRIPT.name, *(each.name for each in needed)])
+    there = _ask(jobs, entrypoint, runtime_env)
+    return judge(there["python"], there["packages"], needed)
+
+
+def judge(python: str, packages: Mapping[str, str | None], needed: list[Requirement]) -> list[str]:
+    """What to tell of the packages of a cluster, or a `UserError` where a run cannot begin there."""
+    if Version(python) < Version("3.11"):
+        raise UserError(f"the cluster has Python {python}; narrowcast needs 3.11 or later there")
+    if packages["narrowcast"] is None:
+        raise UserError("the cluster has no narrowcast; use an image that has it, or send this one with --send-package")
+    missing = [each.name for each in needed if packages[each.name] is None]
+    if missing:
+        raise UserError(f"the cluster lacks {', '.join(missing)}; {_IMAGE}")
+    if packages["narrowcast"] != __version__:
+        raise UserError(
+            f"the cluster has narrowcast {packages['narrowcast']}, this machine {__version__}; "
+            "use an image of this version, or send this one with --send-package"
+        )
+    old = [
+        f"{each} (has {packages[each.name]})"
+        for each in needed
+        if not each.specifier.contains(str(packages[each.name]), prereleases=True)
+    ]
+    if old:
+        raise UserError(f"the cluster's packages are too old: it needs {', '.join(old)}; {_IMAGE}")
+    return [
+        f"the cluster has {name} {packages[name]}, this machine {version(name)}: results may differ in their last bits"
+        for name in _NUMERICAL
+        if name in packages and packages[name] != version(name)
+    ]
+
+
+def _ask(jobs: RayJobs, entrypoint: str, runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+    job = jobs.start(f"check-{secrets.token_hex(4)}", 1, entrypoint, runtime_env, {"check": "packages"})
+    deadline = time.monotonic() + _SECONDS
+    while not (job := jobs.now(job)).over:
+        if time.monotonic() > deadline:
+            _withdraw(jobs, job)
+            raise RunFailed(f"the cluster did not run a check within {_SECONDS:g} s ({job.status}: {job.message})")
+        time.sleep(0.2)
+    log = jobs.log(job)
+    jobs.forget(job)
+    try:
+        answer: dict[str, Any] = json.loads(log.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise RunFailed(f"the cluster could not run a check: {job.message or log[-300:]}") from error
+    return answer
+
+
+def _withdraw(jobs: RayJobs, job: Job) -> None:
+    if jobs.stop(job).over:
+        jobs.forget(job)

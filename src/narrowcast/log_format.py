@@ -1,0 +1,33 @@
+"""How log records are written: a line for people, or JSON for whoever collects the logs of many nodes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a record: time, level, logger, message, and what else it was given (run, round, clients)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        given = {name: value for name, value in vars(record).items() if name not in _USUAL and name[0] != "_"}
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **given,
+        }
+        return json.dumps(line, default=str)
+
+
+def write_json_lines() -> None:
+    """From here on, write the log as JSON, with a record for each round."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonLines())
+    logging.getLogger("narrowcast").setLevel(logging.INFO)
