@@ -38,7 +38,7 @@ class Series:
 
     def wanted(self, setting: str) -> Wanted:
         """The run of a setting."""
-        label = re.sub("[^a-z0-9.]+", "-", f"{self.name} {setting}".lower()).strip("-")
+        label = re.sub("[^a-z0-9.]+", "-", f"{self.experiment} {self.name} {setting}".lower()).strip("-")
         rate = f"algorithm.server_learning_rate={self.rates[setting]:g}"
         return Wanted(label, self.experiment, (*self.overrides, *self.settings[setting], rate))
 
