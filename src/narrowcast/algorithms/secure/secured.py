@@ -1,0 +1,262 @@
+"""An algorithm whose server learns the sum of its clients' updates only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from narrowcast.algorithms.channel.rank_policy import BandwidthRank
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.secure.layout import layout_of
+from narrowcast.algorithms.secure.messages import Messages
+from narrowcast.algorithms.secure.opening import SECRET, SHARED, RoundKeys, SecureExecutor, sums_of
+from narrowcast.algorithms.secure.schemes import Masks, Protection
+from narrowcast.algorithms.secure.vault import Vault
+from narrowcast.algorithms.secure.vault_process import vault_process
+from narrowcast.platform.contracts import Broadcast, ClientVault, Executor, Task, TrainsThenUploads
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import (
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    ClientLedger,
+    IntArray,
+    LocalUpdates,
+    PayloadError,
+    Profiles,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RankAtBits(BaseModel):
+    """A rank policy by what ranks weigh under protection, which is known to all."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    policy: BandwidthRank
+    bits_at_rank: tuple[int, ...]
+
+    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
+        """The policy's, [C]; what it is told of bits in the clear is not used."""
+        del bits_at_rank
+        bits = np.broadcast_to(np.array(self.bits_at_rank), (len(profiles), len(self.bits_at_rank)))
+        return self.policy.ranks(profiles, bits, seed, round_index)
+
+
+@dataclass(frozen=True)
+class Secured:
+    """`algorithm` with the sum protected by `scheme`, in rounds that ask at most `asked` clients.
+
+    Clients train one by one or as a batch as the plain algorithm has it; each rounds its own contribution to integers,
+    protects and signs it. Chunks hold sums that nobody has opened yet; `over` opens the round's.
+    """
+
+    algorithm: Any
+    scheme: Protection
+    asked: int
+
+    @property
+    def kind(self) -> str:
+        """That of the plain algorithm."""
+        return str(self.algorithm.kind)
+
+    def check(self, task: Task) -> None:
+        """Raise a `UserError` for what cannot be added up, and for sums that would not come back."""
+        if getattr(getattr(self.algorithm, "rank_policy", None), "kind", "") == "channel":
+            raise UserError(
+                f"secure.kind = {self.scheme.kind}: algorithm.rank_policy = channel fits codecs to budgets; "
+                "use uniform or bandwidth"
+            )
+        self.algorithm.check(task)
+        self.scheme.check(self.messages(task).numbers)
+        least = self.scheme.enough(min(self.asked, task.data.n_clients))
+        if least < self.scheme.smallest_group:
+            raise UserError(
+                f"secure.smallest_group = {self.scheme.smallest_group}: {least} clients of a round are enough by "
+                "secure.threshold; ask more clients_per_round, or lower smallest_group"
+            )
+
+    def messages(self, task: Task) -> Messages:
+        """What is sent in this task."""
+        cohort = min(self.asked, task.data.n_clients)
+        return Messages(self.scheme, layout_of(self.plain(task), task, cohort), cohort)
+
+    def plain(self, task: Task) -> Any:
+        """The plain algorithm, its ranks chosen by what they weigh here."""
+        policy = getattr(self.algorithm, "rank_policy", None)
+        if not isinstance(self.algorithm, SCoLR) or not isinstance(policy, BandwidthRank):
+            return self.algorithm
+        cohort = min(self.asked, task.data.n_clients)
+        messages = Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
+        n_groups, width = len(messages.layout.groups), self.algorithm.rank
+        bits = [
+            messages.uplink_bits(np.arange(n_groups) < n_groups - width + rank, first=False) for rank in range(width + 1)
+        ]
+        at_bits = RankAtBits(kind=policy.kind, policy=policy, bits_at_rank=tuple(bits))
+        return self.algorithm.model_copy(update={"rank_policy": at_bits})
+
+    def init(self, task: Task) -> Arrays:
+        """The plain algorithm's server state."""
+        return self.algorithm.init(task)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """What its clients keep."""
+        return self.algorithm.init_clients(task)
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """What its server sends."""
+        return self.algorithm.broadcast(server, task, round_index)
+
+    def relayed_bits(self, task: Task, newcomers: BoolArray) -> IntArray:
+        """What the server sends each client of a cohort beside the broadcast, [C]: keys, shares, the sum to open."""
+        messages = replace(self.messages(task), cohort=len(newcomers))
+        return messages.downlink_bits(newcomers)
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train a chunk's clients, and add up what each of them sends, protected and signed."""
+        given = {name: values for name, values in broadcast.items() if not name.startswith((SHARED, SECRET))}
+        round_of = RoundKeys.of(broadcast)
+        messages = replace(self.messages(task), cohort=len(round_of.cohort))
+        inbox = Inbox(messages, chunk.round_index, round_of.public, round_of.verify)
+        groups = messages.layout.of(task, round_of.cohort, chunk.round_index)
+        results = self._train_each(given, chunk, task)
+        ledgers = [
+            self._send(result, place, chunk, task, messages, groups, broadcast, round_of, inbox)
+            for place, result in enumerate(results)
+        ]
+        states = {
+            name: np.concatenate([result.state[name] for result in results]) for name in results[0].state
+        }
+        return ChunkResult(chunk.index, sums_of(inbox), states, ClientLedger.merged(ledgers))
+
+    def _train_each(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
+        """What each client alone gives, of a training that is one program where the plain algorithm's is."""
+        algorithm = self.plain(task)
+        alone = [_one(chunk, place) for place in range(len(chunk.clients))]
+        if isinstance(algorithm, TrainsThenUploads) and (call := algorithm.local_call(broadcast, chunk, task)):
+            updates = task.training.train(call.server, chunk, task, call.terms)
+            return [
+                algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)
+            ]
+        return [algorithm.train(broadcast, one, task) for one in alone]
+
+    def _send(
+        self,
+        result: ChunkResult,
+        place: int,
+        chunk: Chunk,
+        task: Task,
+        messages: Messages,
+        groups: BoolArray,
+        broadcast: Arrays,
+        round_of: RoundKeys,
+        inbox: Inbox,
+    ) -> ClientLedger:
+        """One client's update on its way to the server; what is refused there has been paid for."""
+        client = int(chunk.clients[place])
+        seat = int(np.searchsorted(round_of.cohort, client))
+        sends = groups[seat]
+        bits = messages.uplink_bits(sends, first=seat == 0)
+        may_send = bool(chunk.affords(np.full(len(chunk.clients), bits))[place])
+        if not (result.ledger.delivered[0] and sends.any() and may_send):
+            nothing = np.zeros(1, dtype=np.int64)
+            return replace(result.ledger, uplink_bits=nothing, delivered=np.zeros(1, dtype=bool))
+        integers = messages.numbers.of_client(
+            result.partial, messages.layout, sends, task.seed, (chunk.round_index, client)
+        )
+        bodies = [
+            None
+            if each is None
+            else self.scheme.write(
+                at,
+                messages.layout.groups[at],
+                each,
+                messages.numbers,
+                client,
+                _masks(broadcast, place, seat, round_of.cohort, groups[:, at]),
+                round_of.public,
+            )
+            for at, each in enumerate(integers)
+        ]
+        key = broadcast[SECRET + "signing"][place].tobytes()
+        data = messages.update(chunk.round_index, round_of.public).seal(client, bodies, key)
+        delivered = bool(chunk.arrives()[place]) and _accepted(inbox, data, chunk.round_index)
+        return replace(result.ledger, uplink_bits=np.array([bits]), delivered=np.array([delivered]))
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """The round's sum, which `over` has opened and put in every chunk's place."""
+        return partials[0]
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """The plain algorithm's step."""
+        return self.algorithm.step(server, broadcast, total)
+
+    def final(self, server: Arrays) -> Arrays:
+        """The plain algorithm's global parameters."""
+        return self.algorithm.final(server)
+
+    def vault(self) -> Vault:
+        """What the clients hold, made new; for a process that is not the server's."""
+        return Vault(self.scheme)
+
+    def vault_process(self) -> AbstractContextManager[ClientVault]:
+        """A vault in a process of its own on this machine."""
+        return vault_process(self.scheme)
+
+    def over(self, executor: Executor, vault: ClientVault, task: Task) -> Executor:
+        """An executor that opens the sum of each round."""
+        return SecureExecutor(self.messages(task), executor, vault, task)
+
+
+def _one(chunk: Chunk, place: int) -> Chunk:
+    """A chunk of one client, whose training nothing limits and whose plain update nobody loses."""
+    only = slice(place, place + 1)
+    return replace(
+        chunk,
+        clients=chunk.clients[only],
+        state={name: values[only] for name, values in chunk.state.items()},
+        budget_bits=None,
+        lost=None,
+        epochs=None if chunk.epochs is None else chunk.epochs[only],
+    )
+
+
+def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
+    """What one client of a chunk learnt."""
+    only = slice(place, place + 1)
+    return LocalUpdates(
+        changes={name: values[only] for name, values in updates.changes.items()},
+        state={name: values[only] for name, values in updates.state.items()},
+        loss=updates.loss[only],
+        examples=updates.examples[only],
+        steps=updates.steps[only],
+    )
+
+
+def _masks(broadcast: Arrays, place: int, seat: int, cohort: IntArray, sending: BoolArray) -> Masks:
+    """A client's masks for a group: with the others that send it; none where the scheme has none."""
+    if SECRET + "own" not in broadcast:
+        return Masks(b"", {})
+    pairs = broadcast[SECRET + "pairs"][place]
+    peers = [peer for peer in np.flatnonzero(sending) if peer != seat]
+    return Masks(broadcast[SECRET + "own"][place].tobytes(), {int(cohort[peer]): pairs[peer].tobytes() for peer in peers})
+
+
+def _accepted(inbox: Inbox, data: bytes, round_index: int) -> bool:
+    """Whether the server takes an envelope; a round goes on without those that it does not."""
+    try:
+        inbox.receive(data)
+    except PayloadError as error:
+        logger.warning("round %d: an update was refused: %s", round_index, error)
+        return False
+    return True
