@@ -101,7 +101,9 @@ class Experiment(Plan):
                 f"secure.kind = {self.secure.kind}: a buffered schedule weighs updates by their age, which needs each "
                 "of them; use schedule = synchronous"
             )
-        return Secured(self.algorithm, self.secure, cohort_size(self.clients_per_round, self.over_selection, sys.maxsize))
+        return Secured(
+            self.algorithm, self.secure, cohort_size(self.clients_per_round, self.over_selection, sys.maxsize)
+        )
 
     def plain(self) -> dict[str, Any]:
         """Nested plain values, as the YAML file has them, without secrets."""

@@ -36,7 +36,9 @@ class RemoteVault:
             answer: Arrays = ray.get(self._service.call.remote(method, round_index, arrays))
         except RayTaskError as error:
             cause = error.cause
-            raise (cause if isinstance(cause, PayloadError | UserError) else RunFailed(f"key service: {cause!r}")) from error
+            raise (
+                cause if isinstance(cause, PayloadError | UserError) else RunFailed(f"key service: {cause!r}")
+            ) from error
         except RayActorError as error:
             raise RunFailed("the actor that holds the clients' keys is gone; resume the run") from error
         return answer

@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from narrowcast.platform.contracts import Algorithm, ClientVault, Task
+from narrowcast.platform.contracts import SECRET, Algorithm, ClientVault, Task
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")
-
-
-SECRET = "secret/"
-"""Before the names of what the vault gives the host of a chunk's clients."""
 
 
 def train_chunk(

@@ -281,6 +281,10 @@ class TrainsThenUploads(Protocol):
         ...
 
 
+SECRET = "secret/"
+"""Before the names of what a vault gives the host of a chunk's clients, among what it trains from."""
+
+
 class ClientVault(Protocol):
     """What the clients hold and the server does not, in another process; it answers by name."""
 

@@ -4,8 +4,8 @@ Reference: Cheon, Kim, Kim and Song, Homomorphic Encryption for Arithmetic of Ap
 TenSEAL on Microsoft SEAL. A ciphertext is two polynomials of `ring` residues modulo one prime q and has ring / 2 slots.
 
 Differs from the paper: 1. slots carry integers times 2^scale_bits, with the scale above the noise of the whole sum, so
-that rounding gives the exact sum, the same whatever keys and noise were drawn; approximate results, which can give a key
-away (Li and Micciancio, EUROCRYPT 2021), do not leave the key holder. 2. ciphertexts travel as bare residues: their
+that rounding gives the exact sum, the same whatever keys and noise were drawn; approximate results, which can give a
+key away (Li and Micciancio, EUROCRYPT 2021), do not leave the key holder. 2. ciphertexts travel as bare residues: their
 length is known beforehand and every residue is checked, so that SEAL never reads bytes that came over a wire, and the
 server adds residues modulo q, which is all that adding ciphertexts is.
 """
@@ -27,7 +27,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 
 MOST_BITS = {4096: {128: 109, 192: 75, 256: 58}, 8192: {128: 218, 192: 152, 256: 118}, 16384: {128: 438, 192: 305}}
-"""Ring -> security level -> the most bits of all primes, for ternary secrets (Homomorphic Encryption Standard, 2018)."""
+"""Ring -> security level -> the most bits of all primes, ternary secrets (Homomorphic Encryption Standard, 2018)."""
 
 _SEAL_HEADER = struct.Struct("<HBBBBHQ")  # magic, its own size, version (2), compression, reserved, size of it all
 _SEAL_MAGIC, _STORED = 0xA15E, 0
@@ -54,9 +54,7 @@ def make_context(ring: int, prime_bits: tuple[int, ...]) -> Any:
     """New keys, the secret one included; for the key holder alone."""
     tenseal = library("tenseal", "secure.kind = ckks")
     try:
-        return tenseal.context(
-            tenseal.SCHEME_TYPE.CKKS, ring, coeff_mod_bit_sizes=list(prime_bits), n_threads=1
-        )
+        return tenseal.context(tenseal.SCHEME_TYPE.CKKS, ring, coeff_mod_bit_sizes=list(prime_bits), n_threads=1)
     except (ValueError, RuntimeError) as error:
         raise UserError(f"secure.prime_bits = {list(prime_bits)}: SEAL refuses them ({error})") from None
 
@@ -64,9 +62,7 @@ def make_context(ring: int, prime_bits: tuple[int, ...]) -> Any:
 def public_part(context: Any) -> bytes:
     """The parameters and the public key."""
     return bytes(
-        context.serialize(
-            save_public_key=True, save_secret_key=False, save_galois_keys=False, save_relin_keys=False
-        )
+        context.serialize(save_public_key=True, save_secret_key=False, save_galois_keys=False, save_relin_keys=False)
     )
 
 
@@ -157,4 +153,3 @@ def _blob(serialised: bytes) -> tuple[int, int, int]:
     """Where SEAL's ciphertext begins and ends in TenSEAL's message, and how much of it precedes the residues."""
     start = serialised.index(struct.pack("<H", _SEAL_MAGIC), 0, 64)
     return start, start + _SEAL_HEADER.unpack_from(serialised, start)[-1], _HEAD
-

@@ -42,7 +42,7 @@ class Addressed:
         return data + Ed25519PrivateKey.from_private_bytes(key).sign(hashlib.sha256(data).digest())
 
     def open(self, data: bytes, keys: Mapping[int, bytes]) -> tuple[int, list[memoryview | None]]:
-        """The client and its groups' bytes, or `PayloadError`: not of this round, these keys, or one of these clients."""
+        """The client and its groups' bytes, or `PayloadError`: of another round, context or client, or changed."""
         shortest = _HEADER.size + self._mask_bytes + SIGNATURE_BYTES
         if len(data) < shortest:
             raise PayloadError(f"an envelope of {len(data)} bytes is shorter than an empty one ({shortest})")
@@ -59,7 +59,9 @@ class Addressed:
         bits = np.unpackbits(flags, bitorder="little").astype(bool)
         groups = bits[: len(self.sizes)]
         if bits[len(self.sizes) :].any() or len(data) != self.bytes_of(groups):
-            raise PayloadError(f"the envelope of client {client} should be {self.bytes_of(groups)} bytes, is {len(data)}")
+            raise PayloadError(
+                f"the envelope of client {client} should be {self.bytes_of(groups)} bytes, is {len(data)}"
+            )
         view = memoryview(data)
         try:
             signed = hashlib.sha256(view[:-SIGNATURE_BYTES]).digest()

@@ -13,4 +13,4 @@ def library(name: str, wanted_by: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UserError(f"{wanted_by} needs {name.split('.')[0]}; pip install 'narrowcast[he]'") from error
+        raise UserError(f"{wanted_by} needs {name.split('.', maxsplit=1)[0]}; pip install 'narrowcast[he]'") from error

@@ -1,7 +1,7 @@
 """Updates as integers, so that their sum is exact in whatever order and under whatever protection it is formed.
 
-A value x becomes round(x / step) with step = clip / 2^(bits - 1), unbiased at random or to the nearest; what lies beyond
-the clip is cut. All clients of a run share the step, which is what lets a server add what it cannot read.
+A value x becomes round(x / step) with step = clip / 2^(bits - 1), unbiased at random or to the nearest; what lies
+beyond the clip is cut. All clients of a run share the step, which is what lets a server add what it cannot read.
 """
 
 from __future__ import annotations

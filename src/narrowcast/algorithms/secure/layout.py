@@ -98,11 +98,15 @@ def layout_of(algorithm: Any, task: Task, cohort: int) -> Layout:
 
 def _rows(algorithm: FedMF | LowRank, task: Task, cohort: int) -> Layout:
     n_items = task.data.n_items
+    assert isinstance(task.model, MatrixFactorisation), "layout_of() has seen to it"
     width = algorithm.rank if isinstance(algorithm, LowRank) else task.model.embedding_dim
     weighted, by_component = algorithm.aggregation == "weighted", algorithm.aggregation == "per_component_mean"
     columns = 1 if weighted or not by_component else width
     divisor = (1, 1) if weighted else (n_items, columns)
-    shapes = {SUM: ((n_items, width), np.float32), WEIGHT: (divisor, np.float64)}
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        SUM: ((n_items, width), np.float32),
+        WEIGHT: (divisor, np.float64),
+    }
     most = _heaviest(task, cohort) if weighted else cohort
     if not isinstance(algorithm, SCoLR):
         whole = Group((Part(SUM, None, n_items * width),), (Part(WEIGHT, None, divisor[0] * divisor[1]),))

@@ -1,13 +1,13 @@
 """Masks that cancel in the sum, and what the clients share so that dropouts do not spoil it.
 
 Reference: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, Figure 4
-without consistency check: 1. every client advertises two public keys; 2. shares the secret behind its pair masks and the
-seed of its own mask among all, sealed for each; 3. sends its integers plus both masks, modulo 2^bits; 4. of each client
-that arrived, reveals its share of the own mask, of each that did not, of the pair masks, and never of both.
+without consistency check: 1. every client advertises two public keys; 2. shares the secret behind its pair masks and
+the seed of its own mask among all, sealed for each; 3. sends its integers plus both masks, modulo 2^bits; 4. of each
+client that arrived, reveals its share of the own mask, of each that did not, of the pair masks, and never of both.
 
 Differs from the paper: 1. keys are advertised under the clients' signatures, as its protection from an active server
 has it. 2. masks are drawn by group of entries, so that only the clients that send a component mask it.
-Primitives are those of `cryptography`: X25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode as generator.
+Primitives are those of `cryptography`: X25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class MaskingClient:
     _own_seed: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_BYTES), repr=False)
     _peers: dict[int, bytes] = field(default_factory=dict, repr=False)
     _shares: dict[int, bytes] = field(default_factory=dict, repr=False)
+    _agreed: dict[int, bytes] = field(default_factory=dict, repr=False)
     _threshold: int = 0
     _revealed: frozenset[int] | None = None
 
@@ -89,7 +90,9 @@ class MaskingClient:
             if peer == self.client:
                 self._shares[peer] = of_key + of_seed
             else:
-                sealed[peer] = self._cipher(peer, peer).encrypt(_NONCE, of_key + of_seed, self._label(self.client, peer))
+                sealed[peer] = self._cipher(peer, peer).encrypt(
+                    _NONCE, of_key + of_seed, self._label(self.client, peer)
+                )
         return sealed
 
     def receive(self, sealed: Mapping[int, bytes]) -> None:
@@ -125,16 +128,16 @@ class MaskingClient:
         ]
 
     def _cipher(self, peer: int, recipient: int) -> ChaCha20Poly1305:
-        shared = self._seal_key.exchange(X25519PublicKey.from_public_bytes(self._peers[peer][32:]))
+        if peer not in self._agreed:
+            self._agreed[peer] = self._seal_key.exchange(X25519PublicKey.from_public_bytes(self._peers[peer][32:]))
+        shared = self._agreed[peer]
         return ChaCha20Poly1305(derived(shared, b"shares", self.round_index, recipient))
 
     def _label(self, sender: int, recipient: int) -> bytes:
         return _ADDRESS.pack(self.round_index, sender, recipient)
 
 
-def masked(
-    words: Words, bits: Any, group: int, client: int, own: bytes, pairs: Mapping[int, bytes]
-) -> Words:
+def masked(words: Words, bits: Any, group: int, client: int, own: bytes, pairs: Mapping[int, bytes]) -> Words:
     """A client's words [n] plus its own mask and those it has in common with `pairs`; `bits` is at most 64."""
     total = words + mask(own, group, len(words), bits)
     for peer, seed in pairs.items():
@@ -176,9 +179,15 @@ class Recovery:
         )
 
     def unmask(
-        self, total: Words, bits: int, group: int, arrived: Sequence[int], left: Sequence[int], keys: Mapping[int, bytes]
+        self,
+        total: Words,
+        bits: int,
+        group: int,
+        arrived: Sequence[int],
+        left: Sequence[int],
+        keys: Mapping[int, bytes],
     ) -> Words:
-        """A group's sum without its masks; `arrived` and `left` are those of its clients that did and did not arrive."""
+        """A group's sum without its masks; of its clients, `arrived` are in the sum and `left` are not."""
         for client in arrived:
             total = total - mask(self.own[client], group, len(total), bits)
         for gone in left:

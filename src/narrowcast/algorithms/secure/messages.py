@@ -1,4 +1,4 @@
-"""What crosses the links of a round beside the broadcast: envelopes, keys, shares, and the sum on its way to be opened."""
+"""What crosses the links of a round beside the broadcast: updates, keys, shares, and the sum to be opened."""
 
 from __future__ import annotations
 

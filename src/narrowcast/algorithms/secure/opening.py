@@ -21,8 +21,8 @@ from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, Int
 
 logger = logging.getLogger(__name__)
 
-SHARED, SECRET = "shared/", "secret/"
-"""Names in what a host is given beside the broadcast: by the server to all, and by the vault for its clients."""
+SHARED = "shared/"
+"""Before the names of what the server gives all hosts beside the broadcast."""
 
 _SUM, _SENDERS = "sum/", "senders/"
 
@@ -142,7 +142,9 @@ class SecureExecutor:
         return scheme.opened(group, words, numbers)
 
 
-def _folded(results: Sequence[ChunkResult], place: int, messages: Messages, public: Public) -> tuple[Words | None, IntArray]:
+def _folded(
+    results: Sequence[ChunkResult], place: int, messages: Messages, public: Public
+) -> tuple[Words | None, IntArray]:
     """The sum of a group over all chunks, and who is in it, ascending."""
     words, senders = None, [np.empty(0, dtype=np.int64)]
     for result in results:

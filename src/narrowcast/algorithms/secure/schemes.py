@@ -31,7 +31,7 @@ class NoProtection(BaseModel):
 
 @dataclass(frozen=True)
 class Public:
-    """What everyone knows of a run's keys: a public key and the modulus of sums, both empty where there are none."""
+    """What everyone knows of a run's keys: a public key and the modulus of sums; empty where there are none."""
 
     key: bytes = b""
     modulus: int = 0
@@ -48,8 +48,8 @@ class Masks:
 class Protection(BaseModel):
     """What all schemes share: updates as integers of `bits` bits, cut at `clip`, added up exactly.
 
-    With the same fields all schemes give the same model to the bit. A sum of fewer than `threshold` of the cohort, or of
-    a component that fewer than `smallest_group` clients sent, is not opened.
+    With the same fields all schemes give the same model to the bit. A sum of fewer than `threshold` of the cohort, or
+    of a component that fewer than `smallest_group` clients sent, is not opened.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,7 +84,14 @@ class Protection(BaseModel):
         return packed_bytes(group.n_values, numbers.value_bits) + packed_bytes(group.n_counts, numbers.count_bits)
 
     def write(
-        self, place: int, group: Group, integers: Integers, numbers: FixedPoint, client: int, masks: Masks, public: Public
+        self,
+        place: int,
+        group: Group,
+        integers: Integers,
+        numbers: FixedPoint,
+        client: int,
+        masks: Masks,
+        public: Public,
     ) -> bytes:
         """The bytes of a client's group, the one at this place of the layout."""
         del place, client, masks, public
@@ -137,7 +144,14 @@ class Masked(Protection):
     threshold: float = Field(0.6, gt=0.5, le=1, description="share of the cohort that must arrive")
 
     def write(
-        self, place: int, group: Group, integers: Integers, numbers: FixedPoint, client: int, masks: Masks, public: Public
+        self,
+        place: int,
+        group: Group,
+        integers: Integers,
+        numbers: FixedPoint,
+        client: int,
+        masks: Masks,
+        public: Public,
     ) -> bytes:
         """The integers plus masks."""
         from narrowcast.algorithms.secure.masking import masked
@@ -217,7 +231,14 @@ class CKKS(Protection):
         return SlotPlan.of(group, numbers, self.usable(numbers.clients))
 
     def write(
-        self, place: int, group: Group, integers: Integers, numbers: FixedPoint, client: int, masks: Masks, public: Public
+        self,
+        place: int,
+        group: Group,
+        integers: Integers,
+        numbers: FixedPoint,
+        client: int,
+        masks: Masks,
+        public: Public,
     ) -> bytes:
         """The group's ciphertexts."""
         del place, client, masks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,11 +15,12 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.layout import layout_of
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.opening import SECRET, SHARED, RoundKeys, SecureExecutor, sums_of
-from narrowcast.algorithms.secure.schemes import Masks, Protection
+from narrowcast.algorithms.secure.opening import SHARED, RoundKeys, SecureExecutor, sums_of
+from narrowcast.algorithms.secure.schemes import Protection
+from narrowcast.algorithms.secure.sending import Sending
 from narrowcast.algorithms.secure.vault import Vault
 from narrowcast.algorithms.secure.vault_process import vault_process
-from narrowcast.platform.contracts import Broadcast, ClientVault, Executor, Task, TrainsThenUploads
+from narrowcast.platform.contracts import SECRET, Broadcast, ClientVault, Executor, Task, TrainsThenUploads
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import (
     Arrays,
@@ -30,11 +30,8 @@ from narrowcast.platform.types import (
     ClientLedger,
     IntArray,
     LocalUpdates,
-    PayloadError,
     Profiles,
 )
-
-logger = logging.getLogger(__name__)
 
 
 class RankAtBits(BaseModel):
@@ -100,7 +97,8 @@ class Secured:
         messages = Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
         n_groups, width = len(messages.layout.groups), self.algorithm.rank
         bits = [
-            messages.uplink_bits(np.arange(n_groups) < n_groups - width + rank, first=False) for rank in range(width + 1)
+            messages.uplink_bits(np.arange(n_groups) < n_groups - width + rank, first=False)
+            for rank in range(width + 1)
         ]
         at_bits = RankAtBits(kind=policy.kind, policy=policy, bits_at_rank=tuple(bits))
         return self.algorithm.model_copy(update={"rank_policy": at_bits})
@@ -125,18 +123,14 @@ class Secured:
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train a chunk's clients, and add up what each of them sends, protected and signed."""
         given = {name: values for name, values in broadcast.items() if not name.startswith((SHARED, SECRET))}
-        round_of = RoundKeys.of(broadcast)
-        messages = replace(self.messages(task), cohort=len(round_of.cohort))
-        inbox = Inbox(messages, chunk.round_index, round_of.public, round_of.verify)
-        groups = messages.layout.of(task, round_of.cohort, chunk.round_index)
+        keys = RoundKeys.of(broadcast)
+        messages = replace(self.messages(task), cohort=len(keys.cohort))
+        groups = messages.layout.of(task, keys.cohort, chunk.round_index)
+        inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
+        sending = Sending(chunk, task, messages, keys, groups, broadcast, inbox)
         results = self._train_each(given, chunk, task)
-        ledgers = [
-            self._send(result, place, chunk, task, messages, groups, broadcast, round_of, inbox)
-            for place, result in enumerate(results)
-        ]
-        states = {
-            name: np.concatenate([result.state[name] for result in results]) for name in results[0].state
-        }
+        ledgers = [sending.send(result, place) for place, result in enumerate(results)]
+        states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
         return ChunkResult(chunk.index, sums_of(inbox), states, ClientLedger.merged(ledgers))
 
     def _train_each(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
@@ -149,49 +143,6 @@ class Secured:
                 algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)
             ]
         return [algorithm.train(broadcast, one, task) for one in alone]
-
-    def _send(
-        self,
-        result: ChunkResult,
-        place: int,
-        chunk: Chunk,
-        task: Task,
-        messages: Messages,
-        groups: BoolArray,
-        broadcast: Arrays,
-        round_of: RoundKeys,
-        inbox: Inbox,
-    ) -> ClientLedger:
-        """One client's update on its way to the server; what is refused there has been paid for."""
-        client = int(chunk.clients[place])
-        seat = int(np.searchsorted(round_of.cohort, client))
-        sends = groups[seat]
-        bits = messages.uplink_bits(sends, first=seat == 0)
-        may_send = bool(chunk.affords(np.full(len(chunk.clients), bits))[place])
-        if not (result.ledger.delivered[0] and sends.any() and may_send):
-            nothing = np.zeros(1, dtype=np.int64)
-            return replace(result.ledger, uplink_bits=nothing, delivered=np.zeros(1, dtype=bool))
-        integers = messages.numbers.of_client(
-            result.partial, messages.layout, sends, task.seed, (chunk.round_index, client)
-        )
-        bodies = [
-            None
-            if each is None
-            else self.scheme.write(
-                at,
-                messages.layout.groups[at],
-                each,
-                messages.numbers,
-                client,
-                _masks(broadcast, place, seat, round_of.cohort, groups[:, at]),
-                round_of.public,
-            )
-            for at, each in enumerate(integers)
-        ]
-        key = broadcast[SECRET + "signing"][place].tobytes()
-        data = messages.update(chunk.round_index, round_of.public).seal(client, bodies, key)
-        delivered = bool(chunk.arrives()[place]) and _accepted(inbox, data, chunk.round_index)
-        return replace(result.ledger, uplink_bits=np.array([bits]), delivered=np.array([delivered]))
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """The round's sum, which `over` has opened and put in every chunk's place."""
@@ -241,22 +192,3 @@ def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
         examples=updates.examples[only],
         steps=updates.steps[only],
     )
-
-
-def _masks(broadcast: Arrays, place: int, seat: int, cohort: IntArray, sending: BoolArray) -> Masks:
-    """A client's masks for a group: with the others that send it; none where the scheme has none."""
-    if SECRET + "own" not in broadcast:
-        return Masks(b"", {})
-    pairs = broadcast[SECRET + "pairs"][place]
-    peers = [peer for peer in np.flatnonzero(sending) if peer != seat]
-    return Masks(broadcast[SECRET + "own"][place].tobytes(), {int(cohort[peer]): pairs[peer].tobytes() for peer in peers})
-
-
-def _accepted(inbox: Inbox, data: bytes, round_index: int) -> bool:
-    """Whether the server takes an envelope; a round goes on without those that it does not."""
-    try:
-        inbox.receive(data)
-    except PayloadError as error:
-        logger.warning("round %d: an update was refused: %s", round_index, error)
-        return False
-    return True

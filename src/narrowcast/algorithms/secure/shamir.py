@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 PRIME = 2**257 - 93
 """The largest prime below 2^257: every 32-byte secret is an element, and a share is 33 bytes."""
@@ -30,7 +31,8 @@ def split(secret: bytes, points: Sequence[int], threshold: int) -> list[bytes]:
     return shares
 
 
-def weights_at_zero(points: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=16)
+def weights_at_zero(points: tuple[int, ...]) -> list[int]:
     """What the shares at these points are multiplied by, to add up to the secret."""
     weights = []
     for point in points:
@@ -44,7 +46,7 @@ def weights_at_zero(points: Sequence[int]) -> list[int]:
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
     """The secret behind shares by their points; raises `ValueError` where they belong to none."""
-    weights = weights_at_zero(list(shares))
+    weights = weights_at_zero(tuple(shares))
     numbers = [int.from_bytes(share, "big") for share in shares.values()]
     secret = sum(weight * number for weight, number in zip(weights, numbers, strict=True)) % PRIME
     if any(len(share) != SHARE_BYTES for share in shares.values()) or secret >= 2 ** (8 * SECRET_BYTES):

@@ -71,9 +71,9 @@ class Vault:
         known, keys = dict(zip(clients, verify, strict=True)), {}
         for client, each in cohort.items():
             sent = messages.keys(round_index).seal(client, [each.advertise()], self._key(client))
-            sender, (body,) = messages.keys(round_index).open(sent, known)
-            assert body is not None
-            keys[sender] = bytes(body)
+            sender, (advert,) = messages.keys(round_index).open(sent, known)
+            assert advert is not None
+            keys[sender] = bytes(advert)
         boxes: dict[int, dict[int, bytes]] = {client: {} for client in clients}
         for client, each in cohort.items():
             sealed = each.share(keys, self._scheme.enough(len(clients)))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -31,7 +31,7 @@ _SECONDS_TO_END = 10.0
 class PipedVault:
     """A vault at the other end of two pipes."""
 
-    def __init__(self, requests: BinaryIO, answers: BinaryIO) -> None:
+    def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._requests, self._answers = requests, answers
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
@@ -53,8 +53,12 @@ class PipedVault:
 def vault_process(scheme: Protection) -> Iterator[PipedVault]:
     """Start the process, and end it with the run; without it a run cannot go on, and a resume makes new keys."""
     command = [sys.executable, "-m", "narrowcast.algorithms.secure.vault_process", scheme.model_dump_json()]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as process:  # Ctrl-C is for the server to handle
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the server to handle
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -67,7 +71,7 @@ def vault_process(scheme: Protection) -> Iterator[PipedVault]:
                 process.kill()
 
 
-def serve(vault: Vault, requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(vault: Vault, requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer until the other end closes its pipe."""
     while True:
         try:
@@ -84,14 +88,14 @@ def serve(vault: Vault, requests: BinaryIO, answers: BinaryIO) -> None:
         write(answers, json.dumps(status), answer)
 
 
-def write(stream: BinaryIO, text: str, arrays: Arrays) -> None:
+def write(stream: IO[bytes], text: str, arrays: Arrays) -> None:
     """One message; no pickle, so that reading it runs no code."""
     words, data = text.encode(), save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
     stream.write(_HEAD.pack(len(words), len(data)) + words + data)
     stream.flush()
 
 
-def read(stream: BinaryIO) -> tuple[str, Arrays]:
+def read(stream: IO[bytes]) -> tuple[str, Arrays]:
     """One message, or `EOFError` where there is none whole."""
     text_bytes, array_bytes = _HEAD.unpack(_exactly(stream, _HEAD.size))
     text = _exactly(stream, text_bytes).decode()
@@ -101,7 +105,7 @@ def read(stream: BinaryIO) -> tuple[str, Arrays]:
         raise EOFError("a message between server and vault was cut") from error
 
 
-def _exactly(stream: BinaryIO, size: int) -> bytes:
+def _exactly(stream: IO[bytes], size: int) -> bytes:
     data = stream.read(size)
     if len(data) != size:
         raise EOFError
@@ -109,7 +113,8 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def _main() -> None:
-    scheme: Protection = TypeAdapter(AnyScheme).validate_json(sys.argv[1])
+    scheme = TypeAdapter[AnyScheme](AnyScheme).validate_json(sys.argv[1])
+    assert isinstance(scheme, Protection), "without protection there is nothing to keep"
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that prints may come between the answers
     serve(Vault(scheme), sys.stdin.buffer, answers)

@@ -19,7 +19,7 @@ def pack_words(words: Words, bits: int) -> bytes:
     """The lowest `bits` bits of each word, one after the other, least significant first."""
     if bits % 8 == 0:
         return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, : bits // 8].tobytes()
-    if bits % 4 == 0 and 32 <= bits and len(words) % 2 == 0:
+    if bits % 4 == 0 and bits >= 32 and len(words) % 2 == 0:
         # Two words are whole bytes: the first and the head of the second in 64 bits, the rest of it behind them.
         first, second = words[0::2], words[1::2]
         pairs = np.empty((len(first), 2), dtype="<u8")
@@ -36,7 +36,7 @@ def unpack_words(data: bytes | memoryview, count: int, bits: int) -> Words:
     raw = np.frombuffer(data, dtype=np.uint8)
     if bits % 8 == 0:
         return _widened(raw.reshape(count, bits // 8), 8).view("<u8")[:, 0].astype(np.uint64)
-    if bits % 4 == 0 and 32 <= bits and count % 2 == 0:
+    if bits % 4 == 0 and bits >= 32 and count % 2 == 0:
         pairs = _widened(raw.reshape(count // 2, bits // 4), 16).view("<u8")
         words = np.empty(count, dtype=np.uint64)
         words[0::2] = pairs[:, 0] & np.uint64(2**bits - 1)
