@@ -152,7 +152,7 @@ def test_updates_that_are_tampered_with_are_left_out_and_the_round_goes_on(
     assert caplog.text.count("was changed, or is not signed by it") == bad.sum()
 
 
-def test_without_its_key_holder_a_run_stops_and_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_key_holder_a_run_stops_and_can_be_resumed() -> None:
     chosen = experiment(SMALL_CKKS, "executor.kind=local")
     algorithm, task = prepared(chosen)
     outcomes = LocalRuntime().play(chosen, algorithm, task, start(algorithm, task))
