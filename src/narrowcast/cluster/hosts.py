@@ -66,9 +66,7 @@ class Host:
 class Hosts:
     """As many hosts as a run would like, or as the nodes of the moment have room for."""
 
-    def __init__(
-        self, wish: Wish, algorithm: ray.ObjectRef[Any], task: ray.ObjectRef[Any], vault: Any = None
-    ) -> None:
+    def __init__(self, wish: Wish, algorithm: ray.ObjectRef[Any], task: ray.ObjectRef[Any], vault: Any = None) -> None:
         self._wish = wish
         self._arguments = (algorithm, task, vault)
         self._hosts: list[Host] = []

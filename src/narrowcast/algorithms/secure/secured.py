@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -129,9 +130,12 @@ class Secured:
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         sending = Sending(chunk, task, messages, keys, groups, broadcast, inbox)
         results = self._train_each(given, chunk, task)
+        began = time.perf_counter()
         ledgers = [sending.send(result, place) for place, result in enumerate(results)]
+        encoding = time.perf_counter() - began
         states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
-        return ChunkResult(chunk.index, sums_of(inbox), states, ClientLedger.merged(ledgers))
+        ledger = ClientLedger.merged(ledgers)
+        return ChunkResult(chunk.index, sums_of(inbox), states, ledger, encode_seconds=encoding)
 
     def _train_each(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
         """What each client alone gives, of a training that is one program where the plain algorithm's is."""
