@@ -47,7 +47,9 @@ class Losing:
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         cohort = np.sort(np.concatenate([chunk.clients for chunk in chunks]))
         lost = cohort[list(self.seats)]
-        return self.executor.train(broadcast, [replace(each, lost=np.isin(each.clients, lost)) for each in chunks])
+        return self.executor.train(
+            broadcast, [replace(each, lost=~each.arrives() | np.isin(each.clients, lost)) for each in chunks]
+        )
 
 
 def play(

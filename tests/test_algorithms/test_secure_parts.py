@@ -111,9 +111,21 @@ def test_masks_cancel_and_those_of_dropouts_are_recovered() -> None:
     survivors, gone = [10, 12, 13, 16], [11, 14, 15]
     total = sum((sent[client] for client in survivors), np.zeros(10, dtype=np.uint64))
     revealed = {client: clients[client].reveal(survivors) for client in survivors}
-    recovery = Recovery.of(3, list(clients), revealed, 4)
+    recovery = Recovery.of(3, keys, revealed, 4)
     opened = signed(recovery.unmask(total, 32, 0, survivors, gone, keys), 32)
     assert opened.tolist() == (np.arange(-5, 5) * sum(survivors)).tolist()
+
+
+def test_wrong_shares_are_noticed() -> None:
+    clients, keys = agreed()
+    revealed = {client: clients[client].reveal([10, 11, 12, 13]) for client in (10, 11, 12, 13)}
+    for place in range(7):
+        spoilt = {client: list(shares) for client, shares in revealed.items()}
+        share = bytearray(spoilt[12][place])
+        share[20] ^= 1
+        spoilt[12][place] = bytes(share)
+        with pytest.raises(PayloadError, match=f"what client {10 + place} holds do not give it"):
+            Recovery.of(3, keys, spoilt, 4)
 
 
 def test_a_client_does_not_reveal_both_masks_nor_to_too_few() -> None:

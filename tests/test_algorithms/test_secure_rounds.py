@@ -89,6 +89,18 @@ def test_below_the_threshold_the_round_is_refused(scheme: str, caplog: pytest.Lo
     assert "5 of 10 clients arrived, and the sum of fewer than 6 is not opened" in caplog.text
 
 
+def test_late_uploads_are_dropouts() -> None:
+    runs = [
+        experiment(scheme, "deadline_seconds=10.3", "secure.threshold=0.51", "fleet={kind: lognormal}")
+        for scheme in SCHEMES[:2]
+    ]
+    played = [play(run) for run in runs]
+    late = [outcome.record.late for outcome in played[1]]
+    assert any(late)
+    assert all(outcome.record.delivered == 10 - outcome.record.late >= 6 for outcome in played[1])
+    assert sha256(runs[0], played[0]) == sha256(runs[1], played[1])
+
+
 def test_a_component_of_few_clients_is_not_opened() -> None:
     settings = ("rounds=1", "algorithm.rank=6")
     all_of_it = play(experiment("{kind: masked, smallest_group: 1}", *settings))[-1].state

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SETTINGS = (
     "algorithm={kind: scolr, rank: 3, rank_policy: uniform}",
-    *("model.embedding_dim=8", "clients_per_round=12", "chunk_size=4", "training.epochs=30"),
+    *("model.embedding_dim=8", "clients_per_round=12", "chunk_size=4", "training.epochs=10"),
     *("rounds=4", "checkpoint_every=2", "evaluate_every=4"),
 )
 

@@ -12,6 +12,7 @@ Primitives are those of `cryptography`: X25519, HKDF-SHA256, ChaCha20-Poly1305, 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES, combi
 from narrowcast.algorithms.secure.words import Words
 from narrowcast.platform.types import PayloadError
 
-KEY_BYTES = 2 * 32
+KEY_BYTES = 3 * 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 _ADDRESS = struct.Struct("<III")
 _NONCE = bytes(12)  # a key seals one message: it belongs to a pair, a direction and a round
@@ -73,8 +74,9 @@ class MaskingClient:
     _revealed: frozenset[int] | None = None
 
     def advertise(self) -> bytes:
-        """The public keys for masks and for sealing, [KEY_BYTES]."""
-        return self._mask_key.public_key().public_bytes_raw() + self._seal_key.public_key().public_bytes_raw()
+        """The public keys for masks and for sealing, and the hash of the own mask's seed, [KEY_BYTES]."""
+        keys = (key.public_key().public_bytes_raw() for key in (self._mask_key, self._seal_key))
+        return b"".join(keys) + hashlib.sha256(self._own_seed).digest()
 
     def share(self, keys: Mapping[int, bytes], threshold: int) -> dict[int, bytes]:
         """For every other client the sealed shares of both secrets, [SEALED_BYTES]."""
@@ -129,7 +131,7 @@ class MaskingClient:
 
     def _cipher(self, peer: int, recipient: int) -> ChaCha20Poly1305:
         if peer not in self._agreed:
-            self._agreed[peer] = self._seal_key.exchange(X25519PublicKey.from_public_bytes(self._peers[peer][32:]))
+            self._agreed[peer] = self._seal_key.exchange(X25519PublicKey.from_public_bytes(self._peers[peer][32:64]))
         shared = self._agreed[peer]
         return ChaCha20Poly1305(derived(shared, b"shares", self.round_index, recipient))
 
@@ -159,24 +161,27 @@ class Recovery:
 
     @classmethod
     def of(
-        cls, round_index: int, cohort: Sequence[int], revealed: Mapping[int, Sequence[bytes]], threshold: int
+        cls, round_index: int, keys: Mapping[int, bytes], revealed: Mapping[int, Sequence[bytes]], threshold: int
     ) -> Recovery:
-        """From the shares that each survivor revealed, in the order of the cohort; any `threshold` of them do."""
-        points = {client: place + 1 for place, client in enumerate(cohort)}
-        asked = list(revealed)[:threshold]
-        secret = {
-            client: combine({points[each]: revealed[each][place] for each in asked})
-            for place, client in enumerate(cohort)
-        }
-        return cls(
-            round_index,
-            {client: secret[client] for client in revealed},
-            {
-                client: X25519PrivateKey.from_private_bytes(secret[client])
-                for client in cohort
-                if client not in revealed
-            },
-        )
+        """From the shares that each survivor revealed, in the order of `keys`, what the cohort advertised.
+
+        Any `threshold` of them do; `PayloadError` where a secret is not the one behind what was advertised.
+        """
+        points = {client: place + 1 for place, client in enumerate(keys)}
+        asked, own, left = list(revealed)[:threshold], {}, {}
+        for place, (client, advertised) in enumerate(keys.items()):
+            try:
+                secret = combine({points[each]: revealed[each][place] for each in asked})
+            except ValueError:
+                secret = bytes(SECRET_BYTES)
+            key = X25519PrivateKey.from_private_bytes(secret)
+            if client in revealed:
+                own[client], known = secret, hashlib.sha256(secret).digest() == advertised[64:]
+            else:
+                left[client], known = key, key.public_key().public_bytes_raw() == advertised[:32]
+            if not known:
+                raise PayloadError(f"the shares of what client {client} holds do not give it")
+        return cls(round_index, own, left)
 
     def unmask(
         self,

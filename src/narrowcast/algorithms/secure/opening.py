@@ -17,7 +17,7 @@ from narrowcast.algorithms.secure.schemes import CKKS, Masked, Public, mask_bits
 from narrowcast.algorithms.secure.shamir import SHARE_BYTES
 from narrowcast.algorithms.secure.words import Words
 from narrowcast.platform.contracts import ClientVault, Executor, Task
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)
 
@@ -80,23 +80,17 @@ class SecureExecutor:
         keys = RoundKeys.of(self._shared)
         messages = replace(self._all, cohort=len(keys.cohort))
         arrived = np.sort(np.concatenate([result.ledger.client[result.ledger.delivered] for result in results]))
-        enough = messages.scheme.enough(len(keys.cohort))
+        scheme = messages.scheme
+        enough = max(scheme.enough(len(keys.cohort)), scheme.smallest_group)
         if len(arrived) < enough:
-            logger.warning(
-                "round %d: %d of %d clients arrived, and the sum of fewer than %d is not opened; the model stays",
-                self._round, len(arrived), len(keys.cohort), enough,
-            )  # fmt: skip
-            nothing = messages.layout.nothing()
-            return [
-                replace(
-                    result,
-                    partial=nothing,
-                    ledger=replace(result.ledger, delivered=np.zeros_like(result.ledger.delivered)),
-                )
-                for result in results
-            ]
+            n = len(keys.cohort)
+            why = f"{len(arrived)} of {n} clients arrived, and the sum of fewer than {enough} is not opened"
+            return self._refused(results, messages, why)
         groups = messages.layout.of(self._task, keys.cohort, self._round)
-        recovery = self._recover(messages, keys, arrived)
+        try:
+            recovery = self._recover(messages, keys, arrived)
+        except PayloadError as error:
+            return self._refused(results, messages, f"the masks cannot be taken off: {error}")
         sums: list[Integers | None] = []
         for place in range(len(messages.layout.groups)):
             words, senders = _folded(results, place, messages, keys.public)
@@ -106,6 +100,19 @@ class SecureExecutor:
                 sums.append(self._open(place, words, senders, groups[:, place], messages, keys, recovery))
         total = messages.numbers.total(sums, messages.layout)
         return [replace(result, partial=total) for result in results]
+
+    def _refused(self, results: list[ChunkResult], messages: Messages, why: str) -> list[ChunkResult]:
+        """A round of which nothing is opened: nobody delivered, and the model stays."""
+        logger.warning("round %d: %s; the model stays", self._round, why)
+        nothing = messages.layout.nothing()
+        return [
+            replace(
+                result,
+                partial=nothing,
+                ledger=replace(result.ledger, delivered=np.zeros_like(result.ledger.delivered)),
+            )
+            for result in results
+        ]
 
     def _recover(self, messages: Messages, keys: RoundKeys, arrived: IntArray) -> Recovery | None:
         """Ask the clients that arrived for what takes the masks off; None where there are none."""
@@ -117,7 +124,10 @@ class SecureExecutor:
             client, (body,) = messages.revealed(self._round).open(data.tobytes(), keys.verify)
             assert body is not None
             shares[client] = [bytes(body[at : at + SHARE_BYTES]) for at in range(0, len(body), SHARE_BYTES)]
-        return Recovery.of(self._round, keys.cohort.tolist(), shares, messages.scheme.enough(len(keys.cohort)))
+        return Recovery.of(self._round, self._advertised(keys), shares, messages.scheme.enough(len(keys.cohort)))
+
+    def _advertised(self, keys: RoundKeys) -> dict[int, bytes]:
+        return dict(zip(keys.cohort.tolist(), map(bytes, self._shared[SHARED + "keys"]), strict=True))
 
     def _open(
         self,
@@ -136,8 +146,7 @@ class SecureExecutor:
             return np.asarray(self._vault.call("open", self._round, {"group": plan, "words": words})["integers"])
         if recovery is not None:
             left = np.setdiff1d(keys.cohort[sending], senders)
-            advertised = dict(zip(keys.cohort.tolist(), map(bytes, self._shared[SHARED + "keys"]), strict=True))
-            bits = mask_bits(numbers)
+            bits, advertised = mask_bits(numbers), self._advertised(keys)
             words = recovery.unmask(words, bits, place, senders.tolist(), left.tolist(), advertised)
         return scheme.opened(group, words, numbers)
 

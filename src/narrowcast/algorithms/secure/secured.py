@@ -118,6 +118,8 @@ class Secured:
 
     def relayed_bits(self, task: Task, newcomers: BoolArray) -> IntArray:
         """What the server sends each client of a cohort beside the broadcast, [C]: keys, shares, the sum to open."""
+        if not len(newcomers):
+            return np.zeros(0, dtype=np.int64)
         messages = replace(self.messages(task), cohort=len(newcomers))
         return messages.downlink_bits(newcomers)
 

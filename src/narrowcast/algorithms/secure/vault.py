@@ -60,7 +60,7 @@ class Vault:
         return {"key": _bytes(key), "modulus": np.array([ckks.modulus(self._context)], dtype=np.uint64)}
 
     def _begin(self, round_index: int, arrays: Arrays) -> Arrays:
-        """The cohort's public keys, `verify` [n, 32] and with masks `keys` [n, 64]; shares are made and exchanged."""
+        """The cohort's public keys, `verify` [n, 32] and with masks `keys` [n, 96]; shares are made and exchanged."""
         clients = arrays["clients"].tolist()
         verify = [self._signing(client).public_key().public_bytes_raw() for client in clients]
         public = {"verify": _rows(verify)}
