@@ -19,6 +19,7 @@ from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.algorithms.secure import schemes
 from narrowcast.cluster.fleet import LogNormalFleet, Tiers, TraceFleet
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.platform import availability, schedule
@@ -70,6 +71,7 @@ DATA: Kinds = {
     "synthetic": Synthetic,
 }
 CODECS: Kinds = STAGES
+SECURES: Kinds = schemes.SCHEMES
 CHANNELS: Kinds = radio.CHANNELS
 DOWNLINKS: Kinds = radio.DOWNLINKS
 ALLOCATIONS: Kinds = radio.ALLOCATIONS

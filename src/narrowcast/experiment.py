@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable
 from copy import deepcopy
 from importlib.resources import files
@@ -16,6 +17,8 @@ from pydantic import ConfigDict, Field
 
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.algorithms.secure.extra import library
+from narrowcast.algorithms.secure.schemes import AnyScheme, NoProtection
 from narrowcast.catalog import (
     ALGORITHMS,
     DATA,
@@ -34,6 +37,7 @@ from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Runtime, check_plan
+from narrowcast.platform.sampling import cohort_size
 from narrowcast.platform.tracking.mlflow_run import Tracking
 from narrowcast.platform.tracking.targets import Targets
 
@@ -65,6 +69,7 @@ class Experiment(Plan):
     data: AnyData
     model: AnyModel = MatrixFactorisation()
     algorithm: AnyAlgorithm
+    secure: AnyScheme = Field(NoProtection(), description="how the sum of the updates is protected")
     training: AnyTraining = FactorisationSGD()
     fleet: AnyFleet = Tiers()
     radio: CellRadio | None = Field(None, description="none: the links of the fleet, as they are")
@@ -78,9 +83,27 @@ class Experiment(Plan):
         task = Task(data=data, profiles=profiles, model=self.model, training=self.training, seed=self.seed)
         self.model.check(data)
         self.training.check(task)
-        self.algorithm.check(task)
-        check_plan(self, self.algorithm, task)
+        self.played.check(task)
+        check_plan(self, self.played, task)
         return task
+
+    @property
+    def played(self) -> Algorithm:
+        """The algorithm with its sum protected as `secure` says; `UserError` where a library for that is missing."""
+        if isinstance(self.secure, NoProtection):
+            return self.algorithm
+        for name in self.secure.needs:
+            library(name, f"secure.kind = {self.secure.kind}")
+        from narrowcast.algorithms.secure.secured import Secured
+
+        if self.schedule.kind == "buffered":
+            raise UserError(
+                f"secure.kind = {self.secure.kind}: a buffered schedule weighs updates by their age, which needs each "
+                "of them; use schedule = synchronous"
+            )
+        return Secured(
+            self.algorithm, self.secure, cohort_size(self.clients_per_round, self.over_selection, sys.maxsize)
+        )
 
     def plain(self) -> dict[str, Any]:
         """Nested plain values, as the YAML file has them, without secrets."""

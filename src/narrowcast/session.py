@@ -65,7 +65,7 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     """Check everything that a new run needs: data, read here unless it is given, parts, cluster, store, folder."""
     task = experiment.task(experiment.data.load() if data is None else data)
     experiment.executor.check(experiment, task)
-    state = start(experiment.algorithm, task)
+    state = start(experiment.played, task)
     measurable(experiment, task, state)
     writable(output)
     uri = experiment.tracking.resolve(output)
@@ -85,7 +85,7 @@ def checkpoint_place(experiment: Experiment, folder: Path) -> str:
 def measurable(experiment: Experiment, task: Task, state: RunState) -> None:
     """Raise `UserError` for a target whose metric an evaluation does not give; without targets none is made."""
     if experiment.targets:
-        check_targets(experiment.targets, measure(experiment.algorithm, task, state))
+        check_targets(experiment.targets, measure(experiment.played, task, state))
 
 
 def share_data(runs: Sequence[Prepared]) -> list[Prepared]:
@@ -94,6 +94,8 @@ def share_data(runs: Sequence[Prepared]) -> list[Prepared]:
     for each in runs:
         if each.experiment.executor.kind != "local":
             raise UserError("replicas are played together in this process; add --executor local")
+        if each.experiment.secure.kind != "none":
+            raise UserError("replicas are played together in one process; start each run with secure by itself")
         if each.experiment.schedule.kind != "synchronous":
             raise UserError("replicas are played together round by round; start each buffered run by itself")
         if each.task.data.digest != first.task.data.digest:
@@ -170,7 +172,7 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
     """Play a run to its end and return its result; on failure or interruption what was reached is kept for a resume."""
     experiment = prepared.experiment
     with recorded(prepared, progress) as recorder:
-        outcomes = experiment.executor.play(experiment, experiment.algorithm, prepared.task, prepared.state)
+        outcomes = experiment.executor.play(experiment, experiment.played, prepared.task, prepared.state)
         with closing(outcomes):
             for outcome in outcomes:
                 recorder.write(outcome)

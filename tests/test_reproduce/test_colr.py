@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.experiment import load_experiment
-from narrowcast.reproduce import colr_components, colr_times
+from narrowcast.reproduce import colr_components, colr_encryption, colr_times
 from narrowcast.reproduce.colr_accuracy import (
     COLR,
     FIGURE_3,
@@ -166,3 +166,17 @@ def test_the_figure_is_drawn_with_one_seed_and_with_three(tmp_path: Path) -> Non
         some = {label: values[:seeds] for label, values in results.items()}
         plot_points(FIGURE_4, some, "Figure 4", tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_3_has_ciphertexts_of_a_fifteenth_and_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(colr_encryption, "PAILLIER_VALUES", 2)
+    measured = colr_encryption._ckks(1)
+    assert measured.ciphertext_kb < colr_encryption.PAPER["CoLR@1"].ciphertext_kb / 15
+    unit = colr_encryption._paillier_unit()
+    assert unit.ciphertext_kb == 0.75
+    costs = {method: measured if "CoLR" in method or method == "FedMF" else unit for method in colr_encryption.PAPER}
+    verdicts = colr_encryption.judge_costs(costs)
+    assert len(verdicts) == 4 * len(colr_encryption.PAPER)
+    assert next(each for each in verdicts if each.what == "ciphertext (KB), CoLR@1").verdict == "1/25.6 of the paper's"
+    colr_encryption.plot_costs(costs, tmp_path / "table3.png")
+    assert (tmp_path / "table3.png").stat().st_size > 10_000

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
 
+from narrowcast.cluster.key_service import RemoteVault
 from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.threads import one_thread
@@ -17,9 +20,10 @@ class ClientHost:
     A host keeps nothing between rounds, so a killed one is replaced without losing what its clients learnt.
     """
 
-    def __init__(self, algorithm: Algorithm, task: Task) -> None:
+    def __init__(self, algorithm: Algorithm, task: Task, vault: Any) -> None:
         self._algorithm = algorithm
         self._task = task
+        self._vault = None if vault is None else RemoteVault(vault)
 
     def ready(self) -> bool:
         """Answer once the host can train."""
@@ -28,4 +32,4 @@ class ClientHost:
     def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:
         """Train some of a round's chunks."""
         with one_thread():
-            return [train_chunk(self._algorithm, broadcast, chunk, self._task) for chunk in chunks]
+            return [train_chunk(self._algorithm, broadcast, chunk, self._task, self._vault) for chunk in chunks]

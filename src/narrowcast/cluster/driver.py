@@ -11,8 +11,9 @@ import ray
 from narrowcast.cluster.failure import FailurePolicy
 from narrowcast.cluster.host_pool import HostPool
 from narrowcast.cluster.hosts import Hosts, Wish
+from narrowcast.cluster.key_service import KeyService, RemoteVault
 from narrowcast.cluster.metrics import Metered, RunMetrics
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import Algorithm, Executor, KeepsSecrets, Task
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
 from narrowcast.platform.rounds import Outcome
@@ -31,7 +32,9 @@ class Driver:
         algorithm, task = shared
         self._algorithm: Algorithm = ray.get(algorithm)
         self._task: Task = ray.get(task)
-        self._hosts = Hosts(wish, algorithm, task)
+        keeps_secrets = isinstance(self._algorithm, KeepsSecrets)
+        self._vault = KeyService.remote(algorithm) if keeps_secrets else None  # type: ignore[attr-defined]
+        self._hosts = Hosts(wish, algorithm, task, self._vault)
         self._policy = policy
 
     def play(self, plan: Plan, state: RunState) -> Generator[tuple[list[Outcome], list[str]], None, None]:
@@ -42,7 +45,10 @@ class Driver:
         played: list[Outcome] = []
         handed_on = time.monotonic()
         metrics = RunMetrics(plan.name)
-        for outcome in play(plan, self._algorithm, self._task, Metered(pool, metrics), state):
+        executor: Executor = Metered(pool, metrics)
+        if isinstance(self._algorithm, KeepsSecrets):
+            executor = self._algorithm.over(executor, RemoteVault(self._vault), self._task)
+        for outcome in play(plan, self._algorithm, self._task, executor, state):
             metrics.played(outcome)
             played.append(outcome)
             if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:

@@ -66,9 +66,9 @@ class Host:
 class Hosts:
     """As many hosts as a run would like, or as the nodes of the moment have room for."""
 
-    def __init__(self, wish: Wish, algorithm: ray.ObjectRef[Any], task: ray.ObjectRef[Any]) -> None:
+    def __init__(self, wish: Wish, algorithm: ray.ObjectRef[Any], task: ray.ObjectRef[Any], vault: Any = None) -> None:
         self._wish = wish
-        self._arguments = (algorithm, task)
+        self._arguments = (algorithm, task, vault)
         self._hosts: list[Host] = []
         self._looked_at = -_LOOK_SECONDS
         self._shunned: dict[str, float] = {}

@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import SECRET, Algorithm, ClientVault, Task
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
 
-def train_chunk(algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+def train_chunk(
+    algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task, vault: ClientVault | None = None
+) -> ChunkResult:
     """Train a chunk, or raise `RunFailed` that names the chunk size where memory does not suffice."""
+    if vault is not None:
+        held = vault.call("secrets", chunk.round_index, {"clients": chunk.clients})
+        broadcast = {**broadcast, **{SECRET + name: values for name, values in held.items()}}
     with naming_chunk_size(chunk.round_index, len(chunk.clients)):
         began = time.perf_counter()
         result = algorithm.train(broadcast, chunk, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -280,9 +281,55 @@ class TrainsThenUploads(Protocol):
         ...
 
 
+SECRET = "secret/"
+"""Before the names of what a vault gives the host of a chunk's clients, among what it trains from."""
+
+
+class ClientVault(Protocol):
+    """What the clients hold and the server does not, in another process; it answers by name."""
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """What the clients of a round give out when they are asked."""
+        ...
+
+
 class Executor(Protocol):
     """Where chunks are trained; results must not depend on it. Decides nothing about the experiment."""
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""
+        ...
+
+
+@runtime_checkable
+class Gathers(Protocol):
+    """An executor whose chunks' sums are closed, and opened once a round."""
+
+    def gather(self, results: list[ChunkResult]) -> list[ChunkResult]:
+        """The results of a round with the opened sum in each place; may find that nobody delivered."""
+        ...
+
+
+@runtime_checkable
+class KeepsSecrets(Protocol):
+    """An algorithm whose clients hold what the server must not see."""
+
+    def check(self, task: Task) -> None:
+        """Raise a `UserError` where algorithm, model and data do not fit together."""
+        ...
+
+    def relayed_bits(self, task: Task, newcomers: BoolArray) -> IntArray:
+        """What the server sends each client of a cohort beside the broadcast, [C]; `newcomers` [C] take part first."""
+        ...
+
+    def vault(self) -> ClientVault:
+        """What the clients hold, made new; for a process that is not the server's."""
+        ...
+
+    def vault_process(self) -> AbstractContextManager[ClientVault]:
+        """The same in a process of its own on this machine."""
+        ...
+
+    def over(self, executor: Executor, vault: ClientVault, task: Task) -> Executor:
+        """An executor that opens the sum of each round."""
         ...

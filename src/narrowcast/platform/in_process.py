@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.chunk_training import train_chunk
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import Algorithm, ClientVault, KeepsSecrets, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
@@ -33,7 +33,12 @@ class LocalRuntime(BaseModel):
 
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen."""
-        return play(plan, algorithm, task, InProcess(algorithm, task), state)
+        if not isinstance(algorithm, KeepsSecrets):
+            yield from play(plan, algorithm, task, InProcess(algorithm, task), state)
+            return
+        with algorithm.vault_process() as vault:
+            executor = algorithm.over(InProcess(algorithm, task, vault), vault, task)
+            yield from play(plan, algorithm, task, executor, state)
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class InProcess:
 
     algorithm: Algorithm
     task: Task
+    vault: ClientVault | None = None
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""
-        return [train_chunk(self.algorithm, broadcast, chunk, self.task) for chunk in chunks]
+        return [train_chunk(self.algorithm, broadcast, chunk, self.task, self.vault) for chunk in chunks]

@@ -17,6 +17,8 @@ from narrowcast.platform.contracts import (
     Broadcast,
     Discounts,
     Executor,
+    Gathers,
+    KeepsSecrets,
     Split,
     Task,
 )
@@ -116,6 +118,8 @@ def rounds(
             if again := chunks_with_late(plan, task, opened, results):
                 results = renewed(results, executor.train(opened.broadcast.arrays, again))
             trained = time.perf_counter()
+            if isinstance(executor, Gathers):
+                results = executor.gather(results)
             outcome = close_round(plan, algorithm, task, progress, opened, results)
         yield outcome.timed((began, ready, trained, time.perf_counter()), results)
 
@@ -149,6 +153,8 @@ def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress,
     allotment = allot(plan, algorithm, task, cohort, round_index)
     broadcast = algorithm.broadcast(progress.server, task, round_index)
     downlink_bits = downloads(plan, progress, broadcast, cohort)
+    if isinstance(algorithm, KeepsSecrets):
+        downlink_bits = downlink_bits + algorithm.relayed_bits(task, progress.population.last_round[cohort] == 0)
     rates = allotment.downlink_bits_per_second
     radio = plan.radio if len(cohort) else None
     download_seconds = radio.download_seconds(downlink_bits, rates) if radio else downlink_bits / rates

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from narrowcast.algorithms.secure.extra import library
 from narrowcast.reproduce import colr_components, colr_times, wireless, wireless_figures
 from narrowcast.reproduce.colr_accuracy import COLR as COLR_POINTS
 from narrowcast.reproduce.colr_accuracy import (
@@ -90,6 +91,17 @@ def _table_2(results: Results, path: Path) -> Finished:
     return colr_times.judge_times(results), [png]
 
 
+def _table_3(results: Results, path: Path) -> Finished:
+    del results
+    for name in ("cryptography", "tenseal", "phe", "gmpy2"):
+        library(name, "colr-table3")
+    from narrowcast.reproduce import colr_encryption
+
+    costs = colr_encryption.measure_costs()
+    colr_encryption.plot_costs(costs, png := path.with_suffix(".png"))
+    return colr_encryption.judge_costs(costs), [png]
+
+
 def _figure_2(results: Results, path: Path) -> Finished:
     colr_components.plot_components(results, png := path.with_suffix(".png"))
     return colr_components.judge_components(results), [png]
@@ -134,6 +146,7 @@ TARGETS: Mapping[str, Target] = {
         colr_times.wanted_times(),
         alone=True,
     ),
+    "colr-table3": Target(COLR, "Table 3: seconds and bytes of encryption", "1 min, no runs", _table_3),
     "colr-table4": Target(COLR, "Table 4: SCoLR at r_g = 64 to 2", "6 runs a seed, 4 min", _table_4, _wanted(TABLE_4)),
     "colr-fig2": Target(
         COLR, "Figure 2: effective rank by round", "1 run a seed, 1 min", _figure_2, (colr_components.WANTED,)

@@ -1,0 +1,80 @@
+"""What a client signs and sends, and what a server takes in: nothing is read further than it is trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from narrowcast.platform.types import BoolArray, PayloadError
+
+CONTEXT_BYTES, SIGNATURE_BYTES = 8, 64
+_HEADER = struct.Struct("<2sBII8s")  # magic, version, round, client, context
+_MAGIC, _VERSION = b"ns", 1
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """What everyone knows of a round's envelopes: which round, under which keys, and how long each group's bytes are.
+
+    `context` is the hash of the scheme, its public key and the layout: what was made under other keys is foreign.
+    """
+
+    round_index: int
+    context: bytes
+    sizes: tuple[int, ...]
+
+    def bytes_of(self, groups: BoolArray) -> int:
+        """The length of an envelope with these groups."""
+        body = sum(size for size, sent in zip(self.sizes, groups, strict=True) if sent)
+        return _HEADER.size + self._mask_bytes + body + SIGNATURE_BYTES
+
+    def seal(self, client: int, bodies: Sequence[bytes | None], key: bytes) -> bytes:
+        """A signed envelope with the groups that the client sends."""
+        sent = np.array([body is not None for body in bodies])
+        head = _HEADER.pack(_MAGIC, _VERSION, self.round_index, client, self.context)
+        data = b"".join([head, np.packbits(sent, bitorder="little").tobytes(), *filter(None, bodies)])
+        return data + Ed25519PrivateKey.from_private_bytes(key).sign(hashlib.sha256(data).digest())
+
+    def open(self, data: bytes, keys: Mapping[int, bytes]) -> tuple[int, list[memoryview | None]]:
+        """The client and its groups' bytes, or `PayloadError`: of another round, context or client, or changed."""
+        shortest = _HEADER.size + self._mask_bytes + SIGNATURE_BYTES
+        if len(data) < shortest:
+            raise PayloadError(f"an envelope of {len(data)} bytes is shorter than an empty one ({shortest})")
+        magic, version, round_index, client, context = _HEADER.unpack_from(data)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise PayloadError("these bytes do not start with the header of an envelope")
+        if context != self.context:
+            raise PayloadError(f"the envelope of client {client} was made under another context")
+        if round_index != self.round_index:
+            raise PayloadError(f"the envelope of client {client} is of round {round_index}, not {self.round_index}")
+        if client not in keys:
+            raise PayloadError(f"client {client} was not asked in round {round_index}")
+        flags = np.frombuffer(data, dtype=np.uint8, count=self._mask_bytes, offset=_HEADER.size)
+        bits = np.unpackbits(flags, bitorder="little").astype(bool)
+        groups = bits[: len(self.sizes)]
+        if bits[len(self.sizes) :].any() or len(data) != self.bytes_of(groups):
+            raise PayloadError(
+                f"the envelope of client {client} should be {self.bytes_of(groups)} bytes, is {len(data)}"
+            )
+        view = memoryview(data)
+        try:
+            signed = hashlib.sha256(view[:-SIGNATURE_BYTES]).digest()
+            Ed25519PublicKey.from_public_bytes(keys[client]).verify(bytes(view[-SIGNATURE_BYTES:]), signed)
+        except InvalidSignature:
+            raise PayloadError(f"the envelope of client {client} was changed, or is not signed by it") from None
+        bodies: list[memoryview | None] = []
+        place = _HEADER.size + self._mask_bytes
+        for size, sent in zip(self.sizes, groups, strict=True):
+            bodies.append(view[place : place + size] if sent else None)
+            place += size * int(sent)
+        return client, bodies
+
+    @property
+    def _mask_bytes(self) -> int:
+        return -(-len(self.sizes) // 8)

@@ -1,0 +1,200 @@
+"""An algorithm whose server learns the sum of its clients' updates only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from narrowcast.algorithms.channel.rank_policy import BandwidthRank
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.secure.layout import layout_of
+from narrowcast.algorithms.secure.messages import Messages
+from narrowcast.algorithms.secure.opening import SHARED, RoundKeys, SecureExecutor, sums_of
+from narrowcast.algorithms.secure.schemes import Protection
+from narrowcast.algorithms.secure.sending import Sending
+from narrowcast.algorithms.secure.vault import Vault
+from narrowcast.algorithms.secure.vault_process import vault_process
+from narrowcast.platform.contracts import SECRET, Broadcast, ClientVault, Executor, Task, TrainsThenUploads
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import (
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    ClientLedger,
+    IntArray,
+    LocalUpdates,
+    Profiles,
+)
+
+
+class RankAtBits(BaseModel):
+    """A rank policy by what ranks weigh under protection, which is known to all."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    policy: BandwidthRank
+    bits_at_rank: tuple[int, ...]
+
+    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
+        """The policy's, [C]; what it is told of bits in the clear is not used."""
+        del bits_at_rank
+        bits = np.broadcast_to(np.array(self.bits_at_rank), (len(profiles), len(self.bits_at_rank)))
+        return self.policy.ranks(profiles, bits, seed, round_index)
+
+
+@dataclass(frozen=True)
+class Secured:
+    """`algorithm` with the sum protected by `scheme`, in rounds that ask at most `asked` clients.
+
+    Clients train one by one or as a batch as the plain algorithm has it; each rounds its own contribution to integers,
+    protects and signs it. Chunks hold sums that nobody has opened yet; `over` opens the round's.
+    """
+
+    algorithm: Any
+    scheme: Protection
+    asked: int
+
+    @property
+    def kind(self) -> str:
+        """That of the plain algorithm."""
+        return str(self.algorithm.kind)
+
+    def check(self, task: Task) -> None:
+        """Raise a `UserError` for what cannot be added up, and for sums that would not come back."""
+        if getattr(getattr(self.algorithm, "rank_policy", None), "kind", "") == "channel":
+            raise UserError(
+                f"secure.kind = {self.scheme.kind}: algorithm.rank_policy = channel fits codecs to budgets; "
+                "use uniform or bandwidth"
+            )
+        self.algorithm.check(task)
+        self.scheme.check(self.messages(task).numbers)
+        least = self.scheme.enough(min(self.asked, task.data.n_clients))
+        if least < self.scheme.smallest_group:
+            raise UserError(
+                f"secure.smallest_group = {self.scheme.smallest_group}: {least} clients of a round are enough by "
+                "secure.threshold; ask more clients_per_round, or lower smallest_group"
+            )
+
+    def messages(self, task: Task) -> Messages:
+        """What is sent in this task."""
+        cohort = min(self.asked, task.data.n_clients)
+        return Messages(self.scheme, layout_of(self.plain(task), task, cohort), cohort)
+
+    def plain(self, task: Task) -> Any:
+        """The plain algorithm, its ranks chosen by what they weigh here."""
+        policy = getattr(self.algorithm, "rank_policy", None)
+        if not isinstance(self.algorithm, SCoLR) or not isinstance(policy, BandwidthRank):
+            return self.algorithm
+        cohort = min(self.asked, task.data.n_clients)
+        messages = Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
+        n_groups, width = len(messages.layout.groups), self.algorithm.rank
+        bits = [
+            messages.uplink_bits(np.arange(n_groups) < n_groups - width + rank, first=False)
+            for rank in range(width + 1)
+        ]
+        at_bits = RankAtBits(kind=policy.kind, policy=policy, bits_at_rank=tuple(bits))
+        return self.algorithm.model_copy(update={"rank_policy": at_bits})
+
+    def init(self, task: Task) -> Arrays:
+        """The plain algorithm's server state."""
+        return self.algorithm.init(task)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """What its clients keep."""
+        return self.algorithm.init_clients(task)
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """What its server sends."""
+        return self.algorithm.broadcast(server, task, round_index)
+
+    def relayed_bits(self, task: Task, newcomers: BoolArray) -> IntArray:
+        """What the server sends each client of a cohort beside the broadcast, [C]: keys, shares, the sum to open."""
+        if not len(newcomers):
+            return np.zeros(0, dtype=np.int64)
+        messages = replace(self.messages(task), cohort=len(newcomers))
+        return messages.downlink_bits(newcomers)
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train a chunk's clients, and add up what each of them sends, protected and signed."""
+        given = {name: values for name, values in broadcast.items() if not name.startswith((SHARED, SECRET))}
+        keys = RoundKeys.of(broadcast)
+        messages = replace(self.messages(task), cohort=len(keys.cohort))
+        groups = messages.layout.of(task, keys.cohort, chunk.round_index)
+        inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
+        sending = Sending(chunk, task, messages, keys, groups, broadcast, inbox)
+        results = self._train_each(given, chunk, task)
+        began = time.perf_counter()
+        ledgers = [sending.send(result, place) for place, result in enumerate(results)]
+        encoding = time.perf_counter() - began
+        states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
+        ledger = ClientLedger.merged(ledgers)
+        return ChunkResult(chunk.index, sums_of(inbox), states, ledger, encode_seconds=encoding)
+
+    def _train_each(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
+        """What each client alone gives, of a training that is one program where the plain algorithm's is."""
+        algorithm = self.plain(task)
+        alone = [_one(chunk, place) for place in range(len(chunk.clients))]
+        if isinstance(algorithm, TrainsThenUploads) and (call := algorithm.local_call(broadcast, chunk, task)):
+            updates = task.training.train(call.server, chunk, task, call.terms)
+            return [
+                algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)
+            ]
+        return [algorithm.train(broadcast, one, task) for one in alone]
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """The round's sum, which `over` has opened and put in every chunk's place."""
+        return partials[0]
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """The plain algorithm's step."""
+        return self.algorithm.step(server, broadcast, total)
+
+    def final(self, server: Arrays) -> Arrays:
+        """The plain algorithm's global parameters."""
+        return self.algorithm.final(server)
+
+    def vault(self) -> Vault:
+        """What the clients hold, made new; for a process that is not the server's."""
+        return Vault(self.scheme)
+
+    def vault_process(self) -> AbstractContextManager[ClientVault]:
+        """A vault in a process of its own on this machine."""
+        return vault_process(self.scheme)
+
+    def over(self, executor: Executor, vault: ClientVault, task: Task) -> Executor:
+        """An executor that opens the sum of each round."""
+        return SecureExecutor(self.messages(task), executor, vault, task)
+
+
+def _one(chunk: Chunk, place: int) -> Chunk:
+    """A chunk of one client, whose training nothing limits and whose plain update nobody loses."""
+    only = slice(place, place + 1)
+    return replace(
+        chunk,
+        clients=chunk.clients[only],
+        state={name: values[only] for name, values in chunk.state.items()},
+        budget_bits=None,
+        lost=None,
+        epochs=None if chunk.epochs is None else chunk.epochs[only],
+    )
+
+
+def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
+    """What one client of a chunk learnt."""
+    only = slice(place, place + 1)
+    return LocalUpdates(
+        changes={name: values[only] for name, values in updates.changes.items()},
+        state={name: values[only] for name, values in updates.state.items()},
+        loss=updates.loss[only],
+        examples=updates.examples[only],
+        steps=updates.steps[only],
+    )

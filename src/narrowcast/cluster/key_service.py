@@ -1,0 +1,44 @@
+"""The actor that holds the clients' keys: hosts ask it for those of their clients, the driver to open a sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from narrowcast.platform.contracts import KeepsSecrets
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.types import Arrays, PayloadError
+
+
+@ray.remote(num_cpus=0)
+class KeyService:
+    """Makes the keys of a run in its own process, and dies with the driver that started it; keys are never kept."""
+
+    def __init__(self, algorithm: KeepsSecrets) -> None:
+        self._vault = algorithm.vault()
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """What the vault answers."""
+        return self._vault.call(method, round_index, arrays)
+
+
+class RemoteVault:
+    """The key service as driver and hosts call it."""
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Ask, and wait for the answer; raises what the vault raised, `RunFailed` where it is gone."""
+        try:
+            answer: Arrays = ray.get(self._service.call.remote(method, round_index, arrays))
+        except RayTaskError as error:
+            cause = error.cause
+            raise (
+                cause if isinstance(cause, PayloadError | UserError) else RunFailed(f"key service: {cause!r}")
+            ) from error
+        except RayActorError as error:
+            raise RunFailed("the actor that holds the clients' keys is gone; resume the run") from error
+        return answer

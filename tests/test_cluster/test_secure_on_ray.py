@@ -1,0 +1,46 @@
+"""Protected sums on actors: keys in an actor of their own, and the model of one process, killed hosts or not."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import psutil
+import pytest
+
+from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.experiment import load_experiment
+from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.rounds import Runtime, model_sha256, start
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+SETTINGS = (
+    "algorithm={kind: scolr, rank: 3, rank_policy: uniform}",
+    *("model.embedding_dim=8", "clients_per_round=12", "chunk_size=4", "training.epochs=10"),
+    *("rounds=4", "checkpoint_every=2", "evaluate_every=4"),
+)
+
+
+def play(secure: str, runtime: Runtime, *, kill_after: int = 0) -> tuple[str, list[object]]:
+    experiment = load_experiment("scolr-ml100k", [*SETTINGS, f"secure={secure}"])
+    algorithm, task = experiment.played, experiment.task(experiment.data.load())
+    records: list[object] = []
+    for outcome in runtime.play(experiment, algorithm, task, start(algorithm, task)):
+        records.append(outcome.record)
+        state = outcome.state or start(algorithm, task)
+        if outcome.record.round == kill_after:
+            time.sleep(0.05)  # the driver is now at work on the next round
+            processes = psutil.Process().children(recursive=True)
+            hosts = [each for each in processes if any("ray::ClientHost" in part for part in each.cmdline())]
+            hosts[0].send_signal(signal.SIGKILL)
+    return model_sha256(algorithm, state), records
+
+
+@pytest.mark.parametrize(
+    "scheme", ["{kind: ckks, ring: 4096, prime_bits: [48, 60], bits: 16}", "{kind: masked, bits: 16}"]
+)
+def test_a_killed_host_changes_nothing(scheme: str) -> None:
+    alone = play(scheme, LocalRuntime())
+    killed = play(scheme, RayRuntime(actors=2), kill_after=2)
+    assert killed == alone
