@@ -124,8 +124,8 @@ class RayRuntime(BaseModel):
         for name in self.resources_per_actor:
             if name not in offered:
                 raise UserError(
-                    f'executor.resources_per_actor: {where} offers no "{name}", only {", ".join(sorted(offered))}'
-                    f"{suggest(name, offered)}; start a node with ray start --resources='{{\"{name}\": 1}}'"
+                    f'executor.resources_per_actor: {where} offers no "{name}", only {", ".join(sorted(offered))}; '
+                    f"start a node with ray start --resources='{{\"{name}\": 1}}'{suggest(name, offered)}"
                 )
         needed = 1 if self.actors == "auto" and self.clients_per_actor is None else hosts
         if (room := sum(node.room_for(self._need(), hosts) for node in nodes)) < needed:
