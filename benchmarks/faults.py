@@ -327,6 +327,8 @@ ROOT_ONLY = ("network of a node cut", "disk full at a checkpoint")
 def heal(cluster: RayCluster, nodes: int = 2) -> None:
     """A head and two nodes, whatever the last run did to them."""
     whole = [node for node in cluster.nodes if node.alive() and not _stopped(node)]
+    if cluster.head is not None and cluster.head.alive() and len(cluster.nodes) == len(whole) == nodes:
+        return
     for node in cluster.nodes:
         if node not in whole[:nodes]:
             node.kill()

@@ -24,6 +24,13 @@ from narrowcast.platform.rounds import Outcome, model_sha256, start
 # Forty epochs make a round last long enough for a node to be killed in its midst.
 SETTINGS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=6")
 
+# A node that does not answer is dead after seconds and not after twenty.
+QUICK_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
 
 class Nodes:
     """A Ray cluster in processes of its own, node by node."""
@@ -41,7 +48,7 @@ class Nodes:
         with log.open("wb") as out:
             node = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *common, *words],
-                env={**os.environ, "RAY_AUTH_MODE": "token"},
+                env={**os.environ, **QUICK_CHECKS, "RAY_AUTH_MODE": "token"},
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
