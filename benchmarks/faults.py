@@ -56,6 +56,7 @@ class Play:
     workload: str
     random: random.Random
     settings: list[str]
+    store: str
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
     resumes: int = 0
@@ -73,7 +74,7 @@ class Play:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "narrowcast", *words, "--address", self.cluster.address, "--output", "."],
                 cwd=self.folder,
-                env={**os.environ, _MARK: self.mark, "RAY_AUTH_MODE": "token"},
+                env={**os.environ, _MARK: self.mark, "RAY_AUTH_MODE": "token", "MLFLOW_TRACKING_URI": self.store},
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -327,6 +328,8 @@ ROOT_ONLY = ("network of a node cut", "disk full at a checkpoint")
 def heal(cluster: RayCluster, nodes: int = 2) -> None:
     """A head and two nodes, whatever the last run did to them."""
     whole = [node for node in cluster.nodes if node.alive() and not _stopped(node)]
+    if cluster.head is not None and cluster.head.alive() and len(cluster.nodes) == len(whole) == nodes:
+        return
     for node in cluster.nodes:
         if node not in whole[:nodes]:
             node.kill()
@@ -348,12 +351,12 @@ def _stopped(node: Node) -> bool:
     return cut or any(each.status() == psutil.STATUS_STOPPED for each in family)
 
 
-def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, str]) -> dict[str, Any]:
+def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, str], store: str) -> dict[str, Any]:
     """One run, its fault, and if it comes to that its resume; what became of it."""
     workload = "scolr" if fault == "disk full at a checkpoint" else list(WORKLOADS)[seed % len(WORKLOADS)]
     with tempfile.TemporaryDirectory(prefix="narrowcast-faults-") as folder:
         choices = random.Random(f"{fault} {seed}")
-        play = Play(cluster, Path(folder), workload, choices, ["executor.kind=ray", "executor.actors=3"])
+        play = Play(cluster, Path(folder), workload, choices, ["executor.kind=ray", "executor.actors=3"], store)
         began, until = time.monotonic(), time.monotonic() + DEADLINE_SECONDS
         try:
             FAULTS[fault](play)
@@ -412,12 +415,12 @@ def main() -> None:
     faults = [each for each in arguments.only or FAULTS if os.geteuid() == 0 or each not in ROOT_ONLY]
     todo = [(fault, seed) for seed in range(arguments.seeds) for fault in faults if (fault, seed) not in done]
     if todo and not arguments.table:
-        reference = references()
+        reference, store = references(), f"sqlite:///{arguments.file.absolute()}.db"
         cluster = RayCluster(arguments.file.with_suffix(".cluster.log"))
         try:
             for fault, seed in todo:
                 heal(cluster)
-                record = play_one(cluster, fault, seed, reference)
+                record = play_one(cluster, fault, seed, reference, store)
                 records.append(record)
                 with arguments.file.open("a") as stream:
                     stream.write(json.dumps(record) + "\n")

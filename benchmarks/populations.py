@@ -122,7 +122,7 @@ def play(task: Task, n_rounds: int) -> tuple[list[float], int]:
         sampling="uniform",
         chunk_size=100,
         evaluate_every=10**6,
-        checkpoint_every=10**6,
+        checkpoint_seconds=10**6,
     )
     algorithm = FedAvg()
     outcomes = LocalRuntime().play(plan, algorithm, task, start(algorithm, task))

@@ -158,7 +158,7 @@ class RayCluster:
         """Wait until the cluster takes exactly so many nodes to be alive."""
         command = [sys.executable, "-c", _COUNT, self.address, str(wanted)]
         env = {**os.environ, "RAY_AUTH_MODE": "token"}
-        subprocess.run(command, check=True, env=env, timeout=120, stderr=subprocess.DEVNULL)
+        subprocess.run(command, check=True, env=env, timeout=120, capture_output=True)
 
     def workers(self, actor: str) -> list[psutil.Process]:
         """The processes of this actor class, on any node."""

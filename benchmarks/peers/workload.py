@@ -88,7 +88,7 @@ def plan(workload: Workload, rounds: int, chunk_size: int) -> Plan:
         sampling="uniform",
         chunk_size=chunk_size,
         evaluate_every=10**6,
-        checkpoint_every=10**6,
+        checkpoint_seconds=10**6,
     )
 
 

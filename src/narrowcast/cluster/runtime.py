@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from narrowcast.cluster.driver import Driver
 from narrowcast.cluster.failure import FailurePolicy, Reaction
+from narrowcast.cluster.head import LOOK_SECONDS, Head
 from narrowcast.cluster.hosts import Wish, alive_nodes
 from narrowcast.cluster.placement import Node, Policy
 from narrowcast.platform.config import suggest
@@ -124,8 +125,8 @@ class RayRuntime(BaseModel):
         for name in self.resources_per_actor:
             if name not in offered:
                 raise UserError(
-                    f'executor.resources_per_actor: {where} offers no "{name}", only {", ".join(sorted(offered))}'
-                    f"{suggest(name, offered)}; start a node with ray start --resources='{{\"{name}\": 1}}'"
+                    f'executor.resources_per_actor: {where} offers no "{name}", only {", ".join(sorted(offered))}; '
+                    f"start a node with ray start --resources='{{\"{name}\": 1}}'{suggest(name, offered)}"
                 )
         needed = 1 if self.actors == "auto" and self.clients_per_actor is None else hosts
         if (room := sum(node.room_for(self._need(), hosts) for node in nodes)) < needed:
@@ -141,6 +142,7 @@ class RayRuntime(BaseModel):
         wish = Wish(self._hosts(plan, task), self._need(), self.placement, self.placement_timeout_seconds)
         with self._cluster(self._local_cpus(plan, task)):
             shared = [ray.put(algorithm), ray.put(task)]
+            head = Head(ray.get_runtime_context().gcs_address)
             done = state.round_index
             while True:
                 driver = Driver.options(  # type: ignore[attr-defined]
@@ -150,13 +152,14 @@ class RayRuntime(BaseModel):
                     )
                 ).remote(shared, wish, policy)
                 try:
-                    for outcome in _stream(driver, plan, state):
+                    for outcome in _stream(driver, plan, state, head):
                         state = outcome.state or state
                         if outcome.record.round > done:
                             done = outcome.record.round
                             yield outcome
                     return
                 except RayActorError as error:
+                    head.wait()
                     policy = policy.spend(f"the driver died ({type(error).__name__})")
                     state = replace(state, settled_round=max(done, state.settled_round))
                     logger.warning("the driver died; it starts over after round %d", state.round_index)
@@ -202,12 +205,19 @@ class RayRuntime(BaseModel):
             ray.shutdown()
 
 
-def _stream(driver: Any, plan: Plan, state: RunState) -> Generator[Outcome, None, None]:
+def _stream(driver: Any, plan: Plan, state: RunState, head: Head) -> Generator[Outcome, None, None]:
     """What the driver hands on, round by round; what failed meanwhile is logged."""
-    stream = driver.play.options(num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD)
+    options = driver.play.options(num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD)
+    stream = options.remote(plan, state)
     try:
-        for reference in stream.remote(plan, state):
-            outcomes, incidents = ray.get(reference)
+        while True:
+            while not ray.wait([stream], timeout=LOOK_SECONDS)[0]:
+                head.look()
+            head.look()
+            try:
+                outcomes, incidents = ray.get(next(stream))
+            except StopIteration:
+                return
             for incident in incidents:
                 logger.warning(incident)
             yield from outcomes

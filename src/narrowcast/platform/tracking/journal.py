@@ -38,11 +38,10 @@ def alone(folder: Path) -> Iterator[None]:
 
 @dataclass
 class Journal:
-    """The rounds of a run so far; `rounds` are flat rows, `clients` the ledger of each round as columns."""
+    """The rounds of a run so far, as flat rows; what their clients did stays on disk, so that memory does not grow."""
 
     path: Path
     rounds: list[dict[str, Any]] = field(default_factory=list)
-    clients: list[dict[str, list[Any]]] = field(default_factory=list)
 
     @property
     def last_round(self) -> int:
@@ -59,9 +58,10 @@ class Journal:
             if whole != content:
                 os.truncate(journal.path, len(whole))
             try:
-                entries = [json.loads(line) for line in whole.splitlines()]
-                journal.rounds.extend(entry["round"] for entry in entries)
-                journal.clients.extend(entry["clients"] for entry in entries)
+                for line in whole.splitlines():
+                    entry = json.loads(line)
+                    row, _ = entry["round"], entry["clients"]
+                    journal.rounds.append(row)
                 numbers = [row["round"] for row in journal.rounds]
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{journal.path} is damaged ({error}); start the run again") from error
@@ -90,8 +90,11 @@ class Journal:
         with self.path.open("a") as stream:
             stream.write(json.dumps({"round": row, "clients": ledger}) + "\n")
         self.rounds.append(row)
-        self.clients.append(ledger)
         return True
+
+    def ledgers(self) -> list[dict[str, list[Any]]]:
+        """What the clients of each round did, as columns, read from the disk."""
+        return [json.loads(line)["clients"] for line in self.path.read_bytes().splitlines()] if self.rounds else []
 
     def rounds_table(self) -> pa.Table:
         """One row a round; metrics are null where a round was not evaluated."""
@@ -100,11 +103,12 @@ class Journal:
 
     def clients_table(self, profiles: Profiles) -> pa.Table:
         """One row a client and round, with the client's uplink rate."""
-        names = self.clients[0] if self.clients else {}
+        ledgers = self.ledgers()
+        names = ledgers[0] if ledgers else {}
         columns: dict[str, list[Any]] = {
-            name: [value for ledger in self.clients for value in ledger[name]] for name in names
+            name: [value for ledger in ledgers for value in ledger[name]] for name in names
         }
-        rounds = [row["round"] for row, ledger in zip(self.rounds, self.clients, strict=True) for _ in ledger["client"]]
+        rounds = [row["round"] for row, ledger in zip(self.rounds, ledgers, strict=True) for _ in ledger["client"]]
         rates = profiles.uplink_bits_per_second[columns.get("client", [])].tolist() if rounds else []
         return pa.table({"round": rounds, **columns, "uplink_bits_per_second": rates})
 

@@ -1,0 +1,206 @@
+"""Planning past this machine: a model of round time, fitted on measured rounds and checked against held-out ones.
+
+Hosts on a real Ray train cohorts of several sizes, in chunks of several sizes, with models of several sizes. A round is
+taken to cost
+
+    a + b H + c C + d K + e K M + f H M + g C t(M) / min(H, cores)
+
+seconds for H hosts, C clients in K chunks and a model of M bytes, t(M) being what a client's training takes in one
+process. The factors, none below 0, are fitted on the rounds with fewer hosts; those with the most hosts are held out.
+Between machines, what crosses the driver's link is added: N broadcasts of M to N nodes, and K partial sums of M back.
+
+    python benchmarks/scaling.py [--rounds 10] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["RAY_AUTH_MODE"] = "token"
+
+import numpy as np
+import ray
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import nnls
+
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.cluster.failure import FailurePolicy
+from narrowcast.cluster.host_pool import HostPool
+from narrowcast.cluster.hosts import Host, Hosts, Wish
+from narrowcast.platform.contracts import Executor, Task
+from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.models.networks import MLP
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.play import play
+from narrowcast.platform.rounds import model_sha256, start
+from narrowcast.platform.sampling import rotation_of
+from populations import make_data, make_task
+
+MODELS = {(16,): "5 KB", (512,): "150 KB", (1024, 256): "1.3 MB"}
+HOSTS, HELD_OUT_HOSTS = (1, 2, 4), (8,)
+COHORTS, CHUNKS = (40, 200, 800), (10, 40)
+CORES = os.cpu_count() or 1
+LINK_BYTES_PER_SECOND = 10e9 / 8
+TERMS = ("round", "host", "client", "chunk", "byte of a chunk", "byte to a host", "training")
+WARM_UP_ROUNDS = 3
+
+
+class FirstFew:
+    """Some of the hosts that were started, as if there were no others."""
+
+    def __init__(self, hosts: Hosts, count: int) -> None:
+        self._hosts, self._count = hosts, count
+        self.problems: list[str] = []
+
+    def look(self) -> None:
+        return
+
+    def ready(self) -> list[Host]:
+        return self._hosts.ready()[: self._count]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    cases = measure_all(arguments.rounds)
+    fitted = [case for case in cases if case["hosts"] in HOSTS]
+    held_out = [case for case in cases if case["hosts"] in HELD_OUT_HOSTS]
+    factors = fit(fitted)
+    report = {
+        "factors": dict(zip(TERMS, factors.tolist(), strict=True)),
+        "errors_fitted": errors(fitted, factors),
+        "errors_held_out": errors(held_out, factors),
+        "population": population(),
+        "cases": cases,
+        "load_average": os.getloadavg(),
+    }
+    show(report, factors, cases)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2))
+
+
+def measure_all(n_rounds: int) -> list[dict[str, Any]]:
+    """The quickest round of every case, which is what the machine does when nobody disturbs it."""
+    cases = []
+    data = make_data(max(COHORTS))
+    most = max((*HOSTS, *HELD_OUT_HOSTS))
+    for hidden in MODELS:
+        small = make_task(max(COHORTS), data)
+        task = Task(data, small.profiles, MLP(hidden=hidden), SGD(learning_rate=0.1, batch_size=4), 0)
+        algorithm = FedAvg()
+        size = sum(values.nbytes for values in algorithm.init(task).values())
+        alone = {each: quickest(task, InProcess(algorithm, task), *each, n_rounds) for each in product(COHORTS, CHUNKS)}
+        with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+            ray.init(address="local", num_cpus=most, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+            try:
+                hosts = Hosts(Wish(most, {"CPU": 1}, "spread", 300), ray.put(algorithm), ray.put(task))
+                hosts.wait(300)
+                for count, cohort, chunk in product((*HOSTS, *HELD_OUT_HOSTS), COHORTS, CHUNKS):
+                    pool = HostPool(FirstFew(hosts, count), FailurePolicy("redo", 0, 600))  # type: ignore[arg-type]
+                    seconds, digest = quickest(task, pool, cohort, chunk, n_rounds)
+                    expected = alone[cohort, chunk]
+                    assert digest == expected[1], "results must not depend on the hosts"
+                    case = {"hosts": count, "clients": cohort, "chunk": chunk, "bytes": size}
+                    cases.append(case | {"seconds": seconds, "training": expected[0] / cohort})
+                    print(f"{case}: {1e3 * seconds:.1f} ms, load {os.getloadavg()[0]:.1f}", flush=True)
+            finally:
+                ray.shutdown()
+    return cases
+
+
+def quickest(task: Task, executor: Executor, cohort: int, chunk: int, n_rounds: int) -> tuple[float, str]:
+    never = 10**9
+    plan = Plan(
+        rounds=WARM_UP_ROUNDS + n_rounds + 1,
+        clients_per_round=cohort,
+        chunk_size=chunk,
+        evaluate_every=never,
+        checkpoint_seconds=never,
+    )
+    algorithm = FedAvg()
+    outcomes = list(play(plan, algorithm, task, executor, start(algorithm, task)))
+    state = outcomes[-1].state
+    assert state is not None
+    return min(each.wall_seconds for each in outcomes[WARM_UP_ROUNDS:-1]), model_sha256(algorithm, state)
+
+
+def terms(case: dict[str, Any]) -> list[float]:
+    hosts, clients, size = case["hosts"], case["clients"], case["bytes"]
+    chunks = -(-clients // case["chunk"])
+    busy = min(hosts, chunks)
+    work = clients * case["training"] / min(busy, case.get("cores", CORES))
+    return [1, busy, clients, chunks, chunks * size, busy * size, work]
+
+
+def fit(cases: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Least squares of the relative errors, with factors of at least 0."""
+    rows = np.array([terms(case) for case in cases])
+    seconds = np.array([case["seconds"] for case in cases])
+    scale = rows.max(axis=0)
+    solution, _ = nnls(rows / scale / seconds[:, None], np.ones(len(cases)))
+    return np.asarray(solution / scale)
+
+
+def errors(cases: Sequence[dict[str, Any]], factors: np.ndarray) -> dict[str, float]:
+    off = [abs(float(np.dot(terms(case), factors)) / case["seconds"] - 1) for case in cases]
+    return {"median": median(off), "worst": max(off), "cases": len(off)}
+
+
+def predicted(case: dict[str, Any], factors: np.ndarray, nodes: int) -> tuple[float, float]:
+    """Seconds of a round on so many nodes, and those of them in which the driver's link is the limit."""
+    chunks = -(-case["clients"] // case["chunk"])
+    link = (nodes + chunks) * case["bytes"] / LINK_BYTES_PER_SECOND
+    return float(np.dot(terms(case), factors)) + link, link
+
+
+def population() -> dict[str, float]:
+    """Seconds and bytes that each client of a population costs once, whether it takes part or not."""
+    n_clients = 10**7
+    began = time.perf_counter()
+    order = rotation_of("round_robin", 0, n_clients)
+    return {
+        "rotation_seconds": (time.perf_counter() - began) / n_clients,
+        "rotation_bytes": order.nbytes / n_clients,
+    }
+
+
+def show(report: dict[str, Any], factors: np.ndarray, cases: Sequence[dict[str, Any]]) -> None:
+    for name, factor in report["factors"].items():
+        print(f"per {name}: {factor:.3g} s")
+    for name in ("errors_fitted", "errors_held_out"):
+        off = report[name]
+        print(f"{name}: median {100 * off['median']:.0f} %, worst {100 * off['worst']:.0f} % of {off['cases']} cases")
+    table = Table("model", "hosts", "nodes", "clients", "chunk", "s/round", "training", "link", "driver")
+    of_size = {case["bytes"]: case["training"] for case in cases if case["chunk"] == CHUNKS[-1]}
+    for (size, training), (hosts, clients, chunk) in product(
+        of_size.items(),
+        [(16, 1_000, 40), (100, 10_000, 40), (1000, 10_000, 10), (1000, 100_000, 100), (1000, 1_000_000, 1000)],
+    ):
+        case = {"hosts": hosts, "clients": clients, "chunk": chunk, "bytes": size, "training": training, "cores": hosts}
+        seconds, link = predicted(case, factors, -(-hosts // 16))
+        work = factors[-1] * terms(case)[-1]
+        rest = seconds - link - work
+        table.add_row(
+            f"{size / 1e6:.3g} MB", str(hosts), str(-(-hosts // 16)), f"{clients:,}", str(chunk), f"{seconds:.3g}",
+            f"{work:.3g}", f"{link:.3g}", f"{rest:.3g}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+    print(f"load average {os.getloadavg()[0]:.1f}; rotation of 10^8 clients: "
+          f"{1e8 * report['population']['rotation_seconds']:.0f} s once")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

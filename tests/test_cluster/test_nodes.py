@@ -1,0 +1,152 @@
+"""Hosts on the nodes that there are: a real cluster, whose nodes offer different things, come and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import Outcome, model_sha256, start
+
+# Forty epochs make a round last long enough for a node to be killed in its midst.
+SETTINGS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=6")
+
+# A node that does not answer is dead after seconds and not after twenty.
+QUICK_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+class Nodes:
+    """A Ray cluster in processes of its own, node by node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def add(self, *words: str) -> subprocess.Popen[bytes]:
+        where = ["--address", self.address] if self.started else ["--head", "--port", self.address.split(":")[1]]
+        common = ["--block", "--disable-usage-stats", "--node-ip-address", "127.0.0.1", "--num-cpus", "2"]
+        log = self.folder / f"node-{len(self.started)}"
+        with log.open("wb") as out:
+            node = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *common, *words],
+                env={**os.environ, **QUICK_CHECKS, "RAY_AUTH_MODE": "token"},
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.started.append(node)
+        deadline = time.monotonic() + 100
+        while b"Ray runtime started" not in log.read_bytes():
+            assert node.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        return node
+
+    @staticmethod
+    def kill(node: subprocess.Popen[bytes]) -> None:
+        family = psutil.Process(node.pid).children(recursive=True) if node.poll() is None else []
+        node.send_signal(signal.SIGKILL)
+        node.wait()
+        for each in family:
+            if each.is_running():
+                each.kill()
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path_factory.mktemp("nodes"))
+    try:
+        nodes.add("--include-dashboard", "false")
+        yield nodes
+    finally:
+        for node in reversed(nodes.started):
+            nodes.kill(node)
+
+
+def play(experiment: Experiment) -> Iterator[Outcome]:
+    task = experiment.task(experiment.data.load())
+    experiment.executor.check(experiment, task)
+    yield from experiment.executor.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+
+
+def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
+    state = outcomes[-1].state
+    assert state is not None
+    return model_sha256(experiment.algorithm, state)
+
+
+def check(runtime: RayRuntime, **plan: int) -> None:
+    experiment = load_experiment("fedavg-digits")
+    runtime.check(Plan(**plan), experiment.task(experiment.data.load()))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "message"),
+    [
+        (RayRuntime(resources_per_actor={"edge": 1}), 'this machine offers no "edge", only CPU.*; start a node with'),
+        (RayRuntime(gpus_per_actor=8, actors="auto"), "need 1 CPU and 8 GPU each: this machine has room for 0; lower"),
+        (RayRuntime(clients_per_actor=1), "a host trains whole chunks, and chunk_size is 30; set chunk_size=1 too"),
+    ],
+)
+def test_what_this_machine_cannot_offer_is_one_line(runtime: RayRuntime, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(runtime)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("placement=scatter", "executor.*placement"),
+        ("resources_per_actor={GPU: 1}", "CPUs and GPUs have fields"),
+        ("actors=0", "executor.*actors"),
+        ("actors=many", "executor.*actors"),
+        ("on_failure=panic", "executor.*on_failure"),
+    ],
+)
+def test_placements_that_do_not_exist_are_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_experiment("fedavg-digits", ["executor.kind=ray", f"executor.{override}"])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_hosts_follow_their_resource_from_a_killed_node_to_one_that_joins(nodes: Nodes) -> None:
+    runtime = RayRuntime(address=nodes.address, actors="auto", resources_per_actor={"edge": 1})
+    with pytest.raises(UserError, match=f'the cluster at {nodes.address} offers no "edge", only CPU; start a node'):
+        check(runtime)
+    leaving = nodes.add("--resources", '{"edge": 2}')
+    with pytest.raises(UserError, match=r'offers no "egde", only CPU, edge; .*Did you mean "edge"\?'):
+        check(runtime.model_copy(update={"resources_per_actor": {"egde": 1}}))
+    with pytest.raises(UserError, match=r"3 client hosts .* has room for 2; lower executor.actors"):
+        check(runtime.model_copy(update={"actors": 3}))
+
+    experiment = load_experiment("fedavg-digits", SETTINGS)
+    alone = list(play(experiment))
+    on_nodes, outcomes = experiment.model_copy(update={"executor": runtime}), []
+    assert isinstance(experiment.executor, LocalRuntime)
+    for outcome in play(on_nodes):
+        outcomes.append(outcome)
+        if outcome.record.round == 2:
+            nodes.kill(leaving)
+            nodes.add("--resources", '{"edge": 1}')
+    assert [outcome.record for outcome in outcomes] == [outcome.record for outcome in alone]
+    assert sha256(on_nodes, outcomes) == sha256(experiment, alone)
