@@ -94,7 +94,7 @@ def submit(
 ) -> tuple[Job, bool]:
     """Start the job, take it up where its last attempt failed, or join it; whether a new attempt was started."""
     if submission.experiment is not None and isinstance(runtime := submission.experiment.executor, RayRuntime):
-        dashboard.check_fits(runtime.least_actors, {"CPU": runtime.cpus_per_actor, "GPU": runtime.gpus_per_actor})
+        dashboard.check_fits(runtime.least_actors, runtime.need())
     jobs = RayJobs(dashboard)
     last = jobs.latest(submission.name)
     if last is not None and last.metadata.get("config_sha256") != submission.sha256:
