@@ -79,13 +79,23 @@ def test_a_password_goes_into_the_packed_folder_and_nowhere_else(
     assert with_password("postgresql://db/x") == "postgresql://db/x"
 
 
-def test_a_study_runs_as_one(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("experiment: {}\nstudy: {trials: 3}\nspace: {}\n")
+def test_a_study_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, base = tmp_path / "mine.yaml", tmp_path / "base.yaml"
+    base.write_text("data: ml-100k\nalgorithm: scolr\n")
+    path.write_text(f"experiment: {{base: {base}}}\nstudy: {{trials: 3}}\nspace: {{}}\n")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.org")
     sent = prepare(str(path), ["study.trials=5"], name=None, output="/runs")
     assert sent.command == "python -m narrowcast tune config.yaml --output /runs"
     assert sent.values["study"] == {"trials": 5}
+    assert sent.values["experiment"] == {
+        "base": "files/base.yaml",
+        "tracking": {"uri": "https://mlflow.example.org"},
+    }
+    assert sent.files == {"files/base.yaml": base}
     assert sent.name.startswith("mine-")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://alice:pa55@mlflow.example.org")
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI on the head"):
+        prepare(str(path), [], name=None, output="/runs")
 
 
 @pytest.mark.parametrize(
