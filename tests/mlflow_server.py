@@ -19,8 +19,9 @@ _START_SECONDS = 120.0
 class MlflowServer:
     """`mlflow server` in a process group of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, store: str | None = None) -> None:
+        """`store` is a database's URI; none: SQLite in the folder."""
+        self.folder, self._store = folder, store or f"sqlite:///{folder}/mlflow.db"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -36,7 +37,7 @@ class MlflowServer:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "mlflow", *command.split()),
-                    *("--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"),
+                    *("--backend-store-uri", self._store),
                     *("--artifacts-destination", str(self.folder / "artifacts")),
                 ],
                 env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},

@@ -169,7 +169,7 @@ def _cluster(address: str, experiment: Experiment | None) -> Iterator[Finding]:
     if experiment is not None and isinstance(runtime := experiment.executor, RayRuntime):
 
         def fits() -> str:
-            cluster.check_fits(runtime.least_actors, {"CPU": runtime.cpus_per_actor, "GPU": runtime.gpus_per_actor})
+            cluster.check_fits(runtime.least_actors, runtime.need())
             return f"room for executor.actors = {runtime.actors}"
 
         yield _try("its room", fits)

@@ -23,7 +23,7 @@ from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.preflight import SCRIPT, check_packages
 from narrowcast.cluster.ray_jobs import STOP_SECONDS, Job, RayJobs
 from narrowcast.cluster.runtime import RayRuntime
-from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.experiment import PACKAGED, Experiment, load_experiment
 from narrowcast.platform.config import apply_overrides, read_yaml, set_value, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.mlflow_run import hide_password
@@ -70,10 +70,7 @@ def prepare(
         raise UserError(f"--output {output}: give an absolute path on the cluster, on a disk that its nodes share")
     variables = dict(_variable(each) for each in environment)
     if (study := _study(source, overrides)) is not None:
-        sha256 = _sha256([study, output])
-        name = name or f"{study.get('name', Path(source).stem)}-{sha256[:8]}"
-        command = shlex.join(["python", "-m", "narrowcast", "tune", _CONFIG, "--output", output])
-        return Submission(name, {**study, "name": name}, {}, command, sha256, where, variables, None)
+        return _prepare_study(study, source, name, where, variables)
     experiment = load_experiment(source, overrides)
     files = {f"files/{place}-{path.name}": path for place, (_, path) in enumerate(_files_of(experiment))}
     sha256 = _sha256([{**experiment.plain(), "name": ""}, output, [_digest_of(path) for path in files.values()]])
@@ -94,7 +91,7 @@ def submit(
 ) -> tuple[Job, bool]:
     """Start the job, take it up where its last attempt failed, or join it; whether a new attempt was started."""
     if submission.experiment is not None and isinstance(runtime := submission.experiment.executor, RayRuntime):
-        dashboard.check_fits(runtime.least_actors, {"CPU": runtime.cpus_per_actor, "GPU": runtime.gpus_per_actor})
+        dashboard.check_fits(runtime.least_actors, runtime.need())
     jobs = RayJobs(dashboard)
     last = jobs.latest(submission.name)
     if last is not None and last.metadata.get("config_sha256") != submission.sha256:
@@ -138,10 +135,29 @@ def _variable(entry: str) -> tuple[str, str]:
 
 
 def _study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """The values of a study's file, which has a section of that name; None for everything else."""
-    path = Path(source)
-    values = read_yaml(path.read_text(), source) if path.is_file() else None
+    """The values of a study, its own file or a packaged one, by its section of that name; None for everything else."""
+    packaged = PACKAGED / "studies" / f"{source}.yaml"
+    file = packaged if "/" not in source and packaged.is_file() else Path(source)
+    values = read_yaml(file.read_text(), source) if file.is_file() else None
     return apply_overrides(values, overrides) if isinstance(values, dict) and "study" in values else None
+
+
+def _prepare_study(
+    study: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
+) -> Submission:
+    files = {}
+    base = study.get("experiment", {}).get("base")
+    if base is not None and Path(base).is_file():
+        files = {"files/base.yaml": Path(base)}
+        set_value(study, "experiment.base", "files/base.yaml")
+    if uri := with_password(os.environ.get("MLFLOW_TRACKING_URI")):
+        if hide_password(uri) != uri:
+            raise UserError("a study's store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
+        set_value(study, "experiment.tracking.uri", uri)
+    sha256 = _sha256([study, str(output), [_digest_of(path) for path in files.values()]])
+    name = name or f"{study.get('name', Path(source).stem)}-{sha256[:8]}"
+    command = shlex.join(["python", "-m", "narrowcast", "tune", _CONFIG, "--output", str(output)])
+    return Submission(name, {**study, "name": name}, files, command, sha256, output, variables, None)
 
 
 def _files_of(experiment: Experiment) -> list[tuple[str, Path]]:

@@ -83,7 +83,7 @@ def test_rays_launcher_takes_its_file(source: list[str]) -> None:
 def test_docker_parses_the_dockerfile_and_it_copies_what_is_there(source: list[str]) -> None:
     said = narrowcast("manifest", "dockerfile", *source)
     commands = dockerfile.parse_string(said.out)
-    assert next(each.cmd.upper() for each in commands) == "FROM"
+    assert commands[0].cmd.upper() == "FROM"
     root = Path(__file__).parents[2]
     copied = [path for each in commands if each.cmd.upper() == "COPY" for path in each.value[:-1]]
     assert copied

@@ -127,15 +127,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
         server.kill()
 
 
-def test_a_server_gets_one_batch_a_round(server: MlflowServer, tmp_path: Path, finished: Played) -> None:
+def test_a_server_gets_a_batch_a_round_at_most(server: MlflowServer, tmp_path: Path, finished: Played) -> None:
     before = server.requests_for("runs/log-batch")
     played = play(tmp_path, load("tracking.system_metrics=false", f"tracking.uri={server.uri}"))
     assert_each_round_is_there_once(played)
     assert played.run.info.status == "FINISHED"
     assert played.run.data.tags["model_sha256"] == finished.result["model_sha256"]
     assert {entry.path for entry in played.client.list_artifacts(played.run.info.run_id)} >= {"config.yaml", "plots"}
-    # One batch more for the params, and one for the last tags.
-    assert server.requests_for("runs/log-batch") - before == ROUNDS + 2
+    # One batch more for the params, and one for the last tags; a server that lags gets several rounds in one.
+    assert 3 <= server.requests_for("runs/log-batch") - before <= ROUNDS + 2
 
 
 def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_path: Path) -> None:

@@ -15,15 +15,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-# Ray reads both when it is imported. Token authentication must be the same for everyone on a cluster, so it is set here
-# and not left to Ray, which would decide by whether a token file happens to lie in the home folder.
-os.environ.setdefault("RAY_AUTH_MODE", "token")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
 import ray
 import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -115,9 +109,10 @@ class RayRuntime(BaseModel):
     @property
     def least_actors(self) -> int:
         """The client hosts without which no round begins, as far as that is known before the cohort is."""
-        return 1 if self.actors == "auto" else self.actors
+        return 1 if self.actors == "auto" or self.clients_per_actor is not None else self.actors
 
-    def _need(self) -> dict[str, float]:
+    def need(self) -> dict[str, float]:
+        """What a client host needs of its node, by the names of Ray's resources."""
         return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}
 
     def _fits(self, hosts: int, nodes: Sequence[Node], where: str) -> None:
@@ -129,8 +124,8 @@ class RayRuntime(BaseModel):
                     f"start a node with ray start --resources='{{\"{name}\": 1}}'{suggest(name, offered)}"
                 )
         needed = 1 if self.actors == "auto" and self.clients_per_actor is None else hosts
-        if (room := sum(node.room_for(self._need(), hosts) for node in nodes)) < needed:
-            each = " and ".join(f"{amount:g} {kind}" for kind, amount in self._need().items() if amount)
+        if (room := sum(node.room_for(self.need(), hosts) for node in nodes)) < needed:
+            each = " and ".join(f"{amount:g} {kind}" for kind, amount in self.need().items() if amount)
             raise UserError(
                 f"{hosts} client hosts that need {each} each: {where} has room for {room}; lower executor.actors or "
                 "what each needs, or set executor.actors=auto"
@@ -139,7 +134,7 @@ class RayRuntime(BaseModel):
     def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
         policy = FailurePolicy(self.on_failure, self.max_failures, self.round_timeout_seconds)
-        wish = Wish(self._hosts(plan, task), self._need(), self.placement, self.placement_timeout_seconds)
+        wish = Wish(self._hosts(plan, task), self.need(), self.placement, self.placement_timeout_seconds)
         with self._cluster(self._local_cpus(plan, task)):
             shared = [ray.put(algorithm), ray.put(task)]
             head = Head(ray.get_runtime_context().gcs_address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -74,7 +75,7 @@ class Deployment(_Part):
     image: str = Field(f"narrowcast:{__version__}", pattern=r"^\S+$")
     base_image: str = Field("python:3.11-slim-bookworm", pattern=r"^\S+$", description="of the Dockerfile")
     namespace: Name = "default"
-    ray_version: str = Field("2.60.0", pattern=r"^\d+\.\d+\.\d+$", description="must be the image's")
+    ray_version: str = Field(version("ray"), pattern=r"^\d+\.\d+\.\d+$", description="must be the image's")
     head: Node = Node(cpus=0, memory_gib=8)
     workers: tuple[Workers, ...] = Field((Workers(),), min_length=1)
     runs: Disk = Disk(path="/runs", volume="narrowcast-runs")

@@ -1,4 +1,4 @@
-"""A run in MLflow: opened before round 1, fed one batch a round by a thread, closed with its artifacts.
+"""A run in MLflow: opened before round 1, fed by a thread as rounds are played, closed with its artifacts.
 
 The journal comes first: a thread sends what stands in it and notes how far it got in `tracking.json`, so that a store
 that goes away delays the metrics and loses none. Sending a round twice leaves one copy, since a metric's timestamp is
@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ _HIDDEN = "***"
 _RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PARAMS_AT_ONCE = 100
+_METRICS_AT_ONCE = 1000  # of one request, by MLflow's own limit
 
 # One line of ours says that the store is down; theirs would be many, with the password in some.
 for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
@@ -199,14 +200,22 @@ def _dataset_input(data: ClientData) -> DatasetInput:
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])
 
 
-def send_round(client: MlflowClient, run_id: str, row: Mapping[str, Any]) -> None:
-    """Send one round's row as one batch of metrics."""
-    metrics = [
-        Metric(metric_name(name), float(value), row["logged_at_ms"], row["round"])
-        for name, value in row.items()
-        if name not in ("round", "logged_at_ms") and value is not None
-    ]
+def send_rounds(client: MlflowClient, run_id: str, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Send the rows of the first rounds, as many as one batch of metrics holds; how many these were."""
+    metrics: list[Metric] = []
+    sent = 0
+    for row in rows:
+        of_round = [
+            Metric(metric_name(name), float(value), row["logged_at_ms"], row["round"])
+            for name, value in row.items()
+            if name not in ("round", "logged_at_ms") and value is not None
+        ]
+        if metrics and len(metrics) + len(of_round) > _METRICS_AT_ONCE:
+            break
+        metrics += of_round
+        sent += 1
     client.log_batch(run_id, metrics=metrics)
+    return sent
 
 
 def metric_name(name: str) -> str:
@@ -237,8 +246,11 @@ class Sender:
             last = self._closing.is_set()  # one more try then, for a store that has just come back
             try:
                 while not self._caught_up():
-                    send_round(self._client, self.cursor.run_id, self._rounds[self.cursor.sent_rounds])
-                    self.cursor = replace(self.cursor, sent_rounds=self.cursor.sent_rounds + 1)
+                    before = self.cursor.sent_rounds
+                    sent = send_rounds(
+                        self._client, self.cursor.run_id, self._rounds[before : before + _METRICS_AT_ONCE]
+                    )
+                    self.cursor = replace(self.cursor, sent_rounds=before + sent)
                     if down:
                         down = False
                         logger.warning("the MLflow store answers again")

@@ -1,0 +1,155 @@
+"""A run submitted to a real cluster of two nodes, tracked by an MLflow server on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from mlflow import MlflowClient
+
+from command_line import assert_refused, narrowcast
+from mlflow_server import MlflowServer
+from postgres import postgres
+from ray_nodes import RayNodes
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),  # two jobs and two servers, on a machine that may do other things
+    pytest.mark.filterwarnings("ignore:ssl=None is deprecated"),  # Ray's client of the jobs' logs
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
+]
+STORE = ("tracking.system_metrics=false", "tracking.flush_seconds=110")  # a loaded server may lag
+# Twelve epochs make a round last long enough for the job to be stopped in its midst.
+SETTINGS = ("scolr-ml100k", "rounds=200", "training.epochs=12", "evaluate_every=100", *STORE)
+PASSWORD = "correct-horse-battery"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    cluster = RayNodes(2)
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    folder = tmp_path_factory.mktemp("mlflow")
+    with postgres(folder / "postgres") as database:
+        mlflow = MlflowServer(folder, database)
+        mlflow.start()
+        yield mlflow
+        mlflow.kill()
+
+
+@pytest.fixture(autouse=True)
+def _token(nodes: RayNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", nodes.token)
+
+
+def rounds_in(folder: Path) -> int:
+    journal = folder / "journal.jsonl"
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def test_a_job_is_joined_stopped_and_taken_up_again_as_if_it_had_run_here(
+    nodes: RayNodes, server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs"
+    submit = ("submit", *SETTINGS, "--id", "one", "--address", nodes.address, "--output", runs)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri.replace("//", f"//alice:{PASSWORD}@"))
+
+    first = narrowcast(*submit, "--no-wait", "--env", "NARROWCAST_LOG_FORMAT=json")
+    assert (first.status, "one: submitted to" in first.out) == (0, True), first.err
+    assert "one: runs already; joining it" in narrowcast(*submit, "--no-wait").out
+    deadline = time.monotonic() + 120
+    while rounds_in(runs / "one") < 20:
+        assert time.monotonic() < deadline, narrowcast("jobs", "logs", "one", "--address", nodes.address)
+        time.sleep(0.1)
+    stopped = narrowcast("jobs", "stop", "one", "--address", nodes.address)
+    assert stopped.out.startswith("one: STOPPED"), stopped.err
+    played = rounds_in(runs / "one")
+    client = MlflowClient(server.uri)
+    run_id = json.loads((runs / "one" / "tracking.json").read_text())["run_id"]
+    halted = client.get_run(run_id)
+    assert halted.info.status == "KILLED"
+    assert len(client.get_metric_history(run_id, "round_wall_seconds")) == played < 200
+    told = narrowcast("jobs", "logs", "one", "--address", nodes.address)
+    lines = [json.loads(line) for line in told.out.splitlines() if line.startswith("{")]
+    assert [line["round"] for line in lines if "delivered" in line] == list(range(1, played + 1))
+    assert all(line["run"] == "one" and len(line["clients"]) == 60 for line in lines if "delivered" in line)
+
+    second = narrowcast(*submit)
+    assert second.status == 0, second.err
+    assert "one: submitted to" in second.out
+    assert "(attempt 2)" in second.out
+    assert "round 200/200" in second.out
+    assert "one: done already (attempt 2)" in narrowcast(*submit, "--no-wait").out
+
+    here = narrowcast("run", *SETTINGS, "--executor", "local", "--output", tmp_path, "tracking.uri=" + server.uri)
+    assert here.status == 0, here.err
+    there, alone = (
+        json.loads((each / "result.json").read_text()) for each in (runs / "one", tmp_path / "scolr-ml100k")
+    )
+    assert there["model_sha256"] == alone["model_sha256"]
+    assert there["uplink_bits"] == alone["uplink_bits"]
+    finished = client.get_run(run_id)
+    assert finished.info.status == "FINISHED"
+    parts = ("broadcast", "train", "encode", "aggregate", "evaluate", "log")
+    assert all(len(client.get_metric_history(run_id, f"{part}_wall_seconds")) == 200 for part in parts)
+
+    assert_no_secret(nodes, runs, first.out + second.out + second.err)
+    assert_scraped(nodes, there["uplink_bits"])
+
+
+def assert_no_secret(nodes: RayNodes, runs: Path, printed: str) -> None:
+    """The password of the store went to the cluster in the packed folder, and to nobody who looks at jobs or runs."""
+    listed = requests.get(f"{nodes.address}/api/jobs/", headers=nodes.headers, timeout=10).text
+    table = narrowcast("jobs", "list", "--address", nodes.address).out
+    logs = "".join(narrowcast("jobs", "logs", name, "--address", nodes.address).out for name in ("one", "one.2"))
+    written = "".join(path.read_text() for path in runs.glob("one/*.*") if path.suffix in (".yaml", ".json", ".jsonl"))
+    assert "one.2" in listed
+    assert "SUCCEEDED" in table
+    assert "***@" in logs
+    for shown in (listed, table, logs, written, printed):
+        assert PASSWORD not in shown
+        assert nodes.token not in shown
+
+
+def assert_scraped(nodes: RayNodes, uplink_bits: int) -> None:
+    """What Prometheus reads adds up to what the run says that it sent, rounds played twice included."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        counts = {}
+        for line in nodes.scraped().splitlines():
+            if line.startswith("ray_narrowcast_") and 'run="one"' in line:
+                name, _, value = line.partition("{")[0], *line.rpartition(" ")[1:]
+                counts[name] = counts.get(name, 0.0) + float(value)
+        if counts.get("ray_narrowcast_uplink_bits_total", 0) >= uplink_bits:
+            assert counts["ray_narrowcast_clients_total"] >= 200 * 60
+            return
+        time.sleep(1)
+    raise AssertionError(counts)
+
+
+def test_what_cannot_run_there_is_said_in_one_line(
+    nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = ("--address", nodes.address, "--output", tmp_path / "runs")
+    assert_refused(narrowcast("submit", *SETTINGS, "executor.actors=3", *to), "executor.actors = 3", "room for 2")
+    huge = narrowcast("submit", *SETTINGS, "executor.actors=1", "executor.cpus_per_actor=2", *to)
+    assert_refused(huge, "room for 0", "lower executor.actors")
+    assert_refused(narrowcast("jobs", "logs", "nobody", "--address", nodes.address), "no job nobody")
+    healthy = narrowcast("doctor", "scolr-ml100k", "--address", nodes.address, "--output", tmp_path)
+    assert (healthy.status, "2 nodes, 2 CPUs" in healthy.out) == (0, True), healthy.out
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-another-cluster")
+    assert_refused(narrowcast("submit", *SETTINGS, *to), "does not accept this token", "RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert_refused(narrowcast("submit", *SETTINGS, *to), "wants a token", "RAY_AUTH_TOKEN")
+    assert not os.path.lexists(tmp_path / "runs")

@@ -1,0 +1,207 @@
+"""What is sent to a cluster and what is not, and what is told of one that cannot take it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from packaging.requirements import Requirement
+
+from command_line import assert_refused, narrowcast
+from narrowcast import __version__
+from narrowcast.cluster.dashboard import Node, normalise
+from narrowcast.cluster.on_arrival import versions
+from narrowcast.cluster.preflight import judge
+from narrowcast.experiment import load_experiment
+from narrowcast.platform.errors import UserError
+from narrowcast.submission import Submission, prepare, with_password
+
+TRACE = "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n0,1,1,1\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("URI", "USERNAME", "PASSWORD"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+
+
+def prepared(*overrides: str, name: str | None = None) -> Submission:
+    return prepare("scolr-ml100k", overrides, name=name, output="/runs")
+
+
+def test_the_packed_folder_is_the_run(tmp_path: Path) -> None:
+    (tmp_path / "fleet.csv").write_text(TRACE)
+    (tmp_path / "packed").mkdir()
+    fleet = f"fleet={{kind: trace, path: {tmp_path / 'fleet.csv'}}}"
+    sent = prepared("rounds=7", fleet, "executor={kind: ray, address: '10.0.0.1:6379'}")
+    sent.pack(tmp_path / "packed")
+    names = sorted(str(path.relative_to(tmp_path / "packed")) for path in (tmp_path / "packed").rglob("*.*"))
+    assert names == ["config.yaml", "files/0-fleet.csv", "on_arrival.py"]
+    assert (tmp_path / "packed/files/0-fleet.csv").read_text() == TRACE
+    with pytest.MonkeyPatch.context() as there:
+        there.chdir(tmp_path / "packed")
+        experiment = load_experiment("config.yaml")
+    assert (experiment.rounds, experiment.name) == (7, sent.name)
+    assert experiment.plain()["executor"]["address"] is None  # the job's own cluster
+    assert sent.command == "python -m narrowcast run config.yaml --continue --output /runs"
+    assert sent.metadata()["folder"] == f"/runs/{sent.name}"
+
+
+def test_a_name_follows_from_what_is_asked_for() -> None:
+    assert prepared().name == prepared().name
+    others = [prepared("rounds=7"), prepared("seed=1"), prepare("scolr-ml100k", (), name=None, output="/elsewhere")]
+    assert len({prepared().name, *(each.name for each in others)}) == 4
+    assert prepared(name="mine").sha256 == prepared().sha256  # the same, under another name
+    assert prepared(name="mine").values["name"] == "mine"
+
+
+def test_a_password_goes_into_the_packed_folder_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = prepared("tracking.uri=https://mlflow.example.org")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://alice:pa55@mlflow.example.org")
+    sent = prepared()
+    sent.pack(tmp_path)
+    assert "alice:pa55@" in (tmp_path / "config.yaml").read_text()
+    assert "pa55" not in json.dumps([sent.name, sent.command, sent.sha256, sent.metadata(), dict(sent.environment)])
+    assert (
+        prepared("tracking.uri=https://alice:changed@mlflow.example.org").sha256 != plain.sha256
+    )  # a user is one more
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "bob@lab")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "a/b")
+    assert with_password("https://mlflow.example.org/x") == "https://bob%40lab:a%2Fb@mlflow.example.org/x"
+    assert with_password("https://alice:pa55@mlflow.example.org") == "https://alice:pa55@mlflow.example.org"
+    assert with_password("postgresql://db/x") == "postgresql://db/x"
+
+
+def test_a_study_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, base = tmp_path / "mine.yaml", tmp_path / "base.yaml"
+    base.write_text("data: ml-100k\nalgorithm: scolr\n")
+    path.write_text(f"experiment: {{base: {base}}}\nstudy: {{trials: 3}}\nspace: {{}}\n")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.org")
+    sent = prepare(str(path), ["study.trials=5"], name=None, output="/runs")
+    assert sent.command == "python -m narrowcast tune config.yaml --output /runs"
+    assert sent.values["study"] == {"trials": 5}
+    assert sent.values["experiment"] == {
+        "base": "files/base.yaml",
+        "tracking": {"uri": "https://mlflow.example.org"},
+    }
+    assert sent.files == {"files/base.yaml": base}
+    assert sent.name.startswith("mine-")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://alice:pa55@mlflow.example.org")
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI on the head"):
+        prepare(str(path), [], name=None, output="/runs")
+
+
+@pytest.mark.parametrize(
+    ("words", "phrases"),
+    [
+        (["--output", "runs"], ["--output runs", "absolute path on the cluster"]),
+        (["--env", "AWS_SECRET_ACCESS_KEY=x"], ["--env AWS_SECRET_ACCESS_KEY", "set secrets on the cluster"]),
+        (["--env", "NO_SUCH_VARIABLE"], ["NO_SUCH_VARIABLE is not set here"]),
+        (["--id", "no name"], ["name = 'no name'"]),
+        (["algorithm.rank=0"], ["algorithm.scolr.rank"]),
+        (["replicas.seed=[1,2]"], ["2 replicas"]),
+    ],
+    ids=["output", "secret", "unset", "name", "value", "replicas"],
+)
+def test_what_cannot_be_sent_is_refused(words: list[str], phrases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with answering(200, json.dumps({"ray_version": version_here()})) as address:
+        said = narrowcast("submit", "scolr-ml100k", *words, "--address", address)
+    assert_refused(said, *[phrase.replace("algorithm.scolr", "algorithm") for phrase in phrases])
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "phrases"),
+    [
+        (200, '{"ray_version": "2.9.3"}', ["runs Ray 2.9.3", "this machine Ray", "pip install ray==2.9.3"]),
+        (200, "<html>hello</html>", ["is no Ray dashboard"]),
+        (404, "", ["is no Ray dashboard", "status 404"]),
+        (401, "", ["token", "RAY_AUTH_TOKEN"]),
+        (403, "", ["token", "RAY_AUTH_TOKEN"]),
+    ],
+    ids=["older", "page", "absent", "no-token", "wrong-token"],
+)
+def test_a_cluster_that_is_none_of_ours_is_told_before_anything_runs(
+    status: int, body: str, phrases: list[str]
+) -> None:
+    with answering(status, body) as address:
+        assert_refused(narrowcast("submit", "scolr-ml100k", "--address", address), address, *phrases)
+        assert_refused(narrowcast("jobs", "list", "--address", address), address, *phrases)
+
+
+@pytest.mark.parametrize("address", ["cluster", "cluster:x", "ray://cluster:10001", "", "http://cluster"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UserError, match="give http://HEAD:8265"):
+        normalise(address)
+    assert normalise("head:8265/") == "http://head:8265"
+
+
+def test_where_nobody_listens_is_told() -> None:
+    assert_refused(narrowcast("jobs", "list", "--address", "127.0.0.1:9"), "no Ray cluster answers", "nothing listens")
+
+
+NEEDED = [Requirement("torch>=2.6"), Requirement("numba>=0.61")]
+
+
+@pytest.mark.parametrize(
+    ("python", "changed", "message"),
+    [
+        ("3.10.4", {}, "Python 3.10.4; narrowcast needs 3.11"),
+        ("3.11.7", {"narrowcast": None}, "no narrowcast; .* --send-package"),
+        ("3.11.7", {"narrowcast": "0.0.1"}, "has narrowcast 0.0.1, this machine"),
+        ("3.11.7", {"numba": None, "torch": None}, "lacks torch, numba; use an image"),
+        ("3.11.7", {"torch": "2.1.0"}, r"too old: it needs torch>=2.6 \(has 2.1.0\)"),
+    ],
+)
+def test_what_a_cluster_lacks_is_told(python: str, changed: dict[str, str | None], message: str) -> None:
+    here = versions(["torch", "numba"])
+    assert here["narrowcast"] == __version__
+    assert judge("3.11.7", here, NEEDED) == []
+    with pytest.raises(UserError, match=message):
+        judge(python, {**here, **changed}, NEEDED)
+    (note,) = judge("3.12.1", {**here, "torch": "2.99.0"}, NEEDED)
+    assert "torch 2.99.0" in note
+
+
+def test_a_node_holds_what_fits_on_it_whole() -> None:
+    node = Node("10.0.0.1", False, {"CPU": 3.0, "GPU": 1.0, "link": 0.3})
+    assert node.holds({"CPU": 2}) == 1
+    assert node.holds({"CPU": 1, "GPU": 0.5}) == 2
+    assert node.holds({"link": 0.1}) == 3  # though 0.3 / 0.1 is less than 3
+    assert node.holds({"TPU": 1}) == 0
+
+
+def version_here() -> str:
+    import ray
+
+    return str(ray.__version__)
+
+
+@contextmanager
+def answering(status: int, body: str) -> Iterator[str]:
+    """Something that listens and gives everybody this answer."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
