@@ -121,7 +121,8 @@ def _get(address: str, path: str) -> requests.Response:
     except requests.RequestException as error:
         reason = "no answer in time" if isinstance(error, requests.Timeout) else "nothing listens there"
         raise UserError(
-            f"no Ray cluster answers at {address} ({reason}); start one, or give the address of its dashboard"
+            f"no Ray cluster answers at {address} ({reason}); start one, or give the address of its dashboard, "
+            "for which the head needs ray[default]"
         ) from error
     if answer.status_code in (401, 403):
         problem = "wants a token" if token() is None else "does not accept this token"
