@@ -176,7 +176,10 @@ def test_show_lists_the_packaged_experiments() -> None:
     assert (said.status, said.err) == (0, "")
     rows = [line.split(maxsplit=1) for line in said.out.splitlines()[1:]]
     names = [words[0] for words in rows if words[0].endswith(("ml1m", "ml100k"))]
-    assert names == ["colr-ml1m", "fedmf-ml1m", "scolr-channel-ml1m", "scolr-ml100k", "scolr-ml1m"]
+    assert names == [
+        *("colr-ckks-ml1m", "colr-ml1m", "fedmf-ml1m", "scolr-channel-ml1m"),
+        *("scolr-masked-ml1m", "scolr-ml100k", "scolr-ml1m"),
+    ]
 
 
 def test_data_list_says_where_each_set_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,17 @@ from narrowcast.experiment import Experiment, build_experiment, load_experiment,
 from narrowcast.platform.config import flatten, read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
 
-NAMES = ["colr-ml1m", "fedavg-digits", "fedmf-ml1m", "scolr-channel-ml1m", "scolr-ml100k", "scolr-ml1m", "scolr-mnist"]
+NAMES = [
+    "colr-ckks-ml1m",
+    "colr-ml1m",
+    "fedavg-digits",
+    "fedmf-ml1m",
+    "scolr-channel-ml1m",
+    "scolr-masked-ml1m",
+    "scolr-ml100k",
+    "scolr-ml1m",
+    "scolr-mnist",
+]
 packaged = pytest.mark.parametrize("name", NAMES)
 
 # Nguyen et al., WWW 2024, with what their released code fixes; every default is written out.
