@@ -87,7 +87,7 @@ def test_every_wanted_run_is_an_experiment_of_its_own() -> None:
     for label, each in wanted.items():
         experiment = load_experiment(each.experiment, [*each.overrides, f"name={label}", "executor.kind=local"])
         identities[label] = (experiment.digest(), each.measure)
-        assert experiment.data.kind == "ml-1m"
+        assert experiment.data.kind == ("mnist" if each.experiment == "scolr-mnist" else "ml-1m")
     assert len(set(identities.values())) == len(identities)
     assert all(len({each.label for each in target.wanted}) == len(target.wanted) for target in TARGETS.values())
 

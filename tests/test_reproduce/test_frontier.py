@@ -1,0 +1,73 @@
+"""How series are compared where they weigh the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from narrowcast.reproduce.frontier import Frontier, Series, band, judge_rates
+from narrowcast.reproduce.wanted import Wanted
+
+OURS = Series("ours", "scolr-channel-ml1m", (), band("min_error", 1.0, (4, 16)), {"4": 1.0, "16": 0.5}, "k")
+RIVAL = Series("rival", "fedmf-ml1m", (), {"a": (), "b": (), "c": ()}, dict.fromkeys("abc", 1.0), "r")
+STUDY = Frontier("t", "test.hr@10", 1000, (4, 16), {4: 60.0}, Wanted("full", "fedmf-ml1m"), OURS, (RIVAL,))
+
+
+def run(share: float, *accuracies: float) -> list[dict[str, Any]]:
+    return [{"rounds": 2, "uplink_bits": 2000 * share, "final": {"test.hr@10": value / 100}} for value in accuracies]
+
+
+def results(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    labels = {"full": run(1.0, 65, 66)}
+    for series, setting, value in (
+        (OURS, "4", run(1 / 4, 62, 64)),
+        (OURS, "16", run(1 / 16, 50, 52)),
+        (RIVAL, "a", run(1 / 2, 60, 60)),
+        (RIVAL, "b", run(1 / 8, 56, 56)),
+        (RIVAL, "c", run(1 / 8, 55, 55)),
+    ):
+        labels[series.wanted(setting).label] = changes.get(setting, value)
+    return labels
+
+
+def test_rivals_are_read_at_the_bits_that_were_taken() -> None:
+    verdicts = {verdict.what: verdict for verdict in STUDY.judge(results())}
+    at_4 = verdicts["1/4: ours, took 1/4"]
+    assert at_4.verdict == "above the next best, rival with 58.00"  # half way between 1/8 and 1/2
+    assert (at_4.paper, at_4.difference, at_4.by_seed) == ("60.00", "+3.00", (62.0, 64.0))
+    at_16 = verdicts["1/16: ours, took 1/16"]
+    assert at_16.verdict == "above the next best, rival with 0.00"  # it cannot send so little
+    assert verdicts["rival, a"].verdict == "for 1/2"
+
+
+def test_losing_and_being_level_are_said() -> None:
+    lost = STUDY.judge(results(**{"4": run(1 / 4, 50, 51)}))
+    assert any(verdict.verdict == "below the next best, rival with 58.00" for verdict in lost)
+    level = STUDY.judge(results(**{"4": run(1 / 4, 56, 61)}))
+    assert any(verdict.verdict == "level with the next best, rival with 58.00" for verdict in level)
+    more = STUDY.judge(results(**{"a": run(1 / 2, 40, 40)}))  # more bits that serve worse need not be sent
+    assert any(verdict.verdict == "above the next best, rival with 56.00" for verdict in more)
+
+
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
+    STUDY.plot(results(), tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+def test_the_best_rate_is_named() -> None:
+    tried = ((OURS, "4", (0.5, 1.0)),)
+    values = {
+        OURS.at_rate("4", 0.5).label: [{"final": {"validation.hr@10": 0.4}}],
+        OURS.at_rate("4", 1.0).label: [{"final": {"validation.hr@10": 0.3}}],
+    }
+    verdicts = judge_rates(tried, values, "validation.hr@10")
+    assert [verdict.verdict for verdict in verdicts] == ["best of these", ""]
+    assert "data.validation=random" in OURS.at_rate("4", 0.5).overrides
+
+
+@pytest.mark.parametrize("series", [OURS, RIVAL])
+def test_labels_can_be_folders(series: Series) -> None:
+    for setting in series.settings:
+        assert set(series.wanted(setting).label) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
