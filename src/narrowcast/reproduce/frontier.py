@@ -95,7 +95,7 @@ class Frontier:
             for setting in series.settings:
                 ours = _accuracies(results[series.wanted(setting).label], self.metric)
                 share = self._share(results, series.wanted(setting))
-                what = f"{series.name}, {setting}" if series.settings[setting] else series.name
+                what = f"{series.name}, {setting}"
                 verdicts.append(Verdict(what, "", mean_and_spread(ours), f"for 1/{1 / share:.0f}", by_seed=tuple(ours)))
         return verdicts
 
