@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNS := runs
+JOBS ?= 2
 
 # Data sets kept beside the checkout are used where they are; everything else is fetched on demand.
 ifneq ($(wildcard ../shared/data),)
@@ -31,10 +32,10 @@ lint: venv ## style and types
 	$(BIN)/mypy
 
 test: lint ## style, types and all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 slow: venv ## the slow tests: kills, outages and real clusters
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m slow
 
 bench: venv ## seconds per round here and on Ray, beside plain loops and other platforms
 	$(BIN)/python benchmarks/seconds_per_round.py
