@@ -20,6 +20,7 @@ from narrowcast.commands.run import run
 from narrowcast.commands.show import show
 from narrowcast.commands.submit import submit
 from narrowcast.commands.sync import sync
+from narrowcast.commands.tune import tune
 from narrowcast.commands.ui import ui
 from narrowcast.log_format import write_json_lines
 from narrowcast.platform.errors import RunFailed, UserError
@@ -49,6 +50,7 @@ def cli(log_format: str) -> None:
     narrowcast run scolr-ml100k                       the demo, a packaged experiment
     narrowcast run scolr-ml100k algorithm.rank=16     with another rank
     narrowcast run my.yaml --executor local           your own file, without Ray
+    narrowcast tune fedmf-ml1m-rates                a study: which values serve best
     narrowcast compare runs/a runs/b                  a table and a plot of several runs
     narrowcast reproduce colr-table4                  a paper's table, its numbers beside ours
     narrowcast submit my.yaml --address http://HEAD:8265   on a Ray cluster
@@ -58,7 +60,7 @@ def cli(log_format: str) -> None:
         write_json_lines()
 
 
-for command in (run, show, compare, reproduce, submit, jobs, manifest, doctor, data, ui, sync):
+for command in (run, show, tune, compare, reproduce, submit, jobs, manifest, doctor, data, ui, sync):
     cli.add_command(command)
 
 

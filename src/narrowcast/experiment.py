@@ -130,11 +130,7 @@ def load_experiment(name_or_path: str, overrides: Iterable[str] = ()) -> Experim
 
 def load_replicas(name_or_path: str, overrides: Iterable[str] = ()) -> list[Experiment]:
     """Read an experiment as `load_experiment` does: once, or for every combination of the values under `replicas`."""
-    text, origin = _find(name_or_path)
-    values = read_yaml(text, origin)
-    if not isinstance(values, dict):
-        raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
-    values.setdefault("name", Path(origin).stem)
+    values, origin = read_experiment(name_or_path)
     values = apply_overrides(values, overrides)
     grid = _read_grid(values.pop("replicas", {}), origin)
     experiments = []
@@ -145,6 +141,16 @@ def load_replicas(name_or_path: str, overrides: Iterable[str] = ()) -> list[Expe
             name += f"-{path.rpartition('.')[2]}-" + re.sub(r"[^\w.-]", "", str(value))
         experiments.append(build_experiment({**chosen, "name": name}, origin))
     return experiments
+
+
+def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
+    """The values as they stand in a file or packaged experiment, named after it, and where they stand."""
+    text, origin = _find(name_or_path)
+    values = read_yaml(text, origin)
+    if not isinstance(values, dict):
+        raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
+    values.setdefault("name", Path(origin).stem)
+    return values, origin
 
 
 def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:

@@ -90,7 +90,7 @@ class RayRuntime(BaseModel):
             return
         if address != "auto":
             probe(address)
-        with self._cluster(1):
+        with self.cluster(1):
             nodes = alive_nodes()
         self._fits(hosts, nodes, f"the cluster at {address}")
 
@@ -135,7 +135,7 @@ class RayRuntime(BaseModel):
         """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
         policy = FailurePolicy(self.on_failure, self.max_failures, self.round_timeout_seconds)
         wish = Wish(self._hosts(plan, task), self.need(), self.placement, self.placement_timeout_seconds)
-        with self._cluster(self._local_cpus(plan, task)):
+        with self.cluster(self._local_cpus(plan, task)):
             shared = [ray.put(algorithm), ray.put(task)]
             head = Head(ray.get_runtime_context().gcs_address)
             done = state.round_index
@@ -172,7 +172,8 @@ class RayRuntime(BaseModel):
         return self.address or os.environ.get("RAY_ADDRESS") or "local"
 
     @contextmanager
-    def _cluster(self, local_cpus: int) -> Iterator[None]:
+    def cluster(self, local_cpus: int) -> Iterator[None]:
+        """Start one here with so many CPUs, or join one; raises `UserError` where none can be had."""
         address = self._address()
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
         if address == "local":

@@ -7,7 +7,7 @@ tensor program, is then paid once for all of them, and a replica's results are t
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from narrowcast.platform.chunk_training import naming_chunk_size
@@ -31,10 +31,13 @@ class Replica:
     state: RunState
 
 
-def play_together(replicas: Sequence[Replica]) -> Generator[dict[int, Outcome | RunFailed], None, None]:
+def play_together(
+    replicas: Sequence[Replica],
+) -> Generator[dict[int, Outcome | RunFailed], Collection[int] | None, None]:
     """Play a round of every replica that has one left; what came of it by the replica's place.
 
-    A replica that fails is not played on; the others are. `wall_seconds` is an equal share of the time for all.
+    A replica that fails is not played on; the others are, less those whose places are sent back as ended early.
+    `wall_seconds` is an equal share of the time for all.
     """
     progress = [Progress.of(each.state, each.algorithm, each.task) for each in replicas]
     orders = [rotation(each.plan, each.task.data.n_clients) for each in replicas]
@@ -61,14 +64,16 @@ def play_together(replicas: Sequence[Replica]) -> Generator[dict[int, Outcome | 
                     outcomes[place] = error
         moments = (began, ready, trained, time.perf_counter())
         timed = [result for its_results in results for result in its_results]
-        yield {
+        ended = yield {
             place: outcome.timed(moments, timed, 1 / len(playing)) if isinstance(outcome, Outcome) else outcome
             for place, outcome in outcomes.items()
         }
         playing = [
             place
             for place in playing
-            if isinstance(outcomes[place], Outcome) and progress[place].round_index < replicas[place].plan.rounds
+            if isinstance(outcomes[place], Outcome)
+            and place not in (ended or ())
+            and progress[place].round_index < replicas[place].plan.rounds
         ]
 
 

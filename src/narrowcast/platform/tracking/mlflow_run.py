@@ -133,12 +133,13 @@ def check_store(uri: str) -> None:
         MlflowClient(uri).search_experiments(max_results=1)
     except (*STORE_ERRORS, ValueError, ImportError) as error:  # a malformed URI, a database without its driver
         raise UserError(
-            f"no MLflow store answers at {shown} ({_reason(error)}); start it, or set tracking.uri or "
+            f"no MLflow store answers at {shown} ({short_reason(error)}); start it, or set tracking.uri or "
             "MLFLOW_TRACKING_URI to one that does"
         ) from error
 
 
-def _reason(error: BaseException) -> str:
+def short_reason(error: BaseException) -> str:
+    """What a store's error says, in one line and without a password."""
     while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
         error = getattr(error.args[0], "reason", None) or error.args[0]
     lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
@@ -159,7 +160,7 @@ def open_run(
     client = MlflowClient(uri)
     try:
         run = client.create_run(
-            _experiment_id(client, uri, tracking.experiment, output),
+            experiment_id(client, uri, tracking.experiment, output),
             run_name=name,
             tags={
                 **tags,
@@ -177,11 +178,12 @@ def open_run(
         except MlflowException:  # of runs that begin at once, one makes the data set's entry and the others find it
             client.log_inputs(run.info.run_id, [_dataset_input(data)])
     except STORE_ERRORS as error:
-        raise UserError(f"the MLflow store at {hide_password(uri)} took no run ({_reason(error)}); check it") from error
+        raise UserError(f"the MLflow store at {hide_password(uri)} took no run ({short_reason(error)}); check it") from error
     return uri, run.info.run_id
 
 
-def _experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> str:
+def experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> str:
+    """The id of an MLflow experiment, which is created where it is missing."""
     known = client.get_experiment_by_name(name)
     if known is not None:
         return str(known.experiment_id)
@@ -257,7 +259,7 @@ class Sender:
                 self.cursor.save(self._folder)
             except STORE_ERRORS as error:
                 if not down:
-                    logger.warning("the MLflow store is down (%s); metrics wait on disk", _reason(error))
+                    logger.warning("the MLflow store is down (%s); metrics wait on disk", short_reason(error))
                 down = True
             if last and (down or self._caught_up()):
                 return
@@ -292,7 +294,7 @@ def reopen_run(uri: str, run_id: str) -> None:
         MlflowClient(uri).update_run(run_id, status="RUNNING")
     except STORE_ERRORS as error:
         raise UserError(
-            f"the store at {hide_password(uri)} cannot go on with MLflow run {run_id} ({_reason(error)})"
+            f"the store at {hide_password(uri)} cannot go on with MLflow run {run_id} ({short_reason(error)})"
         ) from error
 
 
@@ -318,7 +320,7 @@ def close_run(
         )
         client.set_terminated(cursor.run_id, status)
     except STORE_ERRORS as error:
-        logger.warning("the MLflow store is down (%s)", _reason(error))
+        logger.warning("the MLflow store is down (%s)", short_reason(error))
         return False
     replace(cursor, closed=True).save(folder)
     return True

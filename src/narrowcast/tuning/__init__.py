@@ -1,0 +1,1 @@
+"""Studies: which values of an experiment serve best (Optuna is imported only here)."""

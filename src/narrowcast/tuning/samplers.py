@@ -1,0 +1,180 @@
+"""Who proposes the next trial. A proposal follows from the study's seed, the trial's number and what had finished."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from optuna import Study
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.platform.kinds import one_of
+from narrowcast.platform.seeds import generator
+from narrowcast.tuning.marks import counts
+from narrowcast.tuning.space import Space
+
+
+class Sampler(Protocol):
+    """A sampler as a study file names it."""
+
+    @property
+    def kind(self) -> str:
+        """Its name."""
+        ...
+
+    def make(self, seed: int, space: Space) -> BaseSampler:
+        """Optuna's, with a seed of its own; raises `UserError` where the space is not for it."""
+        ...
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TPE(_Settings):
+    """Tree-structured Parzen estimator, of all dimensions together (Bergstra et al., NeurIPS 2011; Watanabe 2023)."""
+
+    kind: Literal["tpe"] = "tpe"
+    startup_trials: int = Field(10, ge=1, description="drawn at random before the first estimate")
+
+    def make(self, seed: int, space: Space) -> BaseSampler:
+        """With dimensions that are not always there, an estimator for each set of those that are."""
+        grouped = any(dimension.when for dimension in space.dimensions.values())
+        return TPESampler(n_startup_trials=self.startup_trials, group=grouped, multivariate=True, seed=seed)
+
+
+class GP(_Settings):
+    """Bayesian optimisation with a Gaussian process: about a second a trial, for few and costly trials."""
+
+    kind: Literal["gp"] = "gp"
+    startup_trials: int = Field(10, ge=1)
+
+    def make(self, seed: int, space: Space) -> BaseSampler:
+        """Conditional dimensions are drawn at random."""
+        del space
+        return GPSampler(n_startup_trials=self.startup_trials, warn_independent_sampling=False, seed=seed)
+
+
+class NSGA2(_Settings):
+    """The genetic algorithm for several objectives (Deb et al. 2002)."""
+
+    kind: Literal["nsga2"] = "nsga2"
+    population: int = Field(20, ge=2)
+
+    def make(self, seed: int, space: Space) -> BaseSampler:
+        """Children are bred once a population is complete."""
+        del space
+        return NSGAIISampler(population_size=self.population, seed=seed)
+
+
+class CMAES(_Settings):
+    """Covariance matrix adaptation, for one objective and numbers; choices are drawn at random (Hansen 2016)."""
+
+    kind: Literal["cma_es"] = "cma_es"
+
+    def make(self, seed: int, space: Space) -> BaseSampler:
+        """One that leaves out trials that were pruned."""
+        del space
+        return CmaEsSampler(warn_independent_sampling=False, seed=seed)
+
+
+class Random(_Settings):
+    """Every trial for itself."""
+
+    kind: Literal["random"] = "random"
+
+    def make(self, seed: int, space: Space) -> BaseSampler:
+        """Independent draws."""
+        del space
+        return RandomSampler(seed=seed)
+
+
+class Grid(_Settings):
+    """Every combination of the space once, in order."""
+
+    kind: Literal["grid"] = "grid"
+
+    def make(self, seed: int, space: Space) -> BaseSampler:
+        """The walk through all combinations."""
+        del seed
+        return _Walk(space.grid())
+
+
+SAMPLERS: Mapping[str, type[BaseModel]] = {
+    "tpe": TPE, "gp": GP, "nsga2": NSGA2, "cma_es": CMAES, "random": Random, "grid": Grid,
+}  # fmt: skip
+AnySampler = one_of(SAMPLERS, "tpe")
+
+class _Walk(BaseSampler):
+    """Gives the n-th trial that counts the n-th combination, whoever asks for it; a retry brings its own."""
+
+    def __init__(self, combinations: Sequence[Mapping[str, Any]]) -> None:
+        self._combinations = combinations
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        del study, trial
+        return {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        del study, trial, search_space
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        del param_distribution
+        place = sum(counts(each) for each in study.get_trials(deepcopy=False) if each.number < trial.number)
+        # One trial too many may be asked for by several processes at once; it is given back.
+        return self._combinations[place % len(self._combinations)][param_name]
+
+
+class Keyed(BaseSampler):
+    """Makes a sampler anew for each trial, seeded by its number.
+
+    A study that is taken up again, or that several processes work on, neither repeats draws nor depends on how far
+    some process's generator had come.
+    """
+
+    def __init__(self, settings: Sampler, seed: int, space: Space) -> None:
+        self._settings, self._seed, self._space = settings, seed, space
+        self._sampler = self._make(0)
+
+    def _make(self, number: int) -> BaseSampler:
+        seed = int(generator(self._seed, "sampler", number).integers(2**31))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return self._settings.make(seed, self._space)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Make this trial's sampler."""
+        self._sampler = self._make(trial.number)
+        self._sampler.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As the sampler does."""
+        return self._sampler.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """As the sampler does."""
+        return self._sampler.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """As the sampler does."""
+        return self._sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """As the sampler does."""
+        self._sampler.after_trial(study, trial, state, values)

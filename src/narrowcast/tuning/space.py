@@ -1,0 +1,250 @@
+"""What a study may change of an experiment: ranges and choices by dotted path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from optuna import Trial
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from narrowcast.platform.config import suggest
+from narrowcast.platform.errors import UserError
+
+_FIXED = {
+    "seed": "the seeds of a trial are study.seeds",
+    "name": "trials are named after their study",
+    "executor": "where trials are played is said under study",
+    "tracking": "all trials of a study go to one store",
+    "targets": "they do not change a run",
+    "evaluate_every": "trials have to be compared after the same rounds",
+    "checkpoint_every": "it does not change a run",
+}
+
+
+class _Dimension(BaseModel):
+    """`when` names values of other choices of the space, by path, under which this one is there at all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    when: dict[str, Any] = {}
+
+
+class _Range(_Dimension):
+    @model_validator(mode="after")
+    def _can_be_drawn_from(self) -> _Range:
+        low, high, step = (getattr(self, name) for name in ("low", "high", "step"))
+        if low >= high:
+            raise ValueError(f"low = {low} has to be below high = {high}")
+        if getattr(self, "log", False) and low <= 0:
+            raise ValueError(f"a logarithmic range has to be above 0, got low = {low}")
+        if getattr(self, "log", False) and step not in (None, 1):
+            raise ValueError("a logarithmic range has no step; leave out one of them")
+        if step is not None and abs(round((high - low) / step) * step - (high - low)) > 1e-9 * (high - low):
+            raise ValueError(f"{high} is no whole number of steps of {step} above {low}; change high or step")
+        return self
+
+
+class FloatRange(_Range):
+    """Numbers from `low` to `high`, evenly, or evenly in their logarithm, or in steps."""
+
+    kind: Literal["float"] = "float"
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = Field(None, gt=0)
+
+    def draw(self, trial: Trial, path: str) -> Any:
+        """The trial's value, as it is stored."""
+        return trial.suggest_float(path, self.low, self.high, log=self.log, step=self.step)
+
+    def probes(self) -> dict[str, Any]:
+        """Values that tell whether the experiment takes all of the range."""
+        middle = self.low + (self.step or (self.high - self.low) / np.pi)
+        return {"low": self.low, "high": self.high, "between": middle}
+
+    def grid(self) -> list[Any] | None:
+        """All values; None where they are without end."""
+        if self.step is None:
+            return None
+        return [float(f"{self.low + self.step * place:.12g}") for place in range(self._n_steps() + 1)]
+
+    def _n_steps(self) -> int:
+        return round((self.high - self.low) / (self.step or 1))
+
+    def value(self, drawn: Any) -> Any:
+        """The experiment's value for what was drawn."""
+        return drawn
+
+
+class IntRange(_Range):
+    """Whole numbers from `low` to `high`, both included."""
+
+    kind: Literal["int"] = "int"
+    low: int
+    high: int
+    log: bool = False
+    step: int = Field(1, ge=1)
+
+    def draw(self, trial: Trial, path: str) -> Any:
+        """The trial's value, as it is stored."""
+        return trial.suggest_int(path, self.low, self.high, log=self.log, step=self.step)
+
+    def probes(self) -> dict[str, Any]:
+        """Values that tell whether the experiment takes all of the range."""
+        return {"low": self.low, "high": self.high}
+
+    def grid(self) -> list[Any] | None:
+        """All values."""
+        return list(range(self.low, self.high + 1, self.step))
+
+    def value(self, drawn: Any) -> Any:
+        """The experiment's value for what was drawn."""
+        return drawn
+
+
+class Choice(_Dimension):
+    """One of several values of any kind, whole sections and lists among them, which may be given names to go by."""
+
+    kind: Literal["choice"] = "choice"
+    values: dict[str, Any] | tuple[Any, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _are_different(self) -> Choice:
+        if len(self._by_label()) < len(self.values):
+            raise ValueError(f"{list(self.values)} has a value twice; keep one of them")
+        return self
+
+    def _by_label(self) -> dict[Any, Any]:
+        """The values by what Optuna stores of them; a section without a name stands as its JSON."""
+        if isinstance(self.values, dict):
+            return self.values
+        plain = (str, int, float, bool, type(None))
+        return {value if isinstance(value, plain) else json.dumps(value): value for value in self.values}
+
+    def draw(self, trial: Trial, path: str) -> Any:
+        """The trial's value, as it is stored."""
+        return trial.suggest_categorical(path, list(self._by_label()))
+
+    def probes(self) -> dict[str, Any]:
+        """Values that tell whether the experiment takes all of them."""
+        return {f"values[{place}]": label for place, label in enumerate(self._by_label())}
+
+    def grid(self) -> list[Any]:
+        """All values, as they are stored."""
+        return list(self._by_label())
+
+    def value(self, drawn: Any) -> Any:
+        """The experiment's value for what was drawn."""
+        return self._by_label()[drawn]
+
+
+def _list_alone(value: Any) -> Any:
+    return {"kind": "choice", "values": value} if isinstance(value, list) else value
+
+
+Dimension = Annotated[
+    Annotated[FloatRange | IntRange | Choice, Field(discriminator="kind")],
+    BeforeValidator(_list_alone),
+]
+
+
+class Space:
+    """The dimensions in an order in which each comes after those that it depends on; raises `UserError` without one."""
+
+    def __init__(self, dimensions: Mapping[str, FloatRange | IntRange | Choice]) -> None:
+        for path in dimensions:
+            if (why := _FIXED.get(path.split(".", maxsplit=1)[0])) is not None:
+                raise UserError(f"space.{path} cannot be tuned: {why}")
+        self.dimensions = dict(dimensions)
+        for path, dimension in dimensions.items():
+            for other, wanted in dimension.when.items():
+                self._check_condition(path, other, wanted)
+        left, order = dict(dimensions), list[str]()
+        while left:
+            # A section's kind comes before its fields, since setting it starts the section over.
+            ready = [path for path in left if not any(other in left for other in self._before(path))]
+            if not ready:
+                raise UserError(f"space: the conditions of {', '.join(left)} wait for each other; take one away")
+            order.extend(ready)
+            left = {path: dimension for path, dimension in left.items() if path not in ready}
+        self.dimensions = {path: dimensions[path] for path in order}
+
+    def _check_condition(self, path: str, other: str, wanted: Any) -> None:
+        choice = self.dimensions.get(other)
+        if not isinstance(choice, Choice) or other == path:
+            known = [each for each, dimension in self.dimensions.items() if isinstance(dimension, Choice)]
+            raise UserError(
+                f"space.{path}.when: {other} is no choice of this space; choices are "
+                f"{', '.join(known) or 'none'}{suggest(other, known)}"
+            )
+        labels = choice.grid()
+        for value in _listed(wanted):
+            if value not in labels:
+                raise UserError(f"space.{path}.when: {other} is never {value!r}; it is one of {labels}")
+
+    def _before(self, path: str) -> list[str]:
+        section = [path.rsplit(".", depth)[0] for depth in range(1, path.count(".") + 1)]
+        kinds = [f"{each}.kind" for each in section] + section
+        return [*self.dimensions[path].when, *(each for each in kinds if each != path)]
+
+    def active(self, path: str, drawn: Mapping[str, Any]) -> bool:
+        """Whether the conditions of a dimension hold among what was drawn before it."""
+        return all(
+            other in drawn and drawn[other] in _listed(wanted)
+            for other, wanted in self.dimensions[path].when.items()
+        )
+
+    def draw(self, trial: Trial) -> dict[str, Any]:
+        """What a trial draws, each dimension after those that it depends on."""
+        drawn: dict[str, Any] = {}
+        for path, dimension in self.dimensions.items():
+            if self.active(path, drawn):
+                drawn[path] = dimension.draw(trial, path)
+        return drawn
+
+    def values(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """What the experiment gets, kinds first."""
+        return {path: each.value(drawn[path]) for path, each in self.dimensions.items() if path in drawn}
+
+    def probes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """A label and a draw for every end and choice of every dimension, the others at their first."""
+        for path, dimension in self.dimensions.items():
+            for label, drawn in dimension.probes().items():
+                yield f"space.{path}.{label} = {drawn!r}", self._with(path, drawn)
+
+    def _with(self, path: str, drawn: Any) -> dict[str, Any]:
+        """This value, those that its conditions ask for, and the first of every other dimension."""
+        wanted, queue = {path: drawn}, [path]
+        while queue:
+            for other, values in self.dimensions[queue.pop()].when.items():
+                wanted[other] = _listed(values)[0]
+                queue.append(other)
+        chosen: dict[str, Any] = {}
+        for each, dimension in self.dimensions.items():
+            if self.active(each, chosen):
+                chosen[each] = wanted.get(each, next(iter(dimension.probes().values())))
+        return chosen
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Every combination once, as drawn; raises `UserError` where a range has no end of values."""
+        for path, dimension in self.dimensions.items():
+            if dimension.grid() is None:
+                raise UserError(
+                    f"study.sampler = grid: space.{path} has no end of values; give it a step, or a list of values"
+                )
+        found: dict[str, dict[str, Any]] = {}
+        for combination in product(*(dimension.grid() or [] for dimension in self.dimensions.values())):
+            drawn: dict[str, Any] = {}
+            for path, value in zip(self.dimensions, combination, strict=True):
+                if self.active(path, drawn):
+                    drawn[path] = value
+            found.setdefault(json.dumps(drawn), drawn)
+        return list(found.values())
+
+
+def _listed(wanted: Any) -> list[Any]:
+    return wanted if isinstance(wanted, list) else [wanted]
