@@ -101,7 +101,9 @@ def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:
     values = apply_overrides(values, overrides)
     sections = validate(_Sections, values, origin)
     experiment = {**sections.experiment, "name": sections.name}
-    return StudyFile(sections.name, experiment, sections.study, Space(sections.space), values, origin)
+    space = Space(sections.space)
+    sections.study.n_trials(space)  # a grid has to have an end
+    return StudyFile(sections.name, experiment, sections.study, space, values, origin)
 
 
 def _experiment(section: Any, origin: str) -> dict[str, Any]:
@@ -121,7 +123,11 @@ def _merged(base: Any, over: Any) -> Any:
     """Keys and values on top of others; a section of another kind replaces the one that was there."""
     if isinstance(base, str):
         base = {"kind": base}
-    if not isinstance(base, dict) or not isinstance(over, dict) or over.get("kind", base.get("kind")) != base.get("kind"):
+    if (
+        not isinstance(base, dict)
+        or not isinstance(over, dict)
+        or over.get("kind", base.get("kind")) != base.get("kind")
+    ):
         return over
     return {**base, **{key: _merged(base[key], value) if key in base else value for key, value in over.items()}}
 

@@ -260,7 +260,9 @@ class _Sweep:
             return True
         return False
 
-    def _end(self, number: int, row: dict[str, Any] | None, step: Step, *, pruned: bool = False, reason: str = "") -> None:
+    def _end(
+        self, number: int, row: dict[str, Any] | None, step: Step, *, pruned: bool = False, reason: str = ""
+    ) -> None:
         asked = self.asked.pop(number)
         rows = self.rows.pop(number)
         told = self.prepared.ledger.tell(number, row, pruned=pruned, reason=reason)
@@ -307,7 +309,9 @@ class _Sweep:
             spent = {**spent, "round": row.rounds, "logged_at_ms": rows[-1]["logged_at_ms"]}
             new = {name: value for name, value in spent.items() if name not in rows[-1]}
             rows = (*rows, {**new, "round": row.rounds, "logged_at_ms": rows[-1]["logged_at_ms"]})
-        return TrialRun(str(row.number), f"{self.prepared.file.name}-{row.number:03d}", row.state, row.drawn, tags, rows)
+        return TrialRun(
+            str(row.number), f"{self.prepared.file.name}-{row.number:03d}", row.state, row.drawn, tags, rows
+        )
 
     def agree(self, known: Mapping[str, str]) -> None:
         """Send what the store says otherwise than the storage, of all trials for which no other process answers."""

@@ -85,8 +85,15 @@ def play_jobs(jobs: Jobs, shared: Shared) -> Generator[list[Step], Collection[in
             step
             for key, its_places in places.items()
             if its_places[0] in outcomes
-            and (step := _step(jobs, key, [replicas[place] for place in its_places], [outcomes[place] for place in its_places],
-                               [seconds[place] for place in its_places]))
+            and (
+                step := _step(
+                    jobs,
+                    key,
+                    [replicas[place] for place in its_places],
+                    [outcomes[place] for place in its_places],
+                    [seconds[place] for place in its_places],
+                )
+            )
         ]
         stopped = (yield steps) if steps else ()
         over = {step.key for step in steps if step.over or step.failed} | set(stopped)

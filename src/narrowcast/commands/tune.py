@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,7 @@ def _report(file: StudyFile, result: StudyResult) -> None:
         terminal.print(_test_table(result.tested))
 
 
-def _test_table(tested: list[Retested]) -> Table:
+def _test_table(tested: Sequence[Retested]) -> Table:
     """The best trials with new seeds: mean and standard deviation, validation beside test."""
     from narrowcast.platform.tracking.units import format_bits
 
@@ -150,18 +151,25 @@ def _dry_run(file: StudyFile) -> None:
     from narrowcast.platform.tracking.units import format_seconds
 
     shared = sweep.check_study(file)
-    table = Table("path", "values", "when", title=f"{file.name}: the space", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        "path", "values", "when", title=f"{file.name}: the space", title_justify="left", box=None, pad_edge=False
+    )
     for path, dimension in file.space.dimensions.items():
         plain = dimension.model_dump(exclude={"kind", "when"}, exclude_defaults=True)
-        said = str(list(plain["values"])) if "values" in plain else ", ".join(f"{k} {v:g}" if k != "log" else k for k, v in plain.items())
+        said = (
+            str(list(plain["values"]))
+            if "values" in plain
+            else ", ".join(f"{k} {v:g}" if k != "log" else k for k, v in plain.items())
+        )
         table.add_row(path, said, ", ".join(f"{k} = {v}" for k, v in dimension.when.items()) or "always")
     console().print(table)
     cost = estimate(file, shared)
     settings, trials = file.settings, cost.trials
     click.echo(
-        f"\n{trials} trials x {cost.rounds} rounds x {settings.seeds} seeds, {settings.parallel} at a time: a round takes "
-        f"{1000 * cost.round_seconds:.1f} ms here and an evaluation {1000 * cost.evaluation_seconds:.0f} ms, so about "
-        f"{format_seconds(cost.seconds)} where nothing is pruned, and {format_seconds(cost.retest_seconds)} for the test"
+        f"\n{trials} trials x {cost.rounds} rounds x {settings.seeds} seeds, {settings.parallel} at a time: a round "
+        f"takes {1000 * cost.round_seconds:.1f} ms here and an evaluation {1000 * cost.evaluation_seconds:.0f} ms, so "
+        f"about {format_seconds(cost.seconds)} where nothing is pruned, and then {format_seconds(cost.retest_seconds)} "
+        "on test"
     )
     click.echo("\n# a drawn configuration")
     write_yaml(file.whole(cost.drawn).plain(), sys.stdout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from optuna import Study
-from optuna.exceptions import ExperimentalWarning
+from optuna.trial import FrozenTrial, TrialState
 
 from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
@@ -50,7 +50,10 @@ def _scaled(name: str, values: FloatArray) -> tuple[FloatArray, str]:
     """Values in the unit that people read them in, and the axis's label."""
     if name in COSTS:
         unit = axis_unit(BYTE_UNITS if name.endswith("bits") else TIME_UNITS, float(np.max(values, initial=0.0)))
-        return values / unit.size, f"{name.removesuffix('_bits').removesuffix('_seconds').replace('_', ' ')} ({unit.symbol})"
+        return (
+            values / unit.size,
+            f"{name.removesuffix('_bits').removesuffix('_seconds').replace('_', ' ')} ({unit.symbol})",
+        )
     split, _, metric = name.partition(".")
     label = {"hr@10": "HR@10", "ndcg@10": "NDCG@10"}.get(metric, metric)
     return 100 * values, f"{split} {label} (%)"
@@ -72,12 +75,15 @@ def _history(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str]
     return figure
 
 
-def _places(values: Sequence[Any], choice: bool, log: bool) -> tuple[FloatArray, list[float], list[str]]:
-    """Where values stand on an axis from 0 to 1, and its ticks."""
-    if choice:
-        labels = list(dict.fromkeys(map(str, values)))
-        at = {label: place / max(1, len(labels) - 1) for place, label in enumerate(labels)}
-        return np.array([at[str(value)] for value in values]), list(at.values()), [each[:24] for each in labels]
+def _chosen(choice: Choice, values: Sequence[Any]) -> tuple[FloatArray, list[float], list[str]]:
+    """Where values of a choice stand on an axis from 0 to 1, and its ticks."""
+    labels = choice.grid()
+    at = [place / max(1, len(labels) - 1) for place in range(len(labels))]
+    return np.array([at[labels.index(value)] for value in values]), at, [str(each)[:24] for each in labels]
+
+
+def _measured(values: Sequence[float], *, log: bool) -> tuple[FloatArray, list[float], list[str]]:
+    """The same for numbers."""
     numbers = np.array(values, dtype=np.float64)
     scale = np.log(numbers) if log else numbers
     low, high = float(scale.min()), float(scale.max())
@@ -89,38 +95,44 @@ def _places(values: Sequence[Any], choice: bool, log: bool) -> tuple[FloatArray,
 def _parallel(
     title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str], space: Space, chosen: TrialRow
 ) -> Figure | None:
-    """A line for each complete trial across all dimensions that every one of them has, coloured by the first objective."""
+    """A line for each complete trial across the dimensions that all of them have, coloured by the first objective."""
     paths = [path for path in space.dimensions if all(path in row.drawn for row in rows)]
-    if not paths:
+    if not paths or len(rows) < 2:
         return None
     columns = []
     for path in paths:
         dimension = space.dimensions[path]
-        choice = isinstance(dimension, Choice)
-        columns.append((path, *_places([row.drawn[path] for row in rows], choice, getattr(dimension, "log", False))))
+        drawn = [row.drawn[path] for row in rows]
+        if isinstance(dimension, Choice):
+            columns.append((path, *_chosen(dimension, drawn)))
+        else:
+            columns.append((path, *_measured(drawn, log=dimension.log)))
     for name in objectives:
         values, label = _scaled(name, np.array([row.amounts[name] for row in rows]))
-        columns.append((label, *_places(values.tolist(), False, name in COSTS and bool((values > 0).all()))))
+        columns.append((label, *_measured(values.tolist(), log=name in COSTS and bool((values > 0).all()))))
     figure, (axes,) = new_figure(f"{title}: the trials across the space", panels=1)
     figure.set_size_inches(max(7, 1.7 * len(columns)), 4.8)
     first = next(iter(objectives))
-    values, label = _scaled(first, np.array([row.amounts[first] for row in rows]))
+    values, first_label = _scaled(first, np.array([row.amounts[first] for row in rows]))
     colours = ScalarMappable(Normalize(float(values.min()), float(values.max())), colormaps["viridis"])
     lines = np.stack([places for _, places, _, _ in columns], axis=1)
     for place in np.argsort(values):
         row = rows[int(place)]
         bold = row.number == chosen.number
         colour = VERMILLION if bold else colours.to_rgba(values[place])
-        axes.plot(lines[place], color=colour, linewidth=2.5 if bold else 1, alpha=1 if bold else 0.6, zorder=3 if bold else 2)
+        axes.plot(
+            lines[place], color=colour, linewidth=2.5 if bold else 1, alpha=1 if bold else 0.6, zorder=3 if bold else 2
+        )
     for column, (_, _, ticks, texts) in enumerate(columns):
         axes.axvline(column, color="0.7", linewidth=0.8, zorder=1)
         every = -(-len(ticks) // _MOST_TICKS)
         for tick, text in list(zip(ticks, texts, strict=True))[::every]:
-            axes.text(column + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
+            note = axes.text(column + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
+            note.set_in_layout(False)
     axes.set_xticks(range(len(columns)), [name for name, *_ in columns], fontsize=8, rotation=15, ha="right")
     axes.set_yticks([])
     axes.grid(visible=False)
-    figure.colorbar(colours, ax=axes, label=label, pad=0.02)
+    figure.colorbar(colours, ax=axes, label=first_label, pad=0.02)
     axes.plot([], [], color=VERMILLION, linewidth=2.5, label=f"chosen: trial {chosen.number}")
     figure.legend(loc="outside lower center", frameon=False, fontsize=9)
     return figure
@@ -129,14 +141,16 @@ def _parallel(
 def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
     """How much each dimension explains of each objective, by PED-ANOVA (Watanabe et al., IJCAI 2023)."""
     found = {}
-    for column, name in enumerate(objectives):
-        target = (lambda trial, column=column: trial.values[column]) if len(objectives) > 1 else None
+    for column, (name, direction) in enumerate(objectives.items()):
+        target = _towards(column, direction) if len(objectives) > 1 else None
         try:
-            found[name] = optuna.importance.get_param_importances(study, target=target)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                found[name] = optuna.importance.get_param_importances(study, target=target)
         except (ValueError, RuntimeError):  # too few trials, or all alike
             continue
     found = {name: values for name, values in found.items() if values}
-    complete = sum(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+    complete = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
     if not found or complete < _FEWEST_FOR_IMPORTANCE:
         return None
     figure, axes = new_figure(f"{study.study_name}: what the values matter", panels=len(found))
@@ -146,6 +160,12 @@ def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
         panel.set(xlabel=f"importance for {name} (%)")
         panel.tick_params(axis="y", labelsize=8)
     return figure
+
+
+def _towards(column: int, direction: str) -> Callable[[FrozenTrial], float]:
+    """One of several objectives, turned so that less is better, as PED-ANOVA takes it and warns at every call."""
+    sign = -1 if direction == "maximize" else 1
+    return lambda trial: sign * trial.values[column]
 
 
 def _pareto(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str], chosen: TrialRow) -> Figure | None:
@@ -165,7 +185,9 @@ def _pareto(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str],
     axes.plot(x[on_front], y[on_front], "o-", color=BLUE, markersize=5, linewidth=1.2, label="Pareto front")
     if chosen.number in place:
         here = place[chosen.number]
-        axes.scatter(x[here], y[here], s=130, color=VERMILLION, marker="*", zorder=4, label=f"chosen: trial {chosen.number}")
+        axes.scatter(
+            x[here], y[here], s=130, color=VERMILLION, marker="*", zorder=4, label=f"chosen: trial {chosen.number}"
+        )
     if across in COSTS and (x > 0).all():
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -179,25 +201,23 @@ def _page(study: Study, objectives: Mapping[str, str], path: Path) -> None:
     several = len(objectives) > 1
     pictures: list[Any] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.simplefilter("ignore", UserWarning)
         show = optuna.visualization
         if len(objectives) in (2, 3):
             pictures.append(show.plot_pareto_front(study, target_names=list(objectives)))
-        for column, name in enumerate(objectives):
+        for column, (name, direction) in enumerate(objectives.items()):
             target = (lambda trial, column=column: trial.values[column]) if several else None
             pictures += [
                 show.plot_optimization_history(study, target=target, target_name=name),
                 show.plot_parallel_coordinate(study, target=target, target_name=name),
             ]
             try:
-                pictures.append(show.plot_param_importances(study, target=target, target_name=name))
+                towards = _towards(column, direction) if several else None
+                pictures.append(show.plot_param_importances(study, target=towards, target_name=name))
             except (ValueError, RuntimeError):  # too few trials, or all alike
                 continue
         if not several:
             pictures.append(show.plot_intermediate_values(study))
-    parts = [
-        picture.to_html(full_html=False, include_plotlyjs=place == 0) for place, picture in enumerate(pictures)
-    ]
+    parts = [picture.to_html(full_html=False, include_plotlyjs=place == 0) for place, picture in enumerate(pictures)]
     head = f'<!doctype html><meta charset="utf-8"><title>{study.study_name}</title><h1>{study.study_name}</h1>'
     path.write_text(head + "\n".join(parts))
-

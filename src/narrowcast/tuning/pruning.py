@@ -6,12 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import optuna
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner, ThresholdPruner
+from optuna.pruners import (
+    BasePruner,
+    HyperbandPruner,
+    MedianPruner,
+    NopPruner,
+    SuccessiveHalvingPruner,
+    ThresholdPruner,
+)
 from optuna.trial import Trial, TrialState
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from narrowcast.platform.kinds import one_of
 
+Direction = Literal["maximize", "minimize"]
 Point = tuple[int, float]
 """A step and the value that a trial has there."""
 
@@ -95,9 +103,7 @@ class Hyperband(_Settings):
 
     def make(self) -> BasePruner:
         """Optuna's asynchronous Hyperband."""
-        return HyperbandPruner(
-            min_resource=self.min_steps, max_resource=self.max_steps, reduction_factor=self.factor
-        )
+        return HyperbandPruner(min_resource=self.min_steps, max_resource=self.max_steps, reduction_factor=self.factor)
 
 
 class Threshold(_Settings):
@@ -161,7 +167,7 @@ class ScalarPruning:
     no values in the real study and never stands on the front.
     """
 
-    def __init__(self, pruner: BasePruner, direction: str) -> None:
+    def __init__(self, pruner: BasePruner, direction: Direction) -> None:
         self._study = optuna.create_study(direction=direction, pruner=pruner)
         self._running: dict[int, Trial] = {}
         self._known: set[int] = set()

@@ -110,6 +110,7 @@ SAMPLERS: Mapping[str, type[BaseModel]] = {
 }  # fmt: skip
 AnySampler = one_of(SAMPLERS, "tpe")
 
+
 class _Walk(BaseSampler):
     """Gives the n-th trial that counts the n-th combination, whoever asks for it; a retry brings its own."""
 
@@ -173,8 +174,6 @@ class Keyed(BaseSampler):
         """As the sampler does."""
         return self._sampler.sample_independent(study, trial, param_name, param_distribution)
 
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """As the sampler does."""
         self._sampler.after_trial(study, trial, state, values)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
-from narrowcast.tuning.pruning import AnyPruner, NoPruner
+from narrowcast.tuning.pruning import AnyPruner, Direction, NoPruner
 from narrowcast.tuning.samplers import TPE, AnySampler
 from narrowcast.tuning.space import Space
 
@@ -19,8 +19,6 @@ COSTS = {
     "simulated_seconds": "simulated_seconds",
 }
 """What a trial spends, and the column of its rounds that says how much so far."""
-
-Direction = Literal["maximize", "minimize"]
 
 
 class Bound(BaseModel):
@@ -69,9 +67,13 @@ class StudySettings(BaseModel):
     trials_together: int = Field(1, ge=1, description="trials that a worker plays as one program")
     cpus_per_worker: float = Field(1.0, gt=0)
     gpus_per_worker: float = Field(0.0, ge=0)
-    executor: Literal["ray", "local"] = Field("ray", description="workers on Ray, or one after the other in this process")
+    executor: Literal["ray", "local"] = Field(
+        "ray", description="workers on Ray, or one after the other in this process"
+    )
     address: str | None = Field(None, description="of a running Ray cluster, host:port or auto")
-    storage: str | None = Field(None, description="a database URL or journal file; by default one in the study's folder")
+    storage: str | None = Field(
+        None, description="a database URL or journal file; by default one in the study's folder"
+    )
     patience_seconds: float = Field(120.0, gt=0, description="a storage that is down is waited for")
     stale_seconds: float = Field(60.0, ge=5, description="a process not heard of for so long is taken for dead")
     retest: Retest = Retest()
@@ -86,7 +88,9 @@ class StudySettings(BaseModel):
             return self
         on = self.pruned_on
         if on is None:
-            raise ValueError(f"pruning by several objectives: study.pruner.on has to be one of {', '.join(self._metrics)}")
+            raise ValueError(
+                f"pruning by several objectives: study.pruner.on has to be one of {', '.join(self._metrics)}"
+            )
         if on not in self._metrics:
             raise ValueError(f"study.pruner.on = {on!r} cannot be pruned on; it has to be an objective of validation")
         return self

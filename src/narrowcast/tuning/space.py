@@ -194,8 +194,7 @@ class Space:
     def active(self, path: str, drawn: Mapping[str, Any]) -> bool:
         """Whether the conditions of a dimension hold among what was drawn before it."""
         return all(
-            other in drawn and drawn[other] in _listed(wanted)
-            for other, wanted in self.dimensions[path].when.items()
+            other in drawn and drawn[other] in _listed(wanted) for other, wanted in self.dimensions[path].when.items()
         )
 
     def draw(self, trial: Trial) -> dict[str, Any]:
@@ -217,7 +216,7 @@ class Space:
                 yield f"space.{path}.{label} = {drawn!r}", self._with(path, drawn)
 
     def _with(self, path: str, drawn: Any) -> dict[str, Any]:
-        """This value, those that its conditions ask for, and the first of every other dimension."""
+        """A value of one dimension, those that its conditions ask for, and the first of every other dimension."""
         wanted, queue = {path: drawn}, [path]
         while queue:
             for other, values in self.dimensions[queue.pop()].when.items():

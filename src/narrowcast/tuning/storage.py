@@ -18,6 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.interruption import uninterrupted
 
 logger = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -52,7 +53,9 @@ def open_storage(storage: str, patience_seconds: float) -> BaseStorage:
             f"study.storage = {shown}: {error}; for PostgreSQL install narrowcast[postgres], else the database's driver"
         ) from error
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
-        raise UserError(f"no storage answers at {shown} ({_reason(error)}); start it, or correct study.storage") from None
+        raise UserError(
+            f"no storage answers at {shown} ({_reason(error)}); start it, or correct study.storage"
+        ) from None
 
 
 def _journal(path: Path) -> BaseStorage:
@@ -62,7 +65,9 @@ def _journal(path: Path) -> BaseStorage:
     try:
         return JournalStorage(backend)
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no journal of a study ({error}); remove it, or give another study.storage") from error
+        raise UserError(
+            f"{path} is no journal of a study ({error}); remove it, or give another study.storage"
+        ) from error
 
 
 def _drop_half_a_line(path: Path, backend: JournalFileBackend) -> None:
@@ -107,7 +112,8 @@ class _Patient:
             began, warned = time.monotonic(), False
             while True:
                 try:
-                    answer = call(*args, **options)
+                    with uninterrupted():  # the storage's own memory of what it wrote must not be cut short
+                        answer = call(*args, **options)
                 except _OUTAGES as error:
                     if time.monotonic() - began > self._seconds:
                         raise RunFailed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -17,9 +18,10 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.interruption import uninterrupted
+from narrowcast.tuning.marks import AMOUNTS, CURVE, LOSSES, OWNER, REASON, RETRY_OF, VOID, counts
 from narrowcast.tuning.pruning import Curve, ScalarPruning
 from narrowcast.tuning.samplers import Keyed
-from narrowcast.tuning.marks import AMOUNTS, LOSSES, OWNER, CURVE, REASON, RETRY_OF, VOID, counts
 from narrowcast.tuning.settings import StudySettings, amounts
 from narrowcast.tuning.space import Space
 
@@ -96,16 +98,18 @@ class Ledger:
             if self._scalar:
                 done = (trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED))
                 self._scalar.learn((trial.number, trial.user_attrs.get(CURVE, ())) for trial in done)
-            trial = self.study.ask()
-            trial.set_user_attr(OWNER, self._owner)
+            with uninterrupted():  # so that what was asked for is known to `release`
+                trial = self.study.ask()
+                trial.set_user_attr(OWNER, self._owner)
+                self._running[trial.number] = trial
             place = sum(counts(each) for each in self.trials() if each.number < trial.number)
             if place < self.n_trials:
                 break
             # Another process asked for the last one at the same moment.
+            del self._running[trial.number]
             trial.set_user_attr(VOID, "one more than the study asks for")
             self.study.tell(trial, state=TrialState.FAIL)
         drawn = self._space.draw(trial)
-        self._running[trial.number] = trial
         on = self._settings.pruner
         self._curves[trial.number] = Curve(getattr(on, "axis", "rounds"), getattr(on, "every", None))
         if self._scalar:
@@ -132,7 +136,7 @@ class Ledger:
         trial, points = self._running.pop(number), self._curves.pop(number).points
         values = amounts(row) if row is not None else {}
         wanted = [values.get(name, float("nan")) for name in self._settings.objectives]
-        failed = row is None or any(value != value for value in wanted)
+        failed = row is None or any(map(math.isnan, wanted))
         if failed and not reason:
             reason = "an objective is not a number"
         state = TrialState.FAIL if failed else TrialState.PRUNED if pruned else TrialState.COMPLETE
@@ -194,9 +198,7 @@ class Ledger:
 
     def _others(self) -> list[FrozenTrial]:
         return [
-            trial
-            for trial in self.trials()
-            if trial.state == TrialState.RUNNING and trial.number not in self._running
+            trial for trial in self.trials() if trial.state == TrialState.RUNNING and trial.number not in self._running
         ]
 
     def _lives(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> bool:
@@ -242,8 +244,6 @@ def _is_running(pid: int, started: str) -> bool:
         return f"{process.create_time():.2f}" == started and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
 
 
 def draw_one(settings: StudySettings, space: Space) -> dict[str, Any]:

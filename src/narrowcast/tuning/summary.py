@@ -96,8 +96,8 @@ def best_trials(rows: Sequence[TrialRow], settings: StudySettings, at_most: int)
             return []
         chosen = knee(front, objectives)
         others = [row for row in front if row is not chosen]
-        spread = np.unique(np.linspace(0, len(others) - 1, max(0, at_most - 1)).round().astype(int)) if others else []
-        return [chosen, *(others[place] for place in spread)][: max(1, at_most)]
+        wanted = np.linspace(0, len(others) - 1, max(0, at_most - 1)).round() if others else np.empty(0)
+        return [chosen, *(others[place] for place in sorted(set(wanted.astype(int).tolist())))]
     usable = [row for row in rows if row.state == "complete" and row.feasible]
     values = objective_values(usable, objectives)
     order = sorted(range(len(usable)), key=lambda place: (-values[place, 0], usable[place].number))

@@ -178,7 +178,9 @@ def open_run(
         except MlflowException:  # of runs that begin at once, one makes the data set's entry and the others find it
             client.log_inputs(run.info.run_id, [_dataset_input(data)])
     except STORE_ERRORS as error:
-        raise UserError(f"the MLflow store at {hide_password(uri)} took no run ({short_reason(error)}); check it") from error
+        raise UserError(
+            f"the MLflow store at {hide_password(uri)} took no run ({short_reason(error)}); check it"
+        ) from error
     return uri, run.info.run_id
 
 

@@ -55,9 +55,7 @@ class TrialRun:
     rows: tuple[Mapping[str, Any], ...] = ()
 
 
-def open_study(
-    tracking: Tracking, output: Path, name: str, params: Mapping[str, Any], tags: Mapping[str, str]
-) -> str:
+def open_study(tracking: Tracking, output: Path, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
     """Create the parent run; its id."""
     uri = tracking.resolve(output)
     client = MlflowClient(uri)
@@ -76,7 +74,7 @@ def open_study(
 
 
 class StudyStore:
-    """The nested runs of one parent. `put` returns at once; a thread sends, and keeps trying while the store is down."""
+    """The nested runs of one parent. A thread sends them, and keeps trying while the store is down."""
 
     def __init__(self, uri: str, parent: str) -> None:
         self._uri, self._parent, self._client = uri, parent, MlflowClient(uri)

@@ -1,0 +1,244 @@
+"""`narrowcast tune` from its file to its best configuration, on real runs and a real MLflow store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from command_line import assert_refused, narrowcast, run_folders
+from test_tuning.studies import EXPERIMENT, ONE_OBJECTIVE, RATES, nested_runs, result, trials, write_study
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+
+
+def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None:
+    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, "study.retest.trials=2", "study.seeds=2")
+    assert (said.status, said.err) == (0, "")
+    folder = tmp_path / "digits"
+    rows = trials(folder)
+    assert [row["state"] for row in rows] == ["complete"] * 6
+    best = max(rows, key=lambda row: float(row["validation.accuracy"]))
+    assert result(folder)["chosen"] == int(best["trial"])
+
+    parent, nested = nested_runs(tmp_path)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["best.trial"] == int(best["trial"])
+    for row in rows:
+        run = nested[row["trial"]]
+        assert run.info.status == "FINISHED"
+        assert run.data.params["training.learning_rate"] == row["training.learning_rate"]
+        assert run.data.metrics["validation.accuracy"] == float(row["validation.accuracy"])
+        assert not any(name.startswith("test.") for name in run.data.metrics)
+    tested = result(folder)["tested"]
+    assert tested[0]["trial"] == int(best["trial"])
+    assert all(each["seeds"] == [2, 3, 4] for each in tested)  # the trials themselves had 0 and 1
+    assert parent.data.metrics["best.test.accuracy"] == pytest.approx(
+        sum(run["test.accuracy"] for run in tested[0]["runs"]) / 3
+    )
+    assert {path.name for path in (folder / "plots").iterdir()} == {
+        "history.png", "parallel.png", "importance.png", "study.html",
+    }  # fmt: skip
+
+    again = narrowcast("run", folder / "best.yaml", "--output", tmp_path, "name=again")
+    assert (again.status, again.err) == (0, "")
+    trial = result(folder / "trials" / f"{int(best['trial']):05d}")
+    assert result(tmp_path / "again")["model_sha256"] == trial["model_sha256"][0]
+
+
+def test_a_study_is_the_same_twice_and_however_it_is_cut(tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    assert narrowcast("tune", study, "--output", tmp_path / "whole").status == 0
+    assert narrowcast("tune", study, "--output", tmp_path / "cut", "study.trials=2").status == 0
+    assert narrowcast("tune", study, "--output", tmp_path / "cut").status == 0
+    whole, cut = (trials(tmp_path / name / "digits") for name in ("whole", "cut"))
+    for row in (*whole, *cut):
+        del row["wall_seconds"]
+    assert whole == cut
+    assert len({row["training.learning_rate"] for row in whole}) == 6
+
+
+def test_trials_played_together_are_what_they_are_alone(tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    for name, together in (("alone", 1), ("together", 4)):
+        settings = ("study.sampler=random", f"study.trials_together={together}")
+        assert narrowcast("tune", study, "--output", tmp_path / name, *settings).status == 0
+    alone, together = (trials(tmp_path / name / "digits") for name in ("alone", "together"))
+    for one, other in zip(alone, together, strict=True):
+        assert one["training.learning_rate"] == other["training.learning_rate"]
+        assert float(one["validation.accuracy"]) == pytest.approx(float(other["validation.accuracy"]), abs=0.011)
+        assert one["uplink_bits"] == other["uplink_bits"]
+
+
+def test_a_pruned_trial_stops_between_rounds_and_says_so_everywhere(tmp_path: Path) -> None:
+    settings = ("study.pruner={kind: threshold, at_least: 0.999, warmup_steps: 5}", "study.trials=3")
+    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, *settings)
+    assert_refused(said, "digits: no trial came to its end (3 pruned)", "a milder pruner", status=1)
+    folder = tmp_path / "digits"
+    _, nested = nested_runs(tmp_path)
+    for number in range(3):
+        trial = result(folder / "trials" / f"{number:05d}")
+        assert (trial["state"], trial["rounds"], trial["model_sha256"]) == ("pruned", 6, [])
+        run = nested[str(number)]
+        assert (run.info.status, run.data.tags["state"], run.data.tags["pruned_at_round"]) == ("KILLED", "pruned", "6")
+        assert run.data.metrics["rounds_played"] == 6
+
+
+def test_several_objectives_are_pruned_on_one_of_them(tmp_path: Path) -> None:
+    study = (
+        "study:\n  objectives: {validation.accuracy: maximize, uplink_bits: minimize}\n  trials: 12\n"
+        "  executor: local\n  retest: {trials: 0}\n  constraints: {validation.accuracy: {at_least: 0.2}}\n"
+        "  pruner: {kind: median, on: validation.accuracy, axis: uplink_bits, every: 2e6, startup_trials: 3}\n"
+        "space:\n  training.learning_rate: {kind: float, low: 0.001, high: 1, log: true}\n"
+        "  algorithm:\n    kind: choice\n    values:\n      all: fedavg\n      few: {kind: scolr, rank: 4}\n"
+    )
+    said = narrowcast("tune", write_study(tmp_path, EXPERIMENT + study), "--output", tmp_path)
+    assert (said.status, said.err) == (0, "")
+    rows = trials(tmp_path / "digits")
+    assert {row["state"] for row in rows} == {"complete", "pruned"}
+    usable = [row for row in rows if row["state"] == "complete" and float(row["validation.accuracy"]) >= 0.2]
+    front = {
+        int(row["trial"])
+        for row in usable
+        if not any(
+            float(other["validation.accuracy"]) > float(row["validation.accuracy"])
+            and float(other["uplink_bits"]) <= float(row["uplink_bits"])
+            for other in usable
+        )
+    }
+    assert {each["trial"] for each in result(tmp_path / "digits")["pareto_front"]} == front
+    assert (tmp_path / "digits" / "plots" / "pareto.png").is_file()
+
+
+def test_a_budget_ends_a_trial_and_its_configuration(tmp_path: Path) -> None:
+    whole = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, "--name", "whole", "study.trials=1")
+    assert whole.status == 0
+    bits = float(trials(tmp_path / "whole")[0]["uplink_bits"])
+    settings = ("study.trials=1", f"study.budget={{uplink_bits: {bits / 2}}}")
+    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, *settings)
+    assert (said.status, said.err) == (0, "")
+    assert trials(tmp_path / "digits")[0]["rounds"] == "6"  # half of 10 rounds, then the next evaluation
+    assert "rounds: 6\n" in (tmp_path / "digits" / "best.yaml").read_text()
+
+
+@contextmanager
+def _terminated_in_trial(number: int, folder: Path) -> Iterator[None]:
+    """Send this process a SIGTERM once the trial has reported to the journal."""
+
+    def wait_and_send() -> None:
+        journal, deadline = folder / "study.journal", time.monotonic() + 60
+        while time.monotonic() < deadline:
+            lines = journal.read_text().splitlines() if journal.exists() else []
+            if any(f'"trial_id":{number},' in line and "intermediate_value" in line for line in lines):
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            time.sleep(0.01)
+
+    sender = threading.Thread(target=wait_and_send)
+    sender.start()
+    yield
+    sender.join()
+
+
+def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
+    words = ("tune", write_study(tmp_path), "--output", tmp_path, "experiment.rounds=400", "study.trials=3")
+    with _terminated_in_trial(1, tmp_path / "digits"):
+        said = narrowcast(*words)
+    assert_refused(said, "interrupted; go on with: narrowcast tune", status=1)
+    said = narrowcast(*words)
+    assert (said.status, said.err) == (0, "")
+    rows = trials(tmp_path / "digits")
+    assert sum(row["state"] == "complete" for row in rows) == 3
+    (lost,) = [row for row in rows if row["state"] == "lost"]
+    (retry,) = [row for row in rows if row["retry_of"] == lost["trial"]]
+    assert retry["training.learning_rate"] == lost["training.learning_rate"]
+    _, nested = nested_runs(tmp_path)
+    assert {number: run.data.tags["state"] for number, run in nested.items()} == {
+        row["trial"]: row["state"] for row in rows
+    }
+    done = narrowcast(*words)
+    assert done.status == 0
+    assert trials(tmp_path / "digits") == rows
+
+
+def test_the_dry_run_says_what_it_would_do_and_does_nothing(tmp_path: Path) -> None:
+    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path / "runs", "--dry-run")
+    assert (said.status, said.err) == (0, "")
+    assert "training.learning_rate  low 0.001, high 1, log  always" in " ".join(said.out.split("\n"))
+    assert "6 trials x 10 rounds x 1 seeds, 1 at a time" in said.out
+    assert not (tmp_path / "runs").exists()
+    drawn = said.out.partition("# a drawn configuration\n")[2]
+    (tmp_path / "drawn.yaml").write_text(drawn)
+    assert narrowcast("run", tmp_path / "drawn.yaml", "--output", tmp_path / "runs", "rounds=2").status == 0
+
+
+def test_all_trials_failing_is_one_line(tmp_path: Path) -> None:
+    diverging = "  training: {learning_rate: 50}\n"
+    text = EXPERIMENT + diverging + ONE_OBJECTIVE + "space: {algorithm.server_learning_rate: [1e38, 3e38]}\n"
+    said = narrowcast("tune", write_study(tmp_path, text), "--output", tmp_path, "study.trials=3")
+    assert_refused(said, "all 3 trials of digits failed", "no longer finite", status=1)
+    parent, nested = nested_runs(tmp_path)
+    assert parent.info.status == "FAILED"
+    assert [run.info.status for run in nested.values()] == ["FAILED"] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "phrases"),
+    [
+        ("space: {training.learning_rat: [0.1, 0.2]}", (), ["training.learning_rat is unknown", '"learning_rate"?']),
+        (
+            "space: {training.momentum: {kind: float, low: 0, high: 2}}", (),
+            ["space.training.momentum.high = 2.0", "training.momentum = 2.0", "less than"],
+        ),
+        ("space: {training.batch_size: {kind: float, low: 1, high: 9}}", (), ["batch_size", "valid integer"]),
+        ("space: {training.batch_size: {kind: int, low: 9, high: 1}}", (), ["low = 9 has to be below high = 1"]),
+        ("space: {seed: [1, 2]}", (), ["space.seed cannot be tuned", "study.seeds"]),
+        (
+            "space: {training.epochs: {kind: choice, values: [1, 2], when: {algorithm.kind: scolr}}}", (),
+            ["algorithm.kind is no choice of this space"],
+        ),
+        (RATES, ("study.objectives={validation.hr@10: maximize}",), ["no run of this experiment reports", "accuracy"]),
+        (RATES, ("study.objectives={test.accuracy: maximize}",), ["trials are chosen on validation"]),
+        (
+            RATES, ("study.objectives={validation.accuracy: maximise}",),
+            ["study.objectives.validation.accuracy = 'maximise'", "'maximize' or 'minimize'"],
+        ),
+        (RATES, ("study.sampler=grid",), ["space.training.learning_rate has no end of values"]),
+        (RATES, ("study.sampler=tpf",), ['study.sampler.kind = "tpf" is unknown', '"tpe"?']),
+        (RATES, ("study.pruner={kind: median, axis: uplink_bits}",), ["needs every, the size of a step"]),
+        (RATES, ("study.storage=postgresql://me:secret@127.0.0.1:1/x",), ["no storage answers", "127.0.0.1"]),
+        (RATES, ("study.storage=potgresql://host/x",), ["is no database URL"]),
+        (RATES, ("study.budget={rounds: 3}",), ["study.budget.rounds", "uplink_bits"]),
+        (RATES, ("experiment.algorithm.rank=3",), ["algorithm.rank is unknown"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(tmp_path: Path, text: str, words: tuple[str, ...], phrases: list[str]) -> None:
+    study = write_study(tmp_path, EXPERIMENT + ONE_OBJECTIVE + text)
+    said = narrowcast("tune", study, "--output", tmp_path / "runs", *words)
+    assert_refused(said, *phrases)
+    assert "secret" not in said.err
+    assert run_folders(tmp_path / "runs") == []
+
+
+def test_a_study_is_not_mixed_with_another_of_its_name(tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    assert narrowcast("tune", study, "--output", tmp_path, "study.trials=1").status == 0
+    said = narrowcast("tune", study, "--output", tmp_path, "study.trials=2", "experiment.rounds=12")
+    assert_refused(said, "the study digits was begun with another experiment, space or objectives")
+    assert len(trials(tmp_path / "digits")) == 1
+
+
+def test_the_packaged_studies_are_listed_and_whole() -> None:
+    from narrowcast.study_file import load_study, packaged_studies
+
+    said = narrowcast("tune")
+    assert (said.status, said.err) == (0, "")
+    for name in packaged_studies():
+        assert name in said.out
+        assert load_study(name).settings.n_trials(load_study(name).space) >= 30
