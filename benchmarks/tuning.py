@@ -21,8 +21,9 @@ import numpy as np
 from narrowcast.tuning.summary import hypervolume
 
 SEEDS = (0, 1, 2)
-SHORT = ("study.trials=40", "experiment.rounds=60")  # of the study of ranks and bits
+SHORT = ("experiment.rounds=40", "experiment.clients_per_round=20")  # of the study of ranks and bits
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
+MOVIES = ("study.trials=20", "experiment.rounds=200")  # of the study of rates
 
 
 def tune(study: str, name: str, output: Path, *settings: str) -> tuple[list[dict[str, Any]], float]:
@@ -61,7 +62,7 @@ def compare_pruning(output: Path) -> None:
     for seed in SEEDS:
         lines = []
         for name, settings in (("pruned", ()), ("unpruned", ("study.pruner=none",))):
-            rows, seconds = tune("fedmf-ml1m-rates", f"{name}-{seed}", output, f"study.seed={seed}", *settings)
+            rows, seconds = tune("fedmf-ml1m-rates", f"{name}-{seed}", output, f"study.seed={seed}", *MOVIES, *settings)
             complete = [float(row["validation.hr@10"]) for row in rows if row["state"] == "complete"]
             rounds = sum(int(row["rounds"]) for row in rows)
             lines.append((max(complete), rounds))

@@ -20,7 +20,7 @@ VOID = "void"
 """Why a failed trial does not count: it was lost and is tried again, or was one too many."""
 
 RETRY_OF, LOSSES = "retry_of", "losses"
-"""The lost trial that this one stands for, and how many times that was lost."""
+"""The lost trial that this one stands for, and how often that was lost, by what took it."""
 
 
 def counts(trial: FrozenTrial) -> bool:

@@ -51,8 +51,8 @@ class Told:
 class Ledger:
     """What this process asked for and has not told yet; everything else stands in the storage.
 
-    Of trials whose process died, each is failed and queued again by whoever notices first, once: a trial that is lost
-    a second time has failed. Which of two notices first is decided by the storage, in which only one can end a trial.
+    Of trials whose worker or process died, each is ended and queued again by whoever notices first, unless that has
+    happened to it too often. Which of two notices first is decided by the storage, in which only one can end a trial.
     """
 
     def __init__(self, name: str, storage: BaseStorage, settings: StudySettings, space: Space, digest: str) -> None:
@@ -60,7 +60,7 @@ class Ledger:
         self._settings, self._space = settings, space
         directions = list(settings.objectives.values())
         pruner, several = settings.pruner.make(), len(directions) > 1
-        sampler = Keyed(settings.sampler, settings.seed, space)
+        sampler = Keyed(settings.sampler, settings.seed, space, len(directions))
         options: dict[str, Any] = {"storage": storage, "sampler": sampler}
         options["pruner"] = NopPruner() if several else pruner
         try:
@@ -166,13 +166,13 @@ class Ledger:
         self._curves.pop(number)
         if self._scalar:
             self._scalar.end(number, [])
-        self._take_over(self.trials()[number], reason, again=RETRIES)
+        self._take_over(self.trials()[number], reason, "worker")
 
     def release(self) -> None:
         """Hand back what is being played, since this process was asked to end; that does not count as a loss."""
         for number in list(self._running):
             self._running.pop(number)
-            self._take_over(self.trials()[number], "interrupted", again=None)
+            self._take_over(self.trials()[number], "interrupted", "signal")
 
     def beat(self) -> None:
         """Say that this process is alive, unless it just did."""
@@ -184,7 +184,7 @@ class Ledger:
         """End the trials of processes that are gone, and queue them again; their numbers."""
         attributes = self.study.user_attrs
         lost = [trial for trial in self._others() if not self._lives(trial, attributes)]
-        return [trial.number for trial in lost if self._take_over(trial, "its process was killed", again=RETRIES)]
+        return [trial.number for trial in lost if self._take_over(trial, "its process was killed", "process")]
 
     def played_elsewhere(self) -> tuple[int, int]:
         """How many trials other processes are at work on, and how many nobody has taken yet."""
@@ -213,9 +213,10 @@ class Ledger:
             return _is_running(int(pid), started)
         return time.time() - attributes.get(_BEAT + owner, 0.0) < self._settings.stale_seconds
 
-    def _take_over(self, trial: FrozenTrial, reason: str, again: int | None) -> bool:
-        storage, tried = self.study._storage, trial.user_attrs.get(LOSSES, 0)
-        retry = again is None or tried < again
+    def _take_over(self, trial: FrozenTrial, reason: str, cause: str) -> bool:
+        storage, losses = self.study._storage, dict(trial.user_attrs.get(LOSSES, {}))
+        retry = losses.get(cause, 0) < RETRIES.get(cause, math.inf)
+        losses[cause] = losses.get(cause, 0) + 1
         try:
             if retry:
                 storage.set_trial_user_attr(trial._trial_id, VOID, f"{reason}; tried again")
@@ -224,14 +225,14 @@ class Ledger:
         except UpdateFinishedTrialError:  # its process lived, or another one was quicker
             return False
         if retry:
-            attributes = {RETRY_OF: trial.number, LOSSES: tried + (again is not None)}
+            attributes = {RETRY_OF: trial.number, LOSSES: losses}
             queued = {"fixed_params": dict(trial.params)}
             self.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=attributes, system_attrs=queued))
         return True
 
 
-RETRIES = 1
-"""How often a trial is begun again after its worker or process died."""
+RETRIES = {"worker": 1, "process": 3}
+"""How often a trial is begun again after its worker died, of which it may be the cause, or its whole process."""
 
 
 def _identity_of_this_process() -> str:
@@ -248,7 +249,7 @@ def _is_running(pid: int, started: str) -> bool:
 
 def draw_one(settings: StudySettings, space: Space) -> dict[str, Any]:
     """What the first trial of a study would have, without beginning the study."""
-    study = optuna.create_study(
-        directions=list(settings.objectives.values()), sampler=Keyed(settings.sampler, settings.seed, space)
-    )
+    directions = list(settings.objectives.values())
+    sampler = Keyed(settings.sampler, settings.seed, space, len(directions))
+    study = optuna.create_study(directions=directions, sampler=sampler)
     return space.draw(study.ask())
