@@ -1,0 +1,183 @@
+"""Asking, reporting and telling on Optuna's own storages, with rounds that are made up and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+from pydantic import TypeAdapter
+
+from narrowcast.platform.errors import UserError
+from narrowcast.tuning.pruning import Curve
+from narrowcast.tuning.settings import StudySettings
+from narrowcast.tuning.space import Dimension, Space
+from narrowcast.tuning.storage import open_storage
+from narrowcast.tuning.study import Asked, Ledger
+
+SPACE = {
+    "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},
+    "rank": {"kind": "int", "low": 1, "high": 8},
+    "kind": ["plain", "coded"],
+    "bits": {"kind": "choice", "values": [2, 4], "when": {"kind": "coded"}},
+}
+ONE: dict[str, Any] = {"objectives": {"validation.accuracy": "maximize"}, "trials": 14}
+TWO: dict[str, Any] = {**ONE, "objectives": {"validation.accuracy": "maximize", "uplink_bits": "minimize"}}
+
+
+def space(dimensions: dict[str, Any] | None = None) -> Space:
+    return Space(TypeAdapter(dict[str, Dimension]).validate_python(dimensions or SPACE))
+
+
+def ledger(path: Path, settings: dict[str, Any], dimensions: dict[str, Any] | None = None) -> Ledger:
+    return Ledger("s", open_storage(str(path), 5), StudySettings(**settings), space(dimensions), "digest")
+
+
+def row(round_index: int, accuracy: float, bits: float = 100.0) -> dict[str, Any]:
+    spent = {"total_uplink_bits": round_index * bits, "total_downlink_bits": 1, "simulated_seconds": 10.0 * round_index}
+    return {"round": round_index, "validation.accuracy": accuracy, **spent}
+
+
+def play(one: Ledger, asked: Asked, rounds: int = 4) -> str:
+    """Rank serves accuracy and costs bits; whether the trial was pruned is up to the ledger."""
+    quality = asked.drawn["rank"] / 8
+    for index in range(1, rounds + 1):
+        now = row(index, quality * index / rounds, 100 * asked.drawn["rank"])
+        if one.report(asked.number, now):
+            return one.tell(asked.number, now, pruned=True).state
+    return one.tell(asked.number, now).state
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "nsga2", "cma_es", "random"])
+def test_every_sampler_proposes_the_same_twice_and_after_a_pause(tmp_path: Path, sampler: str) -> None:
+    settings = {**ONE, "sampler": {"kind": sampler}}
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    for name in ("whole", "paused"):
+        drawn[name] = []
+        one = ledger(tmp_path / name, settings)
+        while (asked := one.ask()) is not None:
+            drawn[name].append(asked.drawn)
+            play(one, asked)
+            if name == "paused":
+                one = ledger(tmp_path / name, settings)
+    assert drawn["whole"] == drawn["paused"]
+    assert len(drawn["whole"]) == 14
+    assert all(("bits" in each) == (each["kind"] == "coded") for each in drawn["whole"])
+    assert len({each["rate"] for each in drawn["whole"]}) == 14
+
+
+def test_two_processes_walk_a_grid_once(tmp_path: Path) -> None:
+    grid = {name: SPACE[name] for name in ("rank", "kind", "bits")}
+    settings = {**ONE, "trials": None, "sampler": "grid"}
+    both = [ledger(tmp_path / "s", settings, grid) for _ in range(2)]
+    assert both[0].n_trials == 8 * 3  # plain, and coded with two numbers of bits
+    found = []
+    while asked := [(one, trial) for one in both if (trial := one.ask()) is not None]:
+        for one, trial in asked:
+            found.append(tuple(sorted(trial.drawn.items())))
+            play(one, trial)
+    assert len(found) == len(set(found)) == 24
+    assert sum(trial.state == TrialState.COMPLETE for trial in both[0].trials()) == 24
+
+
+def test_a_lost_worker_is_made_up_for_once(tmp_path: Path) -> None:
+    one = ledger(tmp_path / "s", {**ONE, "trials": 2})
+    first = one.ask()
+    assert first is not None
+    one.lose(first.number, "gone")
+    again = one.ask()
+    assert again is not None
+    assert (again.drawn, again.retry_of) == (first.drawn, first.number)
+    one.lose(again.number, "gone")
+    last = one.ask()
+    assert last is not None
+    assert last.retry_of is None
+    play(one, last)
+    assert one.ask() is None
+    assert [trial.state.name for trial in one.trials()] == ["FAIL", "FAIL", "COMPLETE"]
+
+
+def test_what_another_process_took_over_is_not_told_twice(tmp_path: Path) -> None:
+    one, other = (ledger(tmp_path / "s", {**ONE, "trials": 1}) for _ in range(2))
+    asked = one.ask()
+    assert asked is not None
+    assert other.take_over_lost() == [0]  # to the other ledger of this process, which did not ask for it, it is lost
+    assert one.report(0, row(1, 0.5))
+    assert one.tell(0, row(1, 0.5)).state == "lost"
+    retry = other.ask()
+    assert retry is not None
+    assert play(other, retry) == "complete"
+    assert one.ask() is None
+
+
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        {"kind": "median", "startup_trials": 2},
+        {"kind": "successive_halving", "factor": 2},
+        {"kind": "hyperband", "max_steps": 4, "factor": 2},
+        {"kind": "threshold", "at_least": 0.1},
+        {"kind": "median", "startup_trials": 2, "axis": "simulated_seconds", "every": 10},
+    ],
+)
+@pytest.mark.parametrize("settings", [ONE, TWO], ids=["one", "two"])
+def test_pruners_spare_the_best_of_one_objective_and_of_two(
+    tmp_path: Path, pruner: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    on = {"on": "validation.accuracy"} if settings is TWO else {}
+    one = ledger(tmp_path / "s", {**settings, "sampler": "random", "pruner": {**pruner, **on}, "trials": 20})
+    states = {}
+    while (asked := one.ask()) is not None:
+        states[asked.number] = (play(one, asked), asked.drawn["rank"])
+    ranks = {state: [rank for each, rank in states.values() if each == state] for state in ("complete", "pruned")}
+    assert ranks["pruned"]
+    assert max(ranks["complete"]) == max(rank for _, rank in states.values())
+    assert min(ranks["pruned"]) == min(rank for _, rank in states.values())
+
+
+def test_a_curve_over_bits_holds_what_was_known() -> None:
+    curve = Curve("uplink_bits", 100)
+    assert curve.extend(row(1, 0.1, 150), 0.1) == [(1, 0.1)]  # nothing was known at 100 bits but this
+    assert curve.extend(row(2, 0.3, 150), 0.3) == [(2, 0.1), (3, 0.3)]
+    assert curve.extend(row(3, 0.5, 105), 0.5) == []
+    assert curve.extend(row(6, 0.7, 100), 0.7) == [(4, 0.5), (5, 0.5), (6, 0.7)]
+
+
+def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
+    one = ledger(tmp_path / "s", {**ONE, "trials": 2})
+    asked = one.ask()
+    assert asked is not None
+    play(one, asked)
+    with (tmp_path / "s").open("a") as journal:
+        journal.write('{"op_code": 5, "worker')
+    again = ledger(tmp_path / "s", {**ONE, "trials": 2})
+    asked = again.ask()
+    assert asked is not None
+    assert play(again, asked) == "complete"
+    assert len(ledger(tmp_path / "s", ONE).trials()) == 2
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "phrase"),
+    [
+        ({"a": {"kind": "choice", "values": [1, 2], "when": {"b": 1}}, "b": [1, 2]}, None),
+        (
+            {
+                "a": {"kind": "choice", "values": [1, 2], "when": {"b": 1}},
+                "b": {"kind": "choice", "values": [1, 2], "when": {"a": 1}},
+            },
+            "the conditions of a, b wait for each other",
+        ),
+        ({"a": {"kind": "choice", "values": [1, 2], "when": {"b": 3}}, "b": [1, 2]}, "b is never 3"),
+        ({"executor.kind": ["ray", "local"]}, "cannot be tuned"),
+    ],
+)
+def test_conditions_have_to_make_sense(dimensions: dict[str, Any], phrase: str | None) -> None:
+    if phrase is None:
+        assert list(space(dimensions).dimensions) == ["b", "a"]
+        assert space(dimensions).grid() == [{"b": 1, "a": 1}, {"b": 1, "a": 2}, {"b": 2}]
+        return
+    with pytest.raises(UserError, match=phrase):
+        space(dimensions)
