@@ -23,7 +23,7 @@ from narrowcast.tuning.summary import hypervolume
 SEEDS = (0, 1, 2)
 SHORT = ("experiment.rounds=40", "experiment.clients_per_round=20")  # of the study of ranks and bits
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
-MOVIES = ("study.trials=20", "experiment.rounds=200")  # of the study of rates
+MOVIES = ("study.trials=15",)  # of the study of rates
 
 
 def tune(study: str, name: str, output: Path, *settings: str) -> tuple[list[dict[str, Any]], float]:
@@ -73,14 +73,12 @@ def compare_pruning(output: Path) -> None:
 
 def compare_throughput(output: Path) -> None:
     """Trials per hour by workers and trials together, and the share of the time that is not training."""
-    settings = ("study.trials=16", "study.sampler=random", "study.pruner=none")
-    for study in ("scolr-ml100k-rank-bits", "fedavg-digits"):
-        for parallel, together in ((1, 1), (2, 1), (1, 8), (2, 8)):
-            name = f"{study}-{parallel}x{together}"
-            chosen = (f"study.parallel={parallel}", f"study.trials_together={together}", *settings)
-            path = study if study != "fedavg-digits" else str(_digits(output))
-            tune(path, name, output, *chosen)
-            print(f"{name}: {_rate(output / name)}, load {os.getloadavg()[0]:.1f}", flush=True)
+    settings = ("study.trials=16", "study.sampler=random", "study.pruner=none", "experiment.evaluate_every=20")
+    for parallel, together in ((1, 1), (2, 1), (1, 8), (2, 8)):
+        name = f"digits-{parallel}x{together}"
+        chosen = (f"study.parallel={parallel}", f"study.trials_together={together}", *settings)
+        tune(str(_digits(output)), name, output, *chosen)
+        print(f"{name}: {_rate(output / name)}, load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def _digits(output: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import socket
 import time
 from collections import Counter
@@ -90,9 +91,9 @@ def check_study(file: StudyFile) -> Shared:
     shared = Shared(base.data, base.data.load())
     file.check(shared.data)
     if file.settings.executor == "ray":
-        runtime(file).check(base.task(shared.data))
+        runtime(file).check(base, base.task(shared.data))
     else:
-        base.executor.check(base.task(shared.data))
+        base.executor.check(base, base.task(shared.data))
     return shared
 
 
@@ -134,7 +135,8 @@ def places(file: StudyFile, shared: Shared) -> Iterator[Places]:
     if settings.executor == "local":
         yield Here(play_jobs, shared)
         return
-    with runtime(file).cluster():
+    cpus = max(os.cpu_count() or 1, math.ceil(settings.parallel * settings.cpus_per_worker))
+    with runtime(file).cluster(cpus):
         yield StepHosts(play_jobs, shared, settings.parallel, settings.cpus_per_worker, settings.gpus_per_worker)
 
 

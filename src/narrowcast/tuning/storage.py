@@ -36,7 +36,7 @@ def open_storage(storage: str, patience_seconds: float) -> BaseStorage:
             return _patient(_journal(Path(storage)), patience_seconds)
         url = make_url(storage)
         if url.drivername in ("postgresql", "postgres"):
-            url = url.set(drivername="postgresql+psycopg")
+            url = url.set(drivername="postgresql+psycopg2")
         arguments = {"connect_timeout": _CONNECT_SECONDS} if url.get_backend_name() == "postgresql" else {}
         engine = {"pool_pre_ping": True, "connect_args": arguments}
         return _patient(
@@ -50,7 +50,7 @@ def open_storage(storage: str, patience_seconds: float) -> BaseStorage:
         ) from error
     except ImportError as error:
         raise UserError(
-            f"study.storage = {shown}: {error}; for PostgreSQL install narrowcast[postgres], else the database's driver"
+            f"study.storage = {shown}: {error}; for PostgreSQL install narrowcast[server], else the database's driver"
         ) from error
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
         raise UserError(
