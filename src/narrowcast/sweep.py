@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ from narrowcast import __version__
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.cluster.step_hosts import StepHosts
 from narrowcast.experiment import Experiment
-from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.steps import Here, Lost, Over, Places
@@ -29,6 +26,7 @@ from narrowcast.progress import STOPPING
 from narrowcast.retest import Retested, retest
 from narrowcast.session import git_commit, writable
 from narrowcast.study_file import StudyFile
+from narrowcast.study_result import StudyResult, why_none, write_result
 from narrowcast.trial_folder import read_rounds, write_plain_yaml, write_trial
 from narrowcast.trial_player import Job, Jobs, Shared, Step, play_jobs
 from narrowcast.tuning.plots import draw_study
@@ -71,18 +69,6 @@ class PreparedStudy:
     folder: Path
     uri: str
     storage: str
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """What a study came to; `tested` is empty where other processes are still at it."""
-
-    rows: Sequence[TrialRow]
-    best: Sequence[TrialRow]
-    front: Sequence[TrialRow]
-    tested: Sequence[Retested]
-    elsewhere: int
-    files: Sequence[Path]
 
 
 def check_study(file: StudyFile) -> Shared:
@@ -160,7 +146,9 @@ def run_study(prepared: PreparedStudy, watch: Watch) -> StudyResult:
     finally:
         sweep.agree(store.states())
         sent = store.close(prepared.file.build({}).tracking.flush_seconds)
-        metrics = sweep.write_result(result, time.monotonic() - began)
+        rows = [trial_row(trial, prepared.file.space) for trial in prepared.ledger.trials()]
+        objectives, storage = prepared.file.settings.objectives, hide_password(prepared.storage)
+        metrics = write_result(prepared.folder, objectives, storage, rows, result, time.monotonic() - began)
         files = [path for path in sorted(prepared.folder.iterdir()) if path.name not in ("trials", _JOURNAL)]
         if not (store.finish(status, metrics, {"state": status.lower()}, files) and sent):
             watch.say("not all of this study is in MLflow yet; the same command sends the rest")
@@ -333,7 +321,7 @@ class _Sweep:
         elsewhere, _ = ledger.played_elsewhere()
         complete = [row for row in rows if row.state == "complete"]
         if not complete and not elsewhere:
-            raise RunFailed(_all_failed(file.name, rows))
+            raise RunFailed(why_none(file.name, rows))
         best = best_trials(rows, file.settings, max(1, file.settings.retest.trials))
         if not best and not elsewhere:
             raise RunFailed(
@@ -353,49 +341,6 @@ class _Sweep:
             self.watch.say(f"the best {len(best)} trials on test, {file.settings.retest.seeds} new seeds each")
             tested = retest(file, best, folder / "retest", workers, self.budget(), self.store)
         return StudyResult(rows, best, front, tested, 0, [folder / "best.yaml", *files, folder / "plots"])
-
-    def write_result(self, result: StudyResult | None, wall_seconds: float) -> dict[str, float]:
-        """Write `result.json`; what of it goes to the parent run as metrics."""
-        rows = [trial_row(trial, self.prepared.file.space) for trial in self.prepared.ledger.trials()]
-        states = Counter(row.state for row in rows)
-        metrics: dict[str, float] = {f"trials_{state}": float(count) for state, count in states.items()}
-        metrics |= {"rounds_played": float(sum(row.rounds for row in rows)), "wall_seconds": wall_seconds}
-        chosen: TrialRow | None = result.best[0] if result and result.best else None
-        if chosen is not None:
-            metrics |= {f"best.{name}": chosen.amounts[name] for name in self.prepared.file.settings.objectives}
-            metrics["best.trial"] = float(chosen.number)
-        if result and result.tested:
-            metrics |= {f"best.{name}": value for name, value in result.tested[0].means().items()}
-        content = {
-            "name": self.prepared.file.name,
-            "storage": hide_password(self.prepared.storage),
-            "trials": dict(states),
-            "rounds_played": int(metrics["rounds_played"]),
-            "wall_seconds": wall_seconds,
-            "chosen": chosen.number if chosen else None,
-            "best": [_plain(row) for row in result.best] if result else [],
-            "pareto_front": [_plain(row) for row in result.front] if result else [],
-            "tested": [each.plain() for each in result.tested] if result else [],
-        }
-        write_atomically(self.prepared.folder / "result.json", json.dumps(content, indent=2).encode())
-        return metrics
-
-
-def _plain(row: TrialRow) -> dict[str, Any]:
-    return {"trial": row.number, "values": row.drawn, **row.amounts}
-
-
-def _all_failed(name: str, rows: Sequence[TrialRow]) -> str:
-    states = Counter(row.state for row in rows if row.state != "lost")
-    reasons = Counter(row.reason for row in rows if row.state == "failed")
-    if set(states) == {"failed"}:
-        reason, times = reasons.most_common(1)[0]
-        return (
-            f"all {states['failed']} trials of {name} failed, {times} of them so: {reason}; "
-            "narrow the space, and give the study another name"
-        )
-    counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
-    return f"{name}: no trial came to its end ({counted}); give it more trials or time, or a milder pruner"
 
 
 def _stop_if_asked() -> None:

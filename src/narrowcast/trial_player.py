@@ -81,20 +81,15 @@ def play_jobs(jobs: Jobs, shared: Shared) -> Generator[list[Step], Collection[in
             return
         for place, outcome in outcomes.items():
             seconds[place] += outcome.wall_seconds if isinstance(outcome, Outcome) else 0.0
-        steps = [
-            step
-            for key, its_places in places.items()
-            if its_places[0] in outcomes
-            and (
-                step := _step(
-                    jobs,
-                    key,
-                    [replicas[place] for place in its_places],
-                    [outcomes[place] for place in its_places],
-                    [seconds[place] for place in its_places],
+        steps = []
+        for key, its_places in places.items():
+            if its_places[0] in outcomes:
+                its_outcomes, its_seconds = (
+                    [outcomes[each] for each in its_places],
+                    [seconds[each] for each in its_places],
                 )
-            )
-        ]
+                step = _step(jobs, key, [replicas[each] for each in its_places], its_outcomes, its_seconds)
+                steps += [step] if step else []
         stopped = (yield steps) if steps else ()
         over = {step.key for step in steps if step.over or step.failed} | set(stopped)
         ended = {place for key in over for place in places[key]}

@@ -16,7 +16,7 @@ from narrowcast.platform.errors import RunFailed
 if TYPE_CHECKING:
     from narrowcast.retest import Retested
     from narrowcast.study_file import StudyFile
-    from narrowcast.sweep import StudyResult
+    from narrowcast.study_result import StudyResult
 
 
 @click.command()
