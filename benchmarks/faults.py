@@ -375,6 +375,7 @@ def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, st
         if status is None:
             assert play.process is not None
             play.process.kill()
+        cluster.restore()
         warnings = [line for line in play.err().splitlines() if line.startswith("WARNING")]
         return {
             "fault": fault,

@@ -23,6 +23,7 @@ QUICK_CHECKS = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_raylet_start_wait_time_s": "80",
 }
 """A node that does not answer is dead after six seconds and not after twenty."""
 STORE_BYTES = 80_000_000
@@ -134,6 +135,14 @@ class RayCluster:
     def cut(self, node: Node) -> None:
         """Take a node's link down: nothing gets through any more, and nobody is told."""
         _ip("link", "set", node.link, "down")
+
+    def restore(self) -> None:
+        """Bring links up and let frozen processes go on: nodes that were taken for dead notice it, and end."""
+        for node in self.nodes:
+            if node.link and node.alive():
+                _ip("link", "set", node.link, "up", check=False)
+            for each in _family(node.process.pid):
+                each.send_signal(signal.SIGCONT)
 
     def _ray_start(self, before: list[str], words: list[str], cpus: int) -> subprocess.Popen[bytes]:
         start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]

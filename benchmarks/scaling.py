@@ -49,11 +49,11 @@ from populations import make_data, make_task
 
 MODELS = {(16,): "5 KB", (512,): "150 KB", (1024, 256): "1.3 MB"}
 HOSTS, HELD_OUT_HOSTS = (1, 2, 4), (8,)
-COHORTS, CHUNKS = (40, 200, 800), (10, 40)
+COHORTS, CHUNKS = (40, 120, 320), (10, 40)
 CORES = os.cpu_count() or 1
 LINK_BYTES_PER_SECOND = 10e9 / 8
 TERMS = ("round", "host", "client", "chunk", "byte of a chunk", "byte to a host", "training")
-WARM_UP_ROUNDS = 3
+WARM_UP_ROUNDS = 2
 
 
 class FirstFew:
