@@ -30,7 +30,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from ray_cluster import Node, RayCluster
+from ray_cluster import RayCluster
 
 ROUNDS = 30
 DEADLINE_SECONDS = 240.0
@@ -183,12 +183,9 @@ def freeze_host(play: Play) -> None:
 
 
 def freeze_node(play: Play) -> None:
-    """The raylet, its workers and its agents stop, and nobody closes a connection."""
     play.start()
     play.midway()
-    node = play.random.choice(play.cluster.bystanders())
-    for each in psutil.Process(node.process.pid).children(recursive=True):
-        each.send_signal(signal.SIGSTOP)
+    play.cluster.freeze(play.random.choice(play.cluster.bystanders()))
 
 
 def cut_network(play: Play) -> None:
@@ -327,9 +324,7 @@ ROOT_ONLY = ("network of a node cut", "disk full at a checkpoint")
 
 def heal(cluster: RayCluster, nodes: int = 2) -> None:
     """A head and two nodes, whatever the last run did to them."""
-    whole = [node for node in cluster.nodes if node.alive() and not _stopped(node)]
-    if cluster.head is not None and cluster.head.alive() and len(cluster.nodes) == len(whole) == nodes:
-        return
+    whole = [node for node in cluster.nodes if node.alive() and not node.given_up]
     for node in cluster.nodes:
         if node not in whole[:nodes]:
             node.kill()
@@ -342,13 +337,6 @@ def heal(cluster: RayCluster, nodes: int = 2) -> None:
     while len(cluster.nodes) < nodes:
         cluster.add_node()
     cluster.wait_for_nodes(1 + nodes)
-
-
-def _stopped(node: Node) -> bool:
-    link = Path("/sys/class/net", node.link, "operstate")
-    cut = bool(node.link) and link.read_text().strip() != "up"
-    family = psutil.Process(node.process.pid).children(recursive=True)
-    return cut or any(each.status() == psutil.STATUS_STOPPED for each in family)
 
 
 def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, str], store: str) -> dict[str, Any]:
