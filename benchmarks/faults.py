@@ -4,7 +4,7 @@ Every run must end with the `model_sha256` of the run without a cluster, or with
 `narrowcast run --resume` gets there; within its deadline, and leaving no process behind. What was played is kept in
 FILE, and is not played again.
 
-    python benchmarks/faults.py FILE [--seeds 4] [--only FAULT] [--table]
+    python benchmarks/faults.py FILE [--seeds 3] [--only FAULT] [--table]
 """
 
 from __future__ import annotations
