@@ -97,6 +97,13 @@ class Play:
         self.reach(self.random.randint(4, ROUNDS - 10))
         time.sleep(self.random.uniform(0, 0.1))
 
+    def actors(self, name: str) -> list[psutil.Process]:
+        """The processes of this actor, once there are any."""
+        while not (found := self.cluster.workers(name)):
+            if self.process is None or self.process.poll() is not None:
+                raise EndedEarlyError
+        return found
+
     def wait(self, until: float) -> int | None:
         """The exit status, or None where it hangs."""
         assert self.process is not None
@@ -139,7 +146,7 @@ def kill_actor(actor: str, all_of_them: bool = False) -> Callable[[Play], None]:
     def fault(play: Play) -> None:
         play.start()
         play.midway()
-        found = play.cluster.workers(actor)
+        found = play.actors(actor)
         for each in found if all_of_them else [play.random.choice(found)]:
             each.kill()
 
@@ -179,7 +186,7 @@ def nodes_change(play: Play) -> None:
 def freeze_host(play: Play) -> None:
     play.start("executor.round_timeout_seconds=5")
     play.midway()
-    play.random.choice(play.cluster.workers("ClientHost")).send_signal(signal.SIGSTOP)
+    play.random.choice(play.actors("ClientHost")).send_signal(signal.SIGSTOP)
 
 
 def freeze_node(play: Play) -> None:

@@ -298,3 +298,10 @@ def test_the_ui_of_a_server_is_at_the_server(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
     said = narrowcast("ui", "--output", tmp_path)
     assert_refused(said, "the runs are tracked at http://mlflow.example:5000; open that address in a browser")
+
+
+@pytest.mark.parametrize("word", ["executor.placement=scatter", "executor.actors=0"])
+def test_what_is_said_of_the_executor_stands_beside_its_option(tmp_path: Path, word: str) -> None:
+    """Of a packaged experiment that is played in this process, so that the option is another kind of executor."""
+    said = narrowcast("run", "fedavg-digits", word, "--executor", "ray", "--output", tmp_path)
+    assert_refused(said, "fedavg-digits.yaml: " + word.replace("=", " = ")[: word.index("=")])
