@@ -111,7 +111,7 @@ def test_a_bad_setting(tmp_path: Path, words: list[str], phrases: list[str]) -> 
         (b"", ["my.yaml: expected keys and values, got NoneType"]),
         (b"- 1\n", ["my.yaml: expected keys and values, got list"]),
         (b"rounds: 2\n", ["my.yaml: data is missing; algorithm is missing"]),
-        (None, ['no experiment "', "neither a file nor a packaged experiment; packaged: colr-ml1m, "]),
+        (None, ['no experiment "', "neither a file nor a packaged experiment; packaged: "]),
     ],
 )
 def test_a_bad_file(tmp_path: Path, content: bytes | None, phrases: list[str]) -> None:
