@@ -4,7 +4,7 @@ Every run must end with the `model_sha256` of the run without a cluster, or with
 `narrowcast run --resume` gets there; within its deadline, and leaving no process behind. What was played is kept in
 FILE, and is not played again.
 
-    python benchmarks/faults.py FILE [--seeds 4] [--only FAULT] [--table]
+    python benchmarks/faults.py FILE [--seeds 3] [--only FAULT] [--table]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from ray_cluster import Node, RayCluster
+from ray_cluster import RayCluster
 
 ROUNDS = 30
 DEADLINE_SECONDS = 240.0
@@ -97,6 +97,13 @@ class Play:
         self.reach(self.random.randint(4, ROUNDS - 10))
         time.sleep(self.random.uniform(0, 0.1))
 
+    def actors(self, name: str) -> list[psutil.Process]:
+        """The processes of this actor, once there are any."""
+        while not (found := self.cluster.workers(name)):
+            if self.process is None or self.process.poll() is not None:
+                raise EndedEarlyError
+        return found
+
     def wait(self, until: float) -> int | None:
         """The exit status, or None where it hangs."""
         assert self.process is not None
@@ -139,7 +146,7 @@ def kill_actor(actor: str, all_of_them: bool = False) -> Callable[[Play], None]:
     def fault(play: Play) -> None:
         play.start()
         play.midway()
-        found = play.cluster.workers(actor)
+        found = play.actors(actor)
         for each in found if all_of_them else [play.random.choice(found)]:
             each.kill()
 
@@ -179,16 +186,13 @@ def nodes_change(play: Play) -> None:
 def freeze_host(play: Play) -> None:
     play.start("executor.round_timeout_seconds=5")
     play.midway()
-    play.random.choice(play.cluster.workers("ClientHost")).send_signal(signal.SIGSTOP)
+    play.random.choice(play.actors("ClientHost")).send_signal(signal.SIGSTOP)
 
 
 def freeze_node(play: Play) -> None:
-    """The raylet, its workers and its agents stop, and nobody closes a connection."""
     play.start()
     play.midway()
-    node = play.random.choice(play.cluster.bystanders())
-    for each in psutil.Process(node.process.pid).children(recursive=True):
-        each.send_signal(signal.SIGSTOP)
+    play.cluster.freeze(play.random.choice(play.cluster.bystanders()))
 
 
 def cut_network(play: Play) -> None:
@@ -327,9 +331,7 @@ ROOT_ONLY = ("network of a node cut", "disk full at a checkpoint")
 
 def heal(cluster: RayCluster, nodes: int = 2) -> None:
     """A head and two nodes, whatever the last run did to them."""
-    whole = [node for node in cluster.nodes if node.alive() and not _stopped(node)]
-    if cluster.head is not None and cluster.head.alive() and len(cluster.nodes) == len(whole) == nodes:
-        return
+    whole = [node for node in cluster.nodes if node.alive() and not node.given_up]
     for node in cluster.nodes:
         if node not in whole[:nodes]:
             node.kill()
@@ -342,13 +344,6 @@ def heal(cluster: RayCluster, nodes: int = 2) -> None:
     while len(cluster.nodes) < nodes:
         cluster.add_node()
     cluster.wait_for_nodes(1 + nodes)
-
-
-def _stopped(node: Node) -> bool:
-    link = Path("/sys/class/net", node.link, "operstate")
-    cut = bool(node.link) and link.read_text().strip() != "up"
-    family = psutil.Process(node.process.pid).children(recursive=True)
-    return cut or any(each.status() == psutil.STATUS_STOPPED for each in family)
 
 
 def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, str], store: str) -> dict[str, Any]:
@@ -375,6 +370,7 @@ def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, st
         if status is None:
             assert play.process is not None
             play.process.kill()
+        cluster.restore()
         warnings = [line for line in play.err().splitlines() if line.startswith("WARNING")]
         return {
             "fault": fault,

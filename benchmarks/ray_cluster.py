@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,7 @@ QUICK_CHECKS = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_raylet_start_wait_time_s": "80",
 }
 """A node that does not answer is dead after six seconds and not after twenty."""
 STORE_BYTES = 80_000_000
@@ -41,6 +43,8 @@ class Node:
 
     process: subprocess.Popen[bytes]
     link: str = ""
+    given_up: bool = False
+    """Whether it was frozen or cut off, so that the cluster takes it for dead and it will end by itself."""
 
     def send(self, number: signal.Signals) -> None:
         """Signal the node's raylet and all that it started."""
@@ -54,10 +58,8 @@ class Node:
         family = _family(self.process.pid)
         self.process.send_signal(signal.SIGKILL)
         for each in family:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 each.kill()
-            except psutil.NoSuchProcess:
-                continue
         self.process.wait()
         if self.link:
             _ip("link", "del", self.link, check=False)
@@ -133,7 +135,23 @@ class RayCluster:
 
     def cut(self, node: Node) -> None:
         """Take a node's link down: nothing gets through any more, and nobody is told."""
+        node.given_up = True
         _ip("link", "set", node.link, "down")
+
+    def freeze(self, node: Node) -> None:
+        """Stop its raylet, workers and agents: nobody closes a connection, and nobody answers."""
+        node.given_up = True
+        for each in _family(node.process.pid):
+            each.send_signal(signal.SIGSTOP)
+
+    def restore(self) -> None:
+        """Bring links up and let frozen processes go on: nodes that were taken for dead notice it, and end."""
+        for node in self.nodes:
+            if node.link and node.alive():
+                _ip("link", "set", node.link, "up", check=False)
+            for each in _family(node.process.pid):
+                with suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGCONT)
 
     def _ray_start(self, before: list[str], words: list[str], cpus: int) -> subprocess.Popen[bytes]:
         start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]

@@ -1,15 +1,18 @@
 """Planning past this machine: a model of round time, fitted on measured rounds and checked against held-out ones.
 
-Hosts on a real Ray train cohorts of several sizes, in chunks of several sizes, with models of several sizes. A round is
-taken to cost
+Hosts on a real Ray train cohorts of several sizes, in chunks of several sizes, with models of several sizes. What the
+driver does in a round is one after the other, and is taken to cost
 
-    a + b H + c C + d K + e K M + f H M + g C t(M) / min(H, cores)
+    a + b H + c C + d K + e K M + s (f + g H)
 
-seconds for H hosts, C clients in K chunks and a model of M bytes, t(M) being what a client's training takes in one
-process. The factors, none below 0, are fitted on the rounds with fewer hosts; those with the most hosts are held out.
-Between machines, what crosses the driver's link is added: N broadcasts of M to N nodes, and K partial sums of M back.
+seconds for H hosts, C clients in K chunks and a model of M bytes, s being 1 where it travels through the object store
+(above 64 KiB) and 0 where it travels in the calls. The factors, none below 0, are fitted on the CPU
+seconds that the driver's process took with fewer hosts; the rounds with the most hosts are held out. To that the round
+adds C t(M) / min(H, cores) for the training, t(M) being the CPU seconds of a client in one process; and between
+machines what crosses the driver's link: a broadcast of M for each node, and a partial sum of M for each chunk. CPU
+seconds, since those of a wall clock depend on who else is at work; the wall clock is shown beside the prediction.
 
-    python benchmarks/scaling.py [--rounds 10] [--json FILE]
+    python benchmarks/scaling.py [--rounds 10] [--json FILE] [--measured FILE]
 """
 
 from __future__ import annotations
@@ -49,11 +52,12 @@ from populations import make_data, make_task
 
 MODELS = {(16,): "5 KB", (512,): "150 KB", (1024, 256): "1.3 MB"}
 HOSTS, HELD_OUT_HOSTS = (1, 2, 4), (8,)
-COHORTS, CHUNKS = (40, 200, 800), (10, 40)
+COHORTS, CHUNKS = (40, 120, 320), (10, 40)
 CORES = os.cpu_count() or 1
-LINK_BYTES_PER_SECOND = 10e9 / 8
-TERMS = ("round", "host", "client", "chunk", "byte of a chunk", "byte to a host", "training")
-WARM_UP_ROUNDS = 3
+BYTES_IN_A_CALL = 64 * 1024
+LINK_BYTES_PER_SECOND, HOSTS_PER_NODE = 10e9 / 8, 16
+TERMS = ("round", "host", "client", "chunk", "byte of a chunk", "stored round", "stored host")
+WARM_UP_ROUNDS = 2
 
 
 class FirstFew:
@@ -74,15 +78,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--measured", type=Path, help="fit what an earlier --json FILE has, and measure nothing")
     arguments = parser.parse_args()
-    cases = measure_all(arguments.rounds)
+    earlier = json.loads(arguments.measured.read_text()) if arguments.measured else {}
+    cases = earlier.get("cases") or measure_all(arguments.rounds)
     fitted = [case for case in cases if case["hosts"] in HOSTS]
     held_out = [case for case in cases if case["hosts"] in HELD_OUT_HOSTS]
     factors = fit(fitted)
     report = {
         "factors": dict(zip(TERMS, factors.tolist(), strict=True)),
-        "errors_fitted": errors(fitted, factors),
-        "errors_held_out": errors(held_out, factors),
+        "driver_fitted": errors([(driver(case, factors), case["driver"]) for case in fitted]),
+        "driver_held_out": errors([(driver(case, factors), case["driver"]) for case in held_out]),
+        "wall_held_out": errors([(driver(case, factors) + training(case), case["seconds"]) for case in held_out]),
         "population": population(),
         "cases": cases,
         "load_average": os.getloadavg(),
@@ -93,7 +100,7 @@ def main() -> None:
 
 
 def measure_all(n_rounds: int) -> list[dict[str, Any]]:
-    """The quickest round of every case, which is what the machine does when nobody disturbs it."""
+    """Every case: the quickest round by the wall clock, and the median of the CPU seconds of this process."""
     cases = []
     data = make_data(max(COHORTS))
     most = max((*HOSTS, *HELD_OUT_HOSTS))
@@ -102,7 +109,7 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
         task = Task(data, small.profiles, MLP(hidden=hidden), SGD(learning_rate=0.1, batch_size=4), 0)
         algorithm = FedAvg()
         size = sum(values.nbytes for values in algorithm.init(task).values())
-        alone = {each: quickest(task, InProcess(algorithm, task), *each, n_rounds) for each in product(COHORTS, CHUNKS)}
+        alone = {each: measured(task, InProcess(algorithm, task), *each, n_rounds) for each in product(COHORTS, CHUNKS)}
         with tempfile.TemporaryDirectory(prefix="ray-") as folder:
             ray.init(address="local", num_cpus=most, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
             try:
@@ -110,18 +117,18 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
                 hosts.wait(300)
                 for count, cohort, chunk in product((*HOSTS, *HELD_OUT_HOSTS), COHORTS, CHUNKS):
                     pool = HostPool(FirstFew(hosts, count), FailurePolicy("redo", 0, 600))  # type: ignore[arg-type]
-                    seconds, digest = quickest(task, pool, cohort, chunk, n_rounds)
-                    expected = alone[cohort, chunk]
-                    assert digest == expected[1], "results must not depend on the hosts"
+                    seconds, cpu, digest = measured(task, pool, cohort, chunk, n_rounds)
+                    assert digest == alone[cohort, chunk][2], "results must not depend on the hosts"
                     case = {"hosts": count, "clients": cohort, "chunk": chunk, "bytes": size}
-                    cases.append(case | {"seconds": seconds, "training": expected[0] / cohort})
-                    print(f"{case}: {1e3 * seconds:.1f} ms, load {os.getloadavg()[0]:.1f}", flush=True)
+                    per_client = alone[cohort, chunk][1] / cohort
+                    cases.append(case | {"seconds": seconds, "driver": cpu, "training": per_client})
+                    print(f"{case}: {1e3 * seconds:.1f} ms, {1e3 * cpu:.1f} ms of the driver's CPU", flush=True)
             finally:
                 ray.shutdown()
     return cases
 
 
-def quickest(task: Task, executor: Executor, cohort: int, chunk: int, n_rounds: int) -> tuple[float, str]:
+def measured(task: Task, executor: Executor, cohort: int, chunk: int, n_rounds: int) -> tuple[float, float, str]:
     never = 10**9
     plan = Plan(
         rounds=WARM_UP_ROUNDS + n_rounds + 1,
@@ -130,40 +137,48 @@ def quickest(task: Task, executor: Executor, cohort: int, chunk: int, n_rounds: 
         evaluate_every=never,
         checkpoint_seconds=never,
     )
-    algorithm = FedAvg()
-    outcomes = list(play(plan, algorithm, task, executor, start(algorithm, task)))
-    state = outcomes[-1].state
+    algorithm, walls, cpus = FedAvg(), [], []
+    before, state = time.process_time(), None
+    for outcome in play(plan, algorithm, task, executor, start(algorithm, task)):
+        now = time.process_time()
+        walls.append(outcome.wall_seconds)
+        cpus.append(now - before)
+        before, state = now, outcome.state
     assert state is not None
-    return min(each.wall_seconds for each in outcomes[WARM_UP_ROUNDS:-1]), model_sha256(algorithm, state)
+    return min(walls[WARM_UP_ROUNDS:-1]), median(cpus[WARM_UP_ROUNDS:-1]), model_sha256(algorithm, state)
 
 
 def terms(case: dict[str, Any]) -> list[float]:
-    hosts, clients, size = case["hosts"], case["clients"], case["bytes"]
+    clients, size = case["clients"], case["bytes"]
     chunks = -(-clients // case["chunk"])
-    busy = min(hosts, chunks)
-    work = clients * case["training"] / min(busy, case.get("cores", CORES))
-    return [1, busy, clients, chunks, chunks * size, busy * size, work]
+    busy = min(case["hosts"], chunks)
+    stored = size > BYTES_IN_A_CALL
+    return [1, busy, clients, chunks, chunks * size, stored, stored * busy]
+
+
+def driver(case: dict[str, Any], factors: np.ndarray) -> float:
+    """Seconds of a round in which the driver is at work."""
+    return float(np.dot(terms(case), factors))
+
+
+def training(case: dict[str, Any]) -> float:
+    """Seconds of a round in which its hosts are at work."""
+    chunks = -(-case["clients"] // case["chunk"])
+    return float(case["clients"] * case["training"] / min(case["hosts"], chunks, case.get("cores", CORES)))
 
 
 def fit(cases: Sequence[dict[str, Any]]) -> np.ndarray:
     """Least squares of the relative errors, with factors of at least 0."""
     rows = np.array([terms(case) for case in cases])
-    seconds = np.array([case["seconds"] for case in cases])
+    seconds = np.array([case["driver"] for case in cases])
     scale = rows.max(axis=0)
     solution, _ = nnls(rows / scale / seconds[:, None], np.ones(len(cases)))
     return np.asarray(solution / scale)
 
 
-def errors(cases: Sequence[dict[str, Any]], factors: np.ndarray) -> dict[str, float]:
-    off = [abs(float(np.dot(terms(case), factors)) / case["seconds"] - 1) for case in cases]
+def errors(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    off = [abs(predicted / found - 1) for predicted, found in pairs]
     return {"median": median(off), "worst": max(off), "cases": len(off)}
-
-
-def predicted(case: dict[str, Any], factors: np.ndarray, nodes: int) -> tuple[float, float]:
-    """Seconds of a round on so many nodes, and those of them in which the driver's link is the limit."""
-    chunks = -(-case["clients"] // case["chunk"])
-    link = (nodes + chunks) * case["bytes"] / LINK_BYTES_PER_SECOND
-    return float(np.dot(terms(case), factors)) + link, link
 
 
 def population() -> dict[str, float]:
@@ -180,22 +195,22 @@ def population() -> dict[str, float]:
 def show(report: dict[str, Any], factors: np.ndarray, cases: Sequence[dict[str, Any]]) -> None:
     for name, factor in report["factors"].items():
         print(f"per {name}: {factor:.3g} s")
-    for name in ("errors_fitted", "errors_held_out"):
+    for name in ("driver_fitted", "driver_held_out", "wall_held_out"):
         off = report[name]
         print(f"{name}: median {100 * off['median']:.0f} %, worst {100 * off['worst']:.0f} % of {off['cases']} cases")
     table = Table("model", "hosts", "nodes", "clients", "chunk", "s/round", "training", "link", "driver")
     of_size = {case["bytes"]: case["training"] for case in cases if case["chunk"] == CHUNKS[-1]}
-    for (size, training), (hosts, clients, chunk) in product(
+    for (size, each), (hosts, clients, chunk) in product(
         of_size.items(),
         [(16, 1_000, 40), (100, 10_000, 40), (1000, 10_000, 10), (1000, 100_000, 100), (1000, 1_000_000, 1000)],
     ):
-        case = {"hosts": hosts, "clients": clients, "chunk": chunk, "bytes": size, "training": training, "cores": hosts}
-        seconds, link = predicted(case, factors, -(-hosts // 16))
-        work = factors[-1] * terms(case)[-1]
-        rest = seconds - link - work
+        case = {"hosts": hosts, "clients": clients, "chunk": chunk, "bytes": size, "training": each, "cores": hosts}
+        nodes, chunks = -(-hosts // HOSTS_PER_NODE), -(-clients // chunk)
+        link = (nodes + chunks) * size / LINK_BYTES_PER_SECOND
+        parts = (training(case), link, driver(case, factors))
         table.add_row(
-            f"{size / 1e6:.3g} MB", str(hosts), str(-(-hosts // 16)), f"{clients:,}", str(chunk), f"{seconds:.3g}",
-            f"{work:.3g}", f"{link:.3g}", f"{rest:.3g}",
+            f"{size / 1e6:.3g} MB", str(hosts), str(nodes), f"{clients:,}", str(chunk), f"{sum(parts):.3g}",
+            *(f"{part:.3g}" for part in parts),
         )  # fmt: skip
     Console(width=110).print(table)
     print(f"load average {os.getloadavg()[0]:.1f}; rotation of 10^8 clients: "

@@ -111,7 +111,7 @@ def test_a_bad_setting(tmp_path: Path, words: list[str], phrases: list[str]) -> 
         (b"", ["my.yaml: expected keys and values, got NoneType"]),
         (b"- 1\n", ["my.yaml: expected keys and values, got list"]),
         (b"rounds: 2\n", ["my.yaml: data is missing; algorithm is missing"]),
-        (None, ['no experiment "', "neither a file nor a packaged experiment; packaged: colr-ml1m, "]),
+        (None, ['no experiment "', "neither a file nor a packaged experiment; packaged: "]),
     ],
 )
 def test_a_bad_file(tmp_path: Path, content: bytes | None, phrases: list[str]) -> None:
@@ -298,3 +298,10 @@ def test_the_ui_of_a_server_is_at_the_server(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.example:5000")
     said = narrowcast("ui", "--output", tmp_path)
     assert_refused(said, "the runs are tracked at http://mlflow.example:5000; open that address in a browser")
+
+
+@pytest.mark.parametrize("word", ["executor.placement=scatter", "executor.actors=0"])
+def test_what_is_said_of_the_executor_stands_beside_its_option(tmp_path: Path, word: str) -> None:
+    """Of a packaged experiment that is played in this process, so that the option is another kind of executor."""
+    said = narrowcast("run", "fedavg-digits", word, "--executor", "ray", "--output", tmp_path)
+    assert_refused(said, "fedavg-digits.yaml: " + word.replace("=", " = ")[: word.index("=")])

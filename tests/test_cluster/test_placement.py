@@ -39,7 +39,7 @@ def test_a_node_has_room_for_what_its_scarcest_resource_holds(
         ("spread", 2, {"c": 2}, {"a": 1, "b": 0, "c": 1}),  # and one does where it spreads them
         ("spread", 9, {}, {"a": 4, "b": 2, "c": 1}),
         ("pack", 4, {}, {"a": 4, "b": 0, "c": 0}),
-        ("pack", 2, {"b": 2}, {"a": 0, "b": 2, "c": 0}),
+        ("pack", 2, {"b": 2}, {"a": 2, "b": 0, "c": 0}),
         ("pack", 5, {}, {"a": 4, "b": 1, "c": 0}),
     ],
 )

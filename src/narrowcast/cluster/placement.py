@@ -30,8 +30,9 @@ def place(
 ) -> dict[str, int]:
     """How many of the wanted hosts each node gets; fewer in all where there is no room for more.
 
-    `room` says how many hosts fit on each node. `spread` gives the next host to the node that has the fewest, `pack` to
-    the one that has the most; where nodes are equal, to the one where more are `present`, so that none moves in vain.
+    `room` says how many hosts fit on each node. `spread` gives the next host to the node that has the fewest, `pack`
+    fills the roomiest first; where nodes are equal, the one goes first where more are `present`: placing again moves
+    nobody.
     """
     present = present or {}
     placed = dict.fromkeys(room, 0)
@@ -39,7 +40,7 @@ def place(
     def rank(name: str) -> tuple[float, ...]:
         if policy == "spread":
             return placed[name], -present.get(name, 0)
-        return -placed[name], -present.get(name, 0), -room[name]
+        return -room[name], -present.get(name, 0)
 
     for _ in range(wanted):
         open_nodes = [name for name in room if placed[name] < room[name]]

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 _PROBE_SECONDS = 5.0
 _HEALTH_SECONDS = 9.0
 _SHAKE_HANDS = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+_FRUITLESS_DRIVERS = 3
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
 
 
@@ -138,7 +139,7 @@ class RayRuntime(BaseModel):
         with self.cluster(self._local_cpus(plan, task)):
             shared = [ray.put(algorithm), ray.put(task)]
             head = Head(ray.get_runtime_context().gcs_address)
-            done = state.round_index
+            done, fruitless = state.round_index, 0
             while True:
                 driver = Driver.options(  # type: ignore[attr-defined]
                     # Here it dies with this process only, and beside the objects that it and the hosts read.
@@ -148,6 +149,7 @@ class RayRuntime(BaseModel):
                 ).remote(shared, wish, policy)
                 try:
                     for outcome in _stream(driver, plan, state, head):
+                        fruitless = 0
                         state = outcome.state or state
                         if outcome.record.round > done:
                             done = outcome.record.round
@@ -155,6 +157,12 @@ class RayRuntime(BaseModel):
                     return
                 except RayActorError as error:
                     head.wait()
+                    fruitless += 1
+                    if fruitless == _FRUITLESS_DRIVERS:
+                        raise RunFailed(
+                            f"{fruitless} driver actors in a row died before they had played a round, last: "
+                            f"{str(error).strip().splitlines()[-1]}; is narrowcast the same on every node?"
+                        ) from error
                     policy = policy.spend(f"the driver died ({type(error).__name__})")
                     state = replace(state, settled_round=max(done, state.settled_round))
                     logger.warning("the driver died; it starts over after round %d", state.round_index)

@@ -55,9 +55,12 @@ def run(
     if experiment is not None and "=" in experiment and resume:
         overrides, experiment = (experiment, *overrides), None
     if executor is not None:
-        overrides = (*overrides, f"executor.kind={executor}")
+        overrides = (
+            f"executor.kind={executor}",
+            *overrides,
+        )  # first, for another kind forgets the fields of the former
     if address is not None:
-        overrides = (*overrides, "executor.kind=ray", f'executor.address="{address}"')
+        overrides = ("executor.kind=ray", *overrides, f'executor.address="{address}"')
     if experiment is None and not resume:
         raise UserError("no experiment given; name a packaged one (narrowcast show lists them) or a YAML file")
     runs = []
