@@ -13,6 +13,8 @@ import pytest
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if _BESIDE.is_dir():
     os.environ.setdefault("NARROWCAST_DATA", str(_BESIDE))
+if "PYTEST_XDIST_WORKER" in os.environ:  # threads of several workers that wait for each other take twice the time
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("RAY_ADDRESS", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"] = "1"
