@@ -23,7 +23,7 @@ from narrowcast.tuning.summary import hypervolume
 SEEDS = (0, 1, 2)
 SHORT = ("experiment.rounds=40", "experiment.clients_per_round=20")  # of the study of ranks and bits
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
-MOVIES = ("study.trials=15",)  # of the study of rates
+MOVIES = ("study.trials=30",)  # of the study of rates
 
 
 def tune(study: str, name: str, output: Path, *settings: str) -> tuple[list[dict[str, Any]], float]:

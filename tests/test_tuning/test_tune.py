@@ -235,7 +235,7 @@ def test_a_study_is_not_mixed_with_another_of_its_name(tmp_path: Path) -> None:
 
 
 def test_the_packaged_studies_are_listed_and_whole() -> None:
-    from narrowcast.study_file import load_study, packaged_studies
+    from narrowcast.studies.study_file import load_study, packaged_studies
 
     said = narrowcast("tune")
     assert (said.status, said.err) == (0, "")

@@ -14,9 +14,9 @@ from narrowcast.commands.terminal import FOLDER, console
 from narrowcast.platform.errors import RunFailed
 
 if TYPE_CHECKING:
-    from narrowcast.retest import Retested
-    from narrowcast.study_file import StudyFile
-    from narrowcast.study_result import StudyResult
+    from narrowcast.studies.result import StudyResult
+    from narrowcast.studies.retest import Retested
+    from narrowcast.studies.study_file import StudyFile
 
 
 @click.command()
@@ -53,7 +53,7 @@ def tune(
     Interrupt it when you like, or kill it: the same command goes on. Trials are chosen on validation; the best ones are
     then played with new seeds and measured on test. OUTPUT/NAME/best.yaml is an experiment that narrowcast run takes.
     """  # noqa: D301 - click wants the character
-    from narrowcast.study_file import load_study, packaged_studies
+    from narrowcast.studies.study_file import load_study, packaged_studies
 
     if study is None:
         table = Table("study", "what it is", box=None, pad_edge=False)
@@ -78,8 +78,8 @@ def tune(
 
 
 def _play(file: StudyFile, output: Path, again: str) -> None:
-    from narrowcast import sweep
-    from narrowcast.study_progress import StudyProgress
+    from narrowcast.studies import sweep
+    from narrowcast.studies.progress import StudyProgress
 
     prepared = sweep.prepare_study(file, output)
     terminal = console()
@@ -102,7 +102,7 @@ def _play(file: StudyFile, output: Path, again: str) -> None:
 
 
 def _report(file: StudyFile, result: StudyResult) -> None:
-    from narrowcast.study_progress import settings_line, shown
+    from narrowcast.studies.progress import settings_line, shown
 
     terminal, objectives = console(), file.settings.objectives
     several = len(objectives) > 1
@@ -145,10 +145,10 @@ def _test_table(tested: Sequence[Retested]) -> Table:
 def _dry_run(file: StudyFile) -> None:
     import sys
 
-    from narrowcast import sweep
-    from narrowcast.dry_run import estimate
     from narrowcast.platform.config import write_yaml
     from narrowcast.platform.tracking.units import format_seconds
+    from narrowcast.studies import sweep
+    from narrowcast.studies.dry_run import estimate
 
     shared = sweep.check_study(file)
     table = Table(

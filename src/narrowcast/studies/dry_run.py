@@ -11,8 +11,8 @@ from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.play import play
 from narrowcast.platform.rounds import measure, start
 from narrowcast.platform.threads import one_thread
-from narrowcast.study_file import StudyFile
-from narrowcast.trial_player import Shared
+from narrowcast.studies.study_file import StudyFile
+from narrowcast.studies.trial_player import Shared
 from narrowcast.tuning.study import draw_one
 
 _WARM_UP, _TIMED = 2, 5  # rounds; the first compile kernels

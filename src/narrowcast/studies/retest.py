@@ -15,8 +15,8 @@ from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.steps import Lost, Over, Places
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
-from narrowcast.study_file import StudyFile
-from narrowcast.trial_player import Job, Jobs
+from narrowcast.studies.study_file import StudyFile
+from narrowcast.studies.trial_player import Job, Jobs
 from narrowcast.tuning.summary import TrialRow
 
 _TRIES = 3  # of a run whose worker dies

@@ -23,12 +23,12 @@ from narrowcast.platform.steps import Here, Lost, Over, Places
 from narrowcast.platform.tracking.mlflow_run import check_store, hide_password
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun, open_study
 from narrowcast.progress import STOPPING
-from narrowcast.retest import Retested, retest
 from narrowcast.session import git_commit, writable
-from narrowcast.study_file import StudyFile
-from narrowcast.study_result import StudyResult, why_none, write_result
-from narrowcast.trial_folder import read_rounds, write_plain_yaml, write_trial
-from narrowcast.trial_player import Job, Jobs, Shared, Step, play_jobs
+from narrowcast.studies.result import StudyResult, why_none, write_result
+from narrowcast.studies.retest import Retested, retest
+from narrowcast.studies.study_file import StudyFile
+from narrowcast.studies.trial_folder import read_rounds, write_plain_yaml, write_trial
+from narrowcast.studies.trial_player import Job, Jobs, Shared, Step, play_jobs
 from narrowcast.tuning.plots import draw_study
 from narrowcast.tuning.settings import COSTS
 from narrowcast.tuning.storage import open_storage

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.checkpoint import write_atomically
-from narrowcast.retest import Retested
+from narrowcast.studies.retest import Retested
 from narrowcast.tuning.summary import TrialRow
 
 
