@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
 
+from narrowcast import packaged
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.secure.extra import library
@@ -30,7 +31,7 @@ from narrowcast.catalog import (
 )
 from narrowcast.cluster.fleet import Tiers
 from narrowcast.cluster.runtime import RayRuntime
-from narrowcast.platform.config import apply_overrides, flatten, read_yaml, set_value, suggest, validate
+from narrowcast.platform.config import apply_overrides, flatten, read_yaml, set_value, validate
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
@@ -145,7 +146,7 @@ def load_replicas(name_or_path: str, overrides: Iterable[str] = ()) -> list[Expe
 
 def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
     """The values as they stand in a file or packaged experiment, named after it, and where they stand."""
-    text, origin = _find(name_or_path)
+    text, origin = packaged.read(name_or_path, PACKAGED, "experiment")
     values = read_yaml(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
@@ -181,23 +182,4 @@ def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
 
 def packaged_experiments() -> dict[str, str]:
     """The names of the packaged experiments and what their first comment line says of them."""
-    entries = sorted(PACKAGED.iterdir(), key=lambda entry: entry.name)
-    yaml_files = [entry for entry in entries if entry.name.endswith(".yaml")]
-    return {entry.name.removesuffix(".yaml"): entry.read_text().splitlines()[0].lstrip("# ") for entry in yaml_files}
-
-
-def _find(name_or_path: str) -> tuple[str, str]:
-    packaged = PACKAGED / f"{name_or_path}.yaml"
-    if "/" not in name_or_path and packaged.is_file():
-        return packaged.read_text(), f"{name_or_path}.yaml"
-    path = Path(name_or_path)
-    try:
-        return path.read_text(), str(path)
-    except FileNotFoundError:
-        known = packaged_experiments()
-        raise UserError(
-            f'no experiment "{name_or_path}": neither a file nor a packaged experiment; '
-            f"packaged: {', '.join(known)}{suggest(name_or_path, known)}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as an experiment file: {error}") from error
+    return packaged.summaries(PACKAGED)

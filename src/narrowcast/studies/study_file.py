@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from narrowcast import packaged
 from narrowcast.experiment import Experiment, build_experiment, read_experiment
-from narrowcast.platform.config import apply_overrides, read_yaml, set_value, suggest, validate
+from narrowcast.platform.config import apply_overrides, read_yaml, set_value, validate
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds import measure, start
@@ -88,7 +89,7 @@ class StudyFile:
 
 def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:
     """Read a study from a YAML file, or the packaged one of this name; raises `UserError`."""
-    text, origin = _find(name_or_path)
+    text, origin = packaged.read(name_or_path, PACKAGED, "study")
     values = read_yaml(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
@@ -134,22 +135,4 @@ def _merged(base: Any, over: Any) -> Any:
 
 def packaged_studies() -> dict[str, str]:
     """The names of the packaged studies and what their first comment line says of them."""
-    entries = sorted((each for each in PACKAGED.iterdir() if each.name.endswith(".yaml")), key=lambda each: each.name)
-    return {entry.name.removesuffix(".yaml"): entry.read_text().splitlines()[0].lstrip("# ") for entry in entries}
-
-
-def _find(name_or_path: str) -> tuple[str, str]:
-    packaged = PACKAGED / f"{name_or_path}.yaml"
-    if "/" not in name_or_path and packaged.is_file():
-        return packaged.read_text(), f"{name_or_path}.yaml"
-    path = Path(name_or_path)
-    try:
-        return path.read_text(), str(path)
-    except FileNotFoundError:
-        known: Sequence[str] = list(packaged_studies())
-        raise UserError(
-            f'no study "{name_or_path}": neither a file nor a packaged study; packaged: '
-            f"{', '.join(known)}{suggest(name_or_path, known)}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a study file: {error}") from error
+    return packaged.summaries(PACKAGED)
