@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -51,14 +51,20 @@ def narrowcast(*words: object) -> Said:
     return Said(stopped.value.code, out.getvalue(), err.getvalue())
 
 
-@contextmanager
-def terminated_after(rounds: int, folder: Path) -> Iterator[None]:
+def terminated_after(rounds: int, folder: Path) -> AbstractContextManager[None]:
     """Send this process a SIGTERM once the run in the folder has so many rounds behind it."""
+    journal = folder / "journal.jsonl"
+    return terminated_when(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= rounds)
+
+
+@contextmanager
+def terminated_when(due: Callable[[], bool]) -> Iterator[None]:
+    """Send this process a SIGTERM once it is due."""
 
     def wait_and_send() -> None:
-        journal, deadline = folder / "journal.jsonl", time.monotonic() + 60
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            if journal.exists() and journal.read_bytes().count(b"\n") >= rounds:
+            if due():
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             time.sleep(0.01)

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -127,28 +121,16 @@ def test_a_budget_ends_a_trial_and_its_configuration(tmp_path: Path) -> None:
     assert "rounds: 6\n" in (tmp_path / "digits" / "best.yaml").read_text()
 
 
-@contextmanager
-def _terminated_in_trial(number: int, folder: Path) -> Iterator[None]:
-    """Send this process a SIGTERM once the trial has reported to the journal."""
-
-    def wait_and_send() -> None:
-        journal, deadline = folder / "study.journal", time.monotonic() + 60
-        while time.monotonic() < deadline:
-            lines = journal.read_text().splitlines() if journal.exists() else []
-            if any(f'"trial_id":{number},' in line and "intermediate_value" in line for line in lines):
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            time.sleep(0.01)
-
-    sender = threading.Thread(target=wait_and_send)
-    sender.start()
-    yield
-    sender.join()
+def _has_reported(number: int, folder: Path) -> bool:
+    """Whether the trial has reported to the journal."""
+    journal = folder / "study.journal"
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    return any(f'"trial_id":{number},' in line and "intermediate_value" in line for line in lines)
 
 
 def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     words = ("tune", write_study(tmp_path), "--output", tmp_path, "experiment.rounds=400", "study.trials=3")
-    with _terminated_in_trial(1, tmp_path / "digits"):
+    with terminated_when(lambda: _has_reported(1, tmp_path / "digits")):
         said = narrowcast(*words)
     assert_refused(said, "interrupted; go on with: narrowcast tune", status=1)
     said = narrowcast(*words)

@@ -50,9 +50,8 @@ def encode_within(
     if codec.levels is None:
         encoded, after = codec.encode_with_state(tensors, key, state)
         return (encoded, after) if encoded.wire_bits() <= budget_bits else None
-    bits_per_doubling = (
-        sum(np.size(each) for each in tensors.values()) / 2 + 1
-    )  # about what twice the levels weigh more
+    # About what twice the levels weigh more, until it is measured.
+    bits_per_doubling = sum(np.size(each) for each in tensors.values()) / 2 + 1
     fits, beyond = _levels_below(codec), _levels_above(codec, finest)
     best, spare, excess, guess, tries = None, None, None, codec.levels, 0
     while beyond - fits > 1:
