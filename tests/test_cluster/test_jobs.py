@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from command_line import assert_refused, narrowcast
 from mlflow_server import MlflowServer
-from postgres import postgres
+from postgres import Postgres
 from ray_nodes import RayNodes
 
 pytestmark = [
@@ -40,11 +40,15 @@ def nodes() -> Iterator[RayNodes]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     folder = tmp_path_factory.mktemp("mlflow")
-    with postgres(folder / "postgres") as database:
-        mlflow = MlflowServer(folder, database)
+    database = Postgres()
+    mlflow = MlflowServer(folder, database.url)
+    try:
+        database.start()
         mlflow.start()
         yield mlflow
+    finally:
         mlflow.kill()
+        database.remove()
 
 
 @pytest.fixture(autouse=True)

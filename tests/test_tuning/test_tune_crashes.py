@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from killable_postgres import Postgres
+from postgres import Postgres
 from test_tuning.studies import EXPERIMENT, RATES, nested_runs, trials, write_study
 
 pytestmark = [pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"), pytest.mark.slow]

@@ -34,13 +34,12 @@ def open_storage(storage: str, patience_seconds: float) -> BaseStorage:
     try:
         if "://" not in storage:
             return _patient(_journal(Path(storage)), patience_seconds)
-        url = make_url(storage)
-        if url.drivername in ("postgresql", "postgres"):
-            url = url.set(drivername="postgresql+psycopg2")
-        arguments = {"connect_timeout": _CONNECT_SECONDS} if url.get_backend_name() == "postgresql" else {}
+        arguments = (
+            {"connect_timeout": _CONNECT_SECONDS} if make_url(storage).get_backend_name() == "postgresql" else {}
+        )
         engine = {"pool_pre_ping": True, "connect_args": arguments}
         return _patient(
-            optuna.storages.get_storage(RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=engine)),
+            optuna.storages.get_storage(RDBStorage(storage, engine_kwargs=engine)),
             patience_seconds,
         )
     except (ArgumentError, NoSuchModuleError) as error:
