@@ -47,7 +47,7 @@ def reproduce(
     own = next((Job(wanted, 0, None, output).experiment.rounds for wanted in target.wanted), None)
     rounds = None if rounds == own else rounds
     writable(output)
-    jobs = [Job(wanted, seed, rounds, output / RUNS) for wanted in target.wanted for seed in range(seeds)]
+    jobs = [Job(wanted, seed, rounds, output / RUNS) for seed in range(seeds) for wanted in target.wanted]
     ended = _play_missing(jobs, 1 if target.alone else at_once, say) if jobs else {}
     results = {wanted.label: [ended[job.name] for job in jobs if job.wanted == wanted] for wanted in target.wanted}
     notes = [f"Source: {target.source}."]

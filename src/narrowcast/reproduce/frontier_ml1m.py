@@ -11,7 +11,7 @@ from narrowcast.reproduce.wanted import Wanted
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 _SECONDS = 48.7
-_RARELY = "checkpoint_every=1000"  # a memory of errors for all clients is gigabytes
+_RARELY = "checkpoint_seconds=100000"  # a memory of errors for all clients is gigabytes
 _MORE = ("#56B4E9", "#8C6D31", "0.5")
 
 
