@@ -94,14 +94,14 @@ ML1M = Frontier(
     (SHARED, RANKS, COLR, QUANTISED, EDEN, SVD, POWER_SGD, TOP_K),
 )
 TRIED = (
-    (OWN, "2048", (0.5, 0.75, 1.0)),
+    (QUANTISED, "k = 12", (0.5, 1.0)),
+    (EDEN, "2 levels", (0.5, 1.0)),
+    (SVD, "rank 1, k = 16", (0.5, 1.0)),
+    (COLR, "r = 4", (0.5, 1.0)),
+    (POWER_SGD, "rank 1, k = 16", (0.5, 1.0)),
+    (TOP_K, "2 %", (0.5, 1.0)),
+    (OWN, "2048", (0.75, 1.0)),
+    (RANKS, "256", (0.5, 1.0)),
     (SHARED, "256", (0.5, 0.65, 0.8)),
     (SHARED, "1024", (0.35, 0.45, 0.6)),
-    (RANKS, "256", (0.5, 1.0)),
-    (COLR, "r = 4", (0.5, 0.75, 1.0)),
-    (QUANTISED, "k = 12", (0.5, 0.75, 1.0)),
-    (EDEN, "2 levels", (0.5, 0.75, 1.0)),
-    (SVD, "rank 1, k = 16", (0.75, 1.0)),
-    (POWER_SGD, "rank 1, k = 16", (0.75, 1.0)),
-    (TOP_K, "2 %", (0.5, 1.0)),
 )
