@@ -48,11 +48,13 @@ def encode_rows(
     state: Arrays = NO_STATE,
     budget_bits: float = np.inf,
     basis: NDArray[np.float32] | None = None,
+    finest: int | None = None,
 ) -> tuple[CodedRows, Arrays] | None:
     """Pack rows [m] ascending and their values [m, k] within a budget; None where that cannot be.
 
-    Shapes: likely [N]; basis [d, k], sent too where the values are coordinates in one of the client's own. Also returns
-    the client's state once they are sent; raises `UnsendableUpdateError` for values that are not finite.
+    Shapes: likely [N]; basis [d, k], sent too where the values are coordinates in one of the client's own. There are
+    `finest` levels at most. Also returns the client's state once they are sent; raises
+    `UnsendableUpdateError` for values that are not finite.
     """
     sent = np.zeros(len(likely), dtype=bool)
     sent[rows] = True
@@ -63,7 +65,7 @@ def encode_rows(
         tensors[BASIS] = basis
     if np.isinf(left):
         encoded, after = codec.encode_with_state(tensors, key, state)
-    elif (within := encode_within(codec, tensors, key, left, state)) is not None:
+    elif (within := encode_within(codec, tensors, key, left, state, finest)) is not None:
         encoded, after = within
     else:
         return None

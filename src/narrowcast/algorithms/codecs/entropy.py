@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
 from narrowcast.algorithms.codecs.stage import SymbolStage
 from narrowcast.algorithms.codecs.wire import Reader, varint
+from narrowcast.algorithms.local_training.compiled import compiled
 from narrowcast.platform.types import FloatArray, IntArray, PayloadError
 
 _PACKED, _TABLE, _KNOTS = range(3)
@@ -130,7 +131,7 @@ def _choose(symbols: IntArray, alphabet: int) -> _Model:
     for model in _candidates(counts, low, alphabet):
         bits = 8.0 * len(model.described)
         if len(model.codes) > 1:
-            bits += float(-counts @ np.log2(model.probabilities())) + 32
+            bits += _coded_bits(counts, model.codes) + 32
         if bits < lightest:
             best, lightest = model, bits
     return best
@@ -145,11 +146,7 @@ def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_Model]:
         sent = codes.astype(np.uint8).tobytes() if len(codes) > 1 else b""
         models.append(_Model(_TABLE, low, codes, bytes([_TABLE]) + span + sent))
     if len(knots) < len(counts):
-        # each knot stands for the symbols up to half way to its neighbours
-        edges = np.concatenate([[0], (knots[:-1] + knots[1:] + 1) // 2, [len(counts)]])
-        sums = np.concatenate([[0], np.cumsum(counts)])
-        means = (sums[edges[1:]] - sums[edges[:-1]] + 0.5) / np.diff(edges)
-        codes = _to_codes(means)
+        codes = _to_codes(_means(counts, knots))
         described = bytes([_KNOTS]) + span + codes.astype(np.uint8).tobytes()
         models.append(_Model(_KNOTS, low, _between(knots, codes, len(counts)), described))
     return models
@@ -161,30 +158,58 @@ def _to_codes(weights: FloatArray) -> IntArray:
     return np.minimum(np.rint(-_PER_BIT * np.log2(share)), _CODES - 1).astype(np.int64)
 
 
+@compiled()
+def _coded_bits(counts: IntArray, codes: IntArray) -> float:
+    """What so many symbols of each code weigh under it."""
+    weights = _WEIGHTS[codes].astype(np.float64)
+    bits = counts.sum() * np.log2(weights.sum())
+    for place, count in enumerate(counts):
+        if count:
+            bits -= count * np.log2(weights[place])
+    return float(bits)
+
+
+@compiled()
+def _means(counts: IntArray, knots: IntArray) -> FloatArray:
+    """How often a symbol occurs near each knot, which stands for those up to half way to its neighbours."""
+    means = np.empty(len(knots))
+    start = 0
+    for place in range(len(knots)):
+        stop = (knots[place] + knots[place + 1] + 1) // 2 if place + 1 < len(knots) else len(counts)
+        means[place] = (counts[start:stop].sum() + 0.5) / (stop - start)
+        start = stop
+    return means
+
+
+@compiled()
 def _between(knots: IntArray, codes: IntArray, count: int) -> IntArray:
     """The codes of all symbols, by straight lines between the knots in integers."""
-    place = np.arange(count)
-    right = np.clip(np.searchsorted(knots, place, side="left"), 1, len(knots) - 1)
-    start, stop = knots[right - 1], knots[right]
-    return codes[right - 1] + (codes[right] - codes[right - 1]) * (place - start) // (stop - start)
+    between = np.empty(count, dtype=np.int64)
+    between[0] = codes[0]
+    for place in range(1, len(knots)):
+        start, width, rise = knots[place - 1], knots[place] - knots[place - 1], codes[place] - codes[place - 1]
+        for step in range(1, width + 1):
+            between[start + step] = codes[place - 1] + rise * step // width
+    return between
 
 
 @lru_cache(maxsize=1024)
-def _distances(reach: int) -> tuple[int, ...]:
-    """0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: how far from the middle of the alphabet the knots stand."""
-    grid, step = [0, 1, 2, 3], 4
-    while step <= reach:
-        grid += [step, step + step // 2]
+def _places(alphabet: int) -> IntArray:
+    """The symbols whose codes are sent: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... from the middle to both sides."""
+    distances, step = [0, 1, 2, 3], 4
+    while step <= alphabet:
+        distances += [step, step + step // 2]
         step *= 2
-    return tuple(grid)
+    far = np.array(distances)
+    return np.unique(np.concatenate([alphabet // 2 + far, (alphabet - 1) // 2 - far]))
 
 
 def _knots(low: int, count: int, alphabet: int) -> IntArray:
-    """The places, from `low`, of the symbols whose codes are sent: near the middle each, further out fewer."""
-    distances = np.array(_distances(alphabet))
-    places = np.concatenate([alphabet // 2 + distances, (alphabet - 1) // 2 - distances]) - low
-    inside = places[(places > 0) & (places < count - 1)]
-    return np.unique(np.concatenate([[0], inside, [count - 1]]))
+    """The places, from `low`, of the symbols whose codes are sent: the ends, and near the middle each."""
+    places = _places(alphabet)
+    first, last = np.searchsorted(places, (low + 1, low + count - 1))
+    ends = (0, count - 1) if count > 1 else (0,)
+    return np.array([ends[0], *(places[first:last] - low), *ends[1:]], dtype=np.int64)
 
 
 def _read_model(reader: Reader, alphabet: int) -> _Model:

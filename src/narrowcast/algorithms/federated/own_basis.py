@@ -42,11 +42,15 @@ def encode_in_own_basis(
     best, levels = best_choice(missing, len(rows), changes.shape[1], budget_bits - own)
     if np.isinf(budget_bits):
         best, levels = most, codec.levels or 1
+    finest = round(max(len(rows), 1) ** 0.5 / STEPS[0])
     for rank in range(best, 0, -1):
         coordinates = (left[:, :rank] * values[:rank]).astype(np.float32)
         basis = np.ascontiguousarray(right[:rank].T, dtype=np.float32)
         within = encode_rows(
-            codec.with_levels(levels), rows, coordinates, likely, key, budget_bits=budget_bits, basis=basis
+            *(codec.with_levels(levels), rows, coordinates, likely, key),
+            budget_bits=budget_bits,
+            basis=basis,
+            finest=finest,
         )
         if within is not None:
             return within[0], rank
