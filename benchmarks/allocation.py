@@ -64,15 +64,16 @@ def draws(repeats: int) -> list[dict]:
 def allocations(repeats: int) -> list[dict]:
     """Each rule on cohorts of a Rayleigh cell and on cohorts with adversarial SNRs, and on a large one."""
     rows = []
-    for name, n_users, n_cohorts in (("cell", COHORT, 9), ("SNR 1e-8..1e8", COHORT, 9), ("cell", 10_000, 1)):
+    for name, n_users, n_cohorts in (("cell", COHORT, 9), ("SNR 1e-8..1e8", COHORT, 9), ("cell", POPULATION, 1)):
         figures: dict[tuple[str, str], list[float]] = {}
         for seed in range(n_cohorts):
             region, errors = cohort(name, n_users, seed)
+            window = SECONDS * n_users / COHORT
             cases = [("min_error", note, each) for note, each in errors.items()]
             cases += [(kind, "", None) for kind in ("max_min", "proportional", "equal")]
             for kind, note, each in cases:
                 rule, nothing = ALLOCATIONS[kind](), np.zeros(n_users, dtype=np.int64)
-                seconds = timed(lambda: rule.bits(region, SECONDS, nothing, None, each), repeats)  # noqa: B023
+                seconds = timed(lambda: rule.bits(region, window, nothing, None, each), repeats)  # noqa: B023
                 figures.setdefault((kind, note), []).append(seconds)
         for (kind, note), seconds in figures.items():
             slowest = f"; slowest of {n_cohorts} cohorts {1e3 * max(seconds):.1f} ms" if n_cohorts > 1 else ""
@@ -130,7 +131,7 @@ def against_a_solver(repeats: int) -> list[dict]:
 def least_share(region: GaussianRegion) -> np.ndarray:
     """A point inside: everybody at an equal part of the least it can have, that when decoded first."""
     everyone = np.arange(len(region))
-    return np.array([region.rate(everyone[[user]], np.delete(everyone, user)) for user in everyone])
+    return np.array([region.after(np.delete(everyone, user)).rate(everyone[:1]) for user in everyone])
 
 
 def profiles(n_users: int) -> Profiles:

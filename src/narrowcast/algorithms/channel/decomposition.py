@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from narrowcast.algorithms.channel.errors import Errors
-from narrowcast.algorithms.channel.regions import NOBODY, TOLERANCE, Independent, Region, overloaded
+from narrowcast.algorithms.channel.regions import TOLERANCE, Independent, Region, overloaded
 from narrowcast.algorithms.channel.table_region import name_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray
@@ -43,18 +43,19 @@ def _divide(errors: Errors, region: Region, seconds: float, lower: FloatArray) -
     if isinstance(region, Independent):
         return np.maximum(region.rates * seconds, lower)
     bits = np.zeros(len(region))
-    problems = [(np.arange(len(region)), NOBODY)]
+    problems = [(np.arange(len(region)), region)]
     while problems:
-        users, given = problems.pop()
-        total = seconds * region.rate(users, given)
+        users, part = problems.pop()
+        everyone = np.arange(len(users))
+        total = seconds * part.rate(everyone)
         alone = len(users) == 1
         share = np.full(1, total) if alone else errors.take(users).split(total, lower[users])
-        violated = overloaded(region, share / seconds, users, given, _DIVISION)
+        violated = overloaded(part, share / seconds, _DIVISION)
         if alone or not violated.any() or violated.all():
             bits[users] = np.maximum(share, lower[users])
         else:
-            problems.append((users[violated], given))
-            problems.append((users[~violated], np.concatenate([given, users[violated]])))
+            problems.append((users[violated], part.take(everyone[violated])))
+            problems.append((users[~violated], part.after(everyone[violated])))
     return bits
 
 
@@ -63,7 +64,7 @@ def out_of_reach(region: Region, seconds: float, lower: FloatArray) -> str | Non
     everyone = np.arange(len(region))
     if lower.shape != everyone.shape or not (np.isfinite(lower) & (lower >= 0)).all():
         return f"lower bounds must be {len(region)} finite numbers of bits, none negative; got {lower}"
-    users = everyone[overloaded(region, lower / seconds, everyone)]
+    users = everyone[overloaded(region, lower / seconds)]
     if not len(users):
         return None
     named = f"users {name_of(users.tolist())}" if len(users) <= 10 else f"{len(users)} of the users"
@@ -91,7 +92,7 @@ def affordable(region: Region, seconds: float, lower: FloatArray) -> BoolArray:
         middle = len(candidates)
         while too_many - fits > 1:
             users = np.concatenate([everyone[inside], candidates[:middle]])
-            if overloaded(region, lower[users] / seconds, users).any():
+            if overloaded(region.take(users), lower[users] / seconds).any():
                 too_many = middle
             else:
                 fits = middle

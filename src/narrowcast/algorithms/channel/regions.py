@@ -17,15 +17,10 @@ from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 TOLERANCE = 1e-9
 """Relative: capacities are sums of logarithms, and nobody knows an SNR to so many digits."""
-NOBODY: IntArray = np.empty(0, dtype=np.int64)
 
 
 class Region(Protocol):
-    """A polymatroid of rates over n users.
-
-    `given` is a set whose rates are already spent in full; what is left to the others is the contraction by it,
-    R(S | given) = R(S and given together) - R(given), again a polymatroid.
-    """
+    """A polymatroid of rates over n users."""
 
     ordered: ClassVar[bool]
     """Whether a user that can send less alone could also send no more in anybody's company than one that can more."""
@@ -34,16 +29,16 @@ class Region(Protocol):
         """How many users."""
         ...
 
-    def rate(self, users: IntArray, given: IntArray = NOBODY) -> float:
-        """R(users | given)."""
+    def rate(self, users: IntArray) -> float:
+        """R(users)."""
         ...
 
     def alone(self) -> FloatArray:
         """R({u}) of each user, [n]: its rate while all others are silent."""
         ...
 
-    def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
-        """The largest excess of `rates` [m] over R(S | given), and the S among `users` [m] that has it, as a mask.
+    def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
+        """The largest excess of `rates` [n] over R(S), and the S that has it, as a mask [n].
 
         The excess is 0 and the set empty where no constraint is violated.
         """
@@ -60,20 +55,22 @@ class Region(Protocol):
         """The region of some of the users, the others being silent."""
         ...
 
+    def after(self, users: IntArray) -> Self:
+        """What is left to the others, in their order, where these users send all they can: R(S + users) - R(users)."""
+        ...
 
-def overloaded(
-    region: Region, rates: FloatArray, users: IntArray, given: IntArray = NOBODY, tolerance: float = TOLERANCE
-) -> BoolArray:
-    """A set of the users [m] that is over its capacity by more than this part of it, as a mask; empty if there is none.
+
+def overloaded(region: Region, rates: FloatArray, tolerance: float = TOLERANCE) -> BoolArray:
+    """A set of users that is over its capacity by more than this part of it, as a mask [n]; empty if there is none.
 
     It is the most violated one. What a set may be over is a part of its own capacity, not of the region's.
     """
-    return region.most_violated(rates * (1 - tolerance), users, given)[1]
+    return region.most_violated(rates * (1 - tolerance))[1]
 
 
 def contains(region: Region, rates: FloatArray) -> bool:
     """Whether the rates [n] are within the region, up to `TOLERANCE` of the capacity of each set."""
-    return bool((rates >= 0).all()) and not overloaded(region, rates, np.arange(len(region))).any()
+    return bool((rates >= 0).all()) and not overloaded(region, rates).any()
 
 
 @dataclass(frozen=True)
@@ -92,19 +89,17 @@ class Independent:
     def __len__(self) -> int:
         return len(self.rates)
 
-    def rate(self, users: IntArray, given: IntArray = NOBODY) -> float:
-        """R(users | given), which `given` does not change."""
-        del given
+    def rate(self, users: IntArray) -> float:
+        """The sum of their rates."""
         return float(self.rates[users].sum())
 
     def alone(self) -> FloatArray:
         """Each user's rate, [n]."""
         return self.rates
 
-    def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
+    def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
         """All users that are above their own rate."""
-        del given
-        over = rates - self.rates[users]
+        over = rates - self.rates
         return float(over[over > 0].sum()), over > 0
 
     def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
@@ -117,12 +112,17 @@ class Independent:
         """Only these links."""
         return Independent(self.rates[users])
 
+    def after(self, users: IntArray) -> Independent:
+        """The others' links."""
+        return Independent(np.delete(self.rates, users))
+
 
 @dataclass(frozen=True)
 class GaussianRegion:
-    """The Gaussian multiple-access channel: R(S) = B log2(1 + the sum of the SNRs over S).
+    """The Gaussian multiple-access channel: R(S) = B log2(1 + the sum of the SNRs over S / noise).
 
-    Shapes: snr [n], linear, finite and not negative; bandwidth in hertz, above 0. Raises `UserError` otherwise.
+    Shapes: snr [n], linear, finite and not negative; bandwidth in hertz, above 0. Raises `UserError` otherwise. The
+    noise is 1, and more by the SNR of whoever has been given all they can send: to the others they look like noise.
 
     Since R is a concave function of a sum, the most violated set holds the users with the highest rate / snr, whatever
     has been given away: one sort and one pass over the prefixes find it, in O(n log n).
@@ -131,6 +131,7 @@ class GaussianRegion:
     ordered: ClassVar[bool] = True
     snr: FloatArray
     bandwidth: float
+    noise: float = 1.0
 
     def __post_init__(self) -> None:
         check_users(self.snr, "SNR", "a power ratio, not decibel")
@@ -140,21 +141,20 @@ class GaussianRegion:
     def __len__(self) -> int:
         return len(self.snr)
 
-    def rate(self, users: IntArray, given: IntArray = NOBODY) -> float:
-        """B log2(1 + snr(users) / (1 + snr(given))): to the others, what is given looks like noise."""
-        noise = 1.0 + self.snr[given].sum()
-        return float(self.bandwidth * np.log1p(self.snr[users].sum() / noise) / np.log(2))
+    def rate(self, users: IntArray) -> float:
+        """B log2(1 + snr(users) / noise)."""
+        return float(self._of_power(self.snr[users].sum()))
 
     def alone(self) -> FloatArray:
-        """B log2(1 + snr), [n]."""
-        return self.bandwidth * np.log1p(self.snr) / np.log(2)
+        """B log2(1 + snr / noise), [n]."""
+        return self._of_power(self.snr)
 
-    def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
+    def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
         """The prefix of largest excess, by decreasing rate / snr."""
-        mask = np.zeros(len(users), dtype=bool)
-        noise = 1.0 + self.snr[given].sum()
-        snr = frozen(self.snr[users], np.float64)
-        excess, last, order = _worst_prefix(frozen(rates, np.float64), snr, float(noise), float(self.bandwidth))
+        mask = np.zeros(len(rates), dtype=bool)
+        excess, last, order = _worst_prefix(
+            frozen(rates, np.float64), frozen(self.snr, np.float64), self.noise, float(self.bandwidth)
+        )
         mask[order[: last + 1]] = True
         return excess, mask
 
@@ -167,13 +167,20 @@ class GaussianRegion:
         snr, rate = (np.concatenate([[0.0], np.cumsum(values[order])]) for values in (self.snr, rates))
         added = np.arange(len(rates) + 1) <= place[:, None]  # [user, prefix]: the user is not in that prefix yet
         power = snr + added * self.snr[:, None]
-        slack = self.bandwidth * np.log1p(power) / np.log(2) - rate - added * rates[:, None]
+        slack = self._of_power(power) - rate - added * rates[:, None]
         limit = slack.argmin(axis=1)
         return slack.min(axis=1), (place < limit[:, None]) | np.eye(len(rates), dtype=bool)
 
     def take(self, users: IntArray) -> GaussianRegion:
         """The same band with fewer users."""
-        return GaussianRegion(self.snr[users], self.bandwidth)
+        return GaussianRegion(self.snr[users], self.bandwidth, self.noise)
+
+    def after(self, users: IntArray) -> GaussianRegion:
+        """The same band with these users as noise."""
+        return GaussianRegion(np.delete(self.snr, users), self.bandwidth, self.noise + float(self.snr[users].sum()))
+
+    def _of_power(self, power: FloatArray) -> FloatArray:
+        return self.bandwidth * np.log1p(power / self.noise) / np.log(2)
 
 
 def check_users(values: FloatArray, name: str, unit: str) -> None:

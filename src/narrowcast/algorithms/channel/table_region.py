@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from narrowcast.algorithms.channel.regions import NOBODY, TOLERANCE
+from narrowcast.algorithms.channel.regions import TOLERANCE
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
@@ -49,40 +49,43 @@ class TableRegion:
     def __len__(self) -> int:
         return len(self.capacity).bit_length() - 1
 
-    def rate(self, users: IntArray, given: IntArray = NOBODY) -> float:
-        """R(users | given)."""
-        before = _mask_of(given)
-        return float(self.capacity[before | _mask_of(users)] - self.capacity[before])
+    def rate(self, users: IntArray) -> float:
+        """R(users)."""
+        return float(self.capacity[_mask_of(users)])
 
     def alone(self) -> FloatArray:
         """R({u}), [n]."""
         return self.capacity[1 << np.arange(len(self))]
 
-    def most_violated(self, rates: FloatArray, users: IntArray, given: IntArray = NOBODY) -> tuple[float, BoolArray]:
+    def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
         """The set of largest excess, by looking at all of them."""
-        sums, masks = np.zeros(1), np.full(1, _mask_of(given))
-        for user, rate in zip(users.tolist(), rates.tolist(), strict=True):
-            sums, masks = np.concatenate([sums, sums + rate]), np.concatenate([masks, masks | 1 << user])
-        excess = sums - (self.capacity[masks] - self.capacity[masks[0]])
+        members = self._members()
+        excess = members @ rates - self.capacity
         worst = int(excess.argmax())
         if excess[worst] <= 0:
-            return 0.0, np.zeros(len(users), dtype=bool)
-        return float(excess[worst]), (masks[worst] - masks[0] >> users & 1).astype(bool)
+            return 0.0, np.zeros(len(rates), dtype=bool)
+        return float(excess[worst]), members[worst]
 
     def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
         """The least slack of a set with the user in it, [n], and that set, [n, n]."""
-        masks = np.arange(len(self.capacity))
-        members = masks[:, None] >> np.arange(len(self)) & 1 == 1
+        members = self._members()
         slack = self.capacity - members @ rates
         with_user = np.where(members, slack[:, None], np.inf)
         return with_user.min(axis=0), members[with_user.argmin(axis=0)]
 
     def take(self, users: IntArray) -> TableRegion:
         """The table of the sets of some of the users, numbered anew."""
-        masks = np.zeros(1, dtype=np.int64)
-        for user in users.tolist():
-            masks = np.concatenate([masks, masks | 1 << user])
-        return TableRegion(self.capacity[masks])
+        return TableRegion(self.capacity[_masks_of_sets(users)])
+
+    def after(self, users: IntArray) -> TableRegion:
+        """The table of the sets of the others beside these users, who take theirs."""
+        spent = _mask_of(users)
+        others = np.setdiff1d(np.arange(len(self)), users)
+        return TableRegion(self.capacity[_masks_of_sets(others) | spent] - self.capacity[spent])
+
+    def _members(self) -> BoolArray:
+        """Who is in each set, [2**n, n]."""
+        return (np.arange(len(self.capacity))[:, None] >> np.arange(len(self)) & 1).astype(bool)
 
 
 def _check(capacity: FloatArray) -> None:
@@ -123,6 +126,14 @@ def name_of(users: Iterable[int]) -> str:
 
 def _name(mask: int | np.int64) -> str:
     return name_of(user for user in range(MOST_USERS) if int(mask) >> user & 1)
+
+
+def _masks_of_sets(users: IntArray) -> IntArray:
+    """The masks of all sets of some users, as they would be numbered among themselves, [2**m]."""
+    masks = np.zeros(1, dtype=np.int64)
+    for user in users.tolist():
+        masks = np.concatenate([masks, masks | 1 << user])
+    return masks
 
 
 def _mask_of(users: IntArray) -> int:
