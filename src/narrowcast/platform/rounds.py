@@ -340,5 +340,5 @@ def model_sha256(algorithm: Algorithm, state: RunState) -> str:
         for name in sorted(arrays):
             values = np.ascontiguousarray(arrays[name])
             hasher.update(f"{owner}\0{name}\0{values.dtype.str}\0{values.shape}\0".encode())
-            hasher.update(values.tobytes())
+            hasher.update(values.reshape(-1).view(np.uint8).data)
     return hasher.hexdigest()
