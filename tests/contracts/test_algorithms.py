@@ -23,8 +23,9 @@ from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.replicas import Replica, play_together
-from narrowcast.platform.rounds import Outcome, Plan, model_sha256, rounds, start
+from narrowcast.platform.rounds import Outcome, Plan, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from playing import play, sha256
 
 N_CLIENTS = 11
 PLAN = Plan(rounds=5, clients_per_round=6, chunk_size=2, evaluate_every=2, checkpoint_every=1)
@@ -100,17 +101,6 @@ every = pytest.mark.parametrize(("algorithm", "model"), list(cases()))
 uncoded = pytest.mark.parametrize(("algorithm", "model"), list(cases({"float32": []})))
 
 
-def play(algorithm: Algorithm, task: Task, plan: Plan = PLAN, state: Any = None, executor: Any = None) -> list[Outcome]:
-    executor = executor or InProcess(algorithm, task)
-    return list(rounds(plan, algorithm, task, executor, state or start(algorithm, task)))
-
-
-def sha256(algorithm: Algorithm, outcomes: list[Outcome]) -> str:
-    state = outcomes[-1].state
-    assert state is not None
-    return model_sha256(algorithm, state)
-
-
 class Shuffled:
     """Trains the chunks of a round in another order, and in another process's memory: everything is pickled."""
 
@@ -176,7 +166,7 @@ def test_every_algorithm_trains_some_model() -> None:
 @uncoded
 def test_results_do_not_depend_on_who_trains_which_chunk_and_when(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
-    straight, shuffled = play(algorithm, task), play(algorithm, task, executor=Shuffled(algorithm, task))
+    straight, shuffled = play(PLAN, algorithm, task), play(PLAN, algorithm, task, executor=Shuffled(algorithm, task))
     assert sha256(algorithm, straight) == sha256(algorithm, shuffled)
     assert [outcome.record for outcome in straight] == [outcome.record for outcome in shuffled]
     assert [outcome.metrics for outcome in straight] == [outcome.metrics for outcome in shuffled]
@@ -185,16 +175,16 @@ def test_results_do_not_depend_on_who_trains_which_chunk_and_when(algorithm: Alg
 @uncoded
 def test_a_resumed_run_is_the_straight_run(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
-    straight = play(algorithm, task)
+    straight = play(PLAN, algorithm, task)
     for middle in (1, 3):
-        resumed = play(algorithm, task, state=straight[middle - 1].state)
+        resumed = play(PLAN, algorithm, task, state=straight[middle - 1].state)
         assert sha256(algorithm, resumed) == sha256(algorithm, straight)
         assert [outcome.record for outcome in resumed] == [outcome.record for outcome in straight[middle:]]
 
 
 @uncoded
 def test_another_seed_is_another_run(algorithm: Algorithm, model: Any) -> None:
-    first, other = (play(algorithm, task_of(model, seed), PLAN.model_copy(update={"seed": seed})) for seed in (0, 1))
+    first, other = (play(PLAN.model_copy(update={"seed": seed}), algorithm, task_of(model, seed)) for seed in (0, 1))
     assert sha256(algorithm, first) != sha256(algorithm, other)
 
 
@@ -202,7 +192,7 @@ def test_another_seed_is_another_run(algorithm: Algorithm, model: Any) -> None:
 def test_the_server_learns_and_the_ledger_adds_up(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
     before = algorithm.final(algorithm.init(task))
-    outcomes = play(algorithm, task)
+    outcomes = play(PLAN, algorithm, task)
     state = outcomes[-1].state
     assert state is not None
     after = algorithm.final(state.server)
@@ -224,7 +214,7 @@ def test_the_server_learns_and_the_ledger_adds_up(algorithm: Algorithm, model: A
 def test_what_clients_keep_has_a_row_for_each(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
     initial = algorithm.init_clients(task)
-    state = play(algorithm, task)[-1].state
+    state = play(PLAN, algorithm, task)[-1].state
     assert state is not None
     assert set(state.clients) == set(initial)
     for name, values in initial.items():
@@ -266,11 +256,11 @@ def test_with_limits_results_depend_neither_on_who_trains_nor_on_a_resume(algori
     task = task_of(model)
     bits = largest_upload(algorithm, task)
     plan = PLAN.model_copy(update={"rounds": 3})
-    straight = play(algorithm, task, plan, executor=Limited(InProcess(algorithm, task), bits))
-    shuffled = play(algorithm, task, plan, executor=Limited(Shuffled(algorithm, task), bits))
+    straight = play(plan, algorithm, task, executor=Limited(InProcess(algorithm, task), bits))
+    shuffled = play(plan, algorithm, task, executor=Limited(Shuffled(algorithm, task), bits))
     assert sha256(algorithm, straight) == sha256(algorithm, shuffled)
     assert [outcome.record for outcome in straight] == [outcome.record for outcome in shuffled]
-    resumed = play(algorithm, task, plan, state=straight[1].state, executor=Limited(InProcess(algorithm, task), bits))
+    resumed = play(plan, algorithm, task, state=straight[1].state, executor=Limited(InProcess(algorithm, task), bits))
     assert sha256(algorithm, resumed) == sha256(algorithm, straight)
 
 
@@ -322,7 +312,7 @@ def test_a_lost_upload_is_paid_for_and_is_as_if_its_client_had_not_been_there(al
 @every
 def test_chunk_sizes_change_no_more_than_rounding(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
-    whole, parts = (play(algorithm, task, PLAN.model_copy(update={"rounds": 2, "chunk_size": size})) for size in (6, 1))
+    whole, parts = (play(PLAN.model_copy(update={"rounds": 2, "chunk_size": size}), algorithm, task) for size in (6, 1))
     start = algorithm.final(algorithm.init(task))
     ends = [algorithm.final(outcomes[-1].state.server) for outcomes in (whole, parts) if outcomes[-1].state]
     assert close(ends[0], ends[1], start, 1e-4)
@@ -339,7 +329,7 @@ def test_a_replica_gives_what_it_gives_alone(algorithm: Algorithm, model: Any) -
     replicas = [Replica(plan, algorithm, task, start(algorithm, task)) for plan, task in zip(plans, tasks, strict=True)]
     played = list(play_together(replicas))
     for place, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
-        got, wanted = played[-1][place], play(algorithm, task, plan)
+        got, wanted = played[-1][place], play(plan, algorithm, task)
         assert isinstance(got, Outcome)
         assert sha256(algorithm, [got]) == sha256(algorithm, wanted)
         assert got.record.total_uplink_bits == wanted[-1].record.total_uplink_bits

@@ -9,14 +9,12 @@ import numpy as np
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.cluster.fleet import LogNormal, LogNormalFleet
-from narrowcast.platform.contracts import Algorithm, Executor, Task
+from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.play import play as play_plan
-from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 FLEET = LogNormalFleet(
@@ -60,19 +58,6 @@ def network_task(n_clients: int = 12, seed: int = 0, **training: Any) -> Task:
     )
     settings = SGD(**{"batch_size": 4, "epochs": 2, **training})
     return Task(data, FLEET.profiles(data.examples, seed), MLP(hidden=(6,)), settings, seed)
-
-
-def play(
-    plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = None, executor: Executor | None = None
-) -> list[Outcome]:
-    executor = executor or InProcess(algorithm, task)
-    return list(play_plan(plan, algorithm, task, executor, state or start(algorithm, task)))
-
-
-def sha256(algorithm: Algorithm, outcomes: list[Outcome]) -> str:
-    state = outcomes[-1].state
-    assert state is not None
-    return model_sha256(algorithm, state)
 
 
 class Counting:

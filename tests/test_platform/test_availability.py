@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from small_tasks import network_task, play, rows_task, sha256
+from small_tasks import network_task, rows_task
 
 from narrowcast import session
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -21,6 +21,7 @@ from narrowcast.platform.clock import Clock
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.replicas import Replica, play_together
 from narrowcast.platform.rounds import Plan, check_plan, rotation, sample_cohort, start
+from playing import play, sha256
 
 PLAN = Plan(rounds=8, clients_per_round=4, chunk_size=3, checkpoint_every=1)
 TRACE = "client,time,available\n0,0,1\n1,0,0\n1,30,1\n0,20,0\n2,0,1\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from small_tasks import Counting, network_task, play, rows_task, sha256
+from small_tasks import Counting, network_task, rows_task
 
 from narrowcast import session
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -27,6 +27,7 @@ from narrowcast.platform.population import Population
 from narrowcast.platform.rounds import Outcome, Plan, check_plan, cut, rotation, start
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.types import Chunk
+from playing import play, sha256
 
 SCHEDULE = Buffered(concurrency=5, buffer_size=3)
 PLAN = Plan(rounds=12, chunk_size=2, checkpoint_every=1, schedule=SCHEDULE)

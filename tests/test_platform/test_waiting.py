@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from small_tasks import Counting, network_task, play, rows_task, sha256
+from small_tasks import Counting, network_task, rows_task
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
@@ -19,6 +19,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.replicas import Replica, play_together
 from narrowcast.platform.rounds import Plan, check_plan, start
 from narrowcast.platform.waiting import cutoff, epochs_in_time
+from playing import play, sha256
 
 PLAN = Plan(rounds=5, clients_per_round=4, chunk_size=3, checkpoint_every=1)
 CODED = FedAvg(codec=({"kind": "quantise"},))  # type: ignore[arg-type]

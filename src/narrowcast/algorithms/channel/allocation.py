@@ -82,44 +82,55 @@ class MinError(BaseModel):
         return _whole(exact, users, len(region))
 
 
-class MaxMin(BaseModel):
-    """The least bits as many as possible, then the next, and so on: max-min fair, in bits / weight."""
+class ByShare(BaseModel):
+    """Bits in proportion to a share of each client, times its weight, as far as region and lower bounds allow."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def share(self, region: Region) -> FloatArray:
+        """The share of each client, [C]."""
+        raise NotImplementedError
+
+    def bits(
+        self,
+        region: Region,
+        seconds: float,
+        lower: IntArray,
+        weights: FloatArray | None = None,
+        errors: Errors | None = None,
+    ) -> IntArray:
+        """How many bits each client may send, [C]; raises `UserError` as `Allocation` says."""
+        del errors
+        share = self.share(region)
+        if weights is not None:
+            check_weights(weights, len(region))
+            share = share * weights
+        least = _lower_bounds(lower, region, seconds)
+        users = np.flatnonzero(affordable(region, seconds, least))
+        if not len(users):
+            return np.zeros(len(region), dtype=np.int64)
+        exact = least_error(Shares(share[users]), region.take(users), seconds, least[users])
+        return _whole(exact, users, len(region))
+
+
+class MaxMin(ByShare):
+    """The least bits as many as possible, then the next, and so on: max-min fair, in bits / weight."""
 
     kind: Literal["max_min"] = "max_min"
 
-    def bits(
-        self,
-        region: Region,
-        seconds: float,
-        lower: IntArray,
-        weights: FloatArray | None = None,
-        errors: Errors | None = None,
-    ) -> IntArray:
-        """How many bits each client may send, [C]; raises `UserError` as `Allocation` says."""
-        del errors
-        return _share(np.ones(len(region)), region, seconds, lower, weights)
+    def share(self, region: Region) -> FloatArray:
+        """The same for all."""
+        return np.ones(len(region))
 
 
-class Proportional(BaseModel):
+class Proportional(ByShare):
     """Bits in proportion to what each client could send alone (and to its weight), as far as the region allows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["proportional"] = "proportional"
 
-    def bits(
-        self,
-        region: Region,
-        seconds: float,
-        lower: IntArray,
-        weights: FloatArray | None = None,
-        errors: Errors | None = None,
-    ) -> IntArray:
-        """How many bits each client may send, [C]; raises `UserError` as `Allocation` says."""
-        del errors
-        return _share(region.alone(), region, seconds, lower, weights)
+    def share(self, region: Region) -> FloatArray:
+        """What each could send alone."""
+        return region.alone()
 
 
 class Equal(BaseModel):
@@ -148,19 +159,6 @@ class Equal(BaseModel):
                 return _whole(np.full(len(users), fair), users, len(region))
             users = np.delete(users, least[users].argmax())
         return np.zeros(len(region), dtype=np.int64)
-
-
-def _share(share: FloatArray, region: Region, seconds: float, lower: IntArray, weights: FloatArray | None) -> IntArray:
-    """Bits in proportion to `share` [C] x weights as far as region and lower bounds allow."""
-    if weights is not None:
-        check_weights(weights, len(region))
-        share = share * weights
-    least = _lower_bounds(lower, region, seconds)
-    users = np.flatnonzero(affordable(region, seconds, least))
-    if not len(users):
-        return np.zeros(len(region), dtype=np.int64)
-    exact = least_error(Shares(share[users]), region.take(users), seconds, least[users])
-    return _whole(exact, users, len(region))
 
 
 def _lower_bounds(lower: IntArray, region: Region, seconds: float) -> FloatArray:
