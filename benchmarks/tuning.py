@@ -1,29 +1,48 @@
 """What tuning buys: hypervolume against random search, rounds saved by pruning, trials per hour, and its own cost.
 
-    python benchmarks/tuning.py hypervolume|pruning|throughput [OUTPUT]
+    python benchmarks/tuning.py hypervolume|pruning|throughput|overhead|profile [OUTPUT]
 
 Each figure is of real studies, run by the command line as a user would.
 """
 
 from __future__ import annotations
 
+import cProfile
 import csv
+import io
 import json
+import multiprocessing
 import os
+import pstats
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from narrowcast.commands.tune import tune as tune_command
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.play import play
+from narrowcast.platform.rounds import start
 from narrowcast.tuning.summary import hypervolume
 
 SEEDS = (0, 1, 2)
 SHORT = ("experiment.rounds=40", "experiment.clients_per_round=20")  # of the study of ranks and bits
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
 MOVIES = ("study.trials=30",)  # of the study of rates
+MEASURED = ("study.trials=16", "study.pruner=none")  # of what a study costs beside its trials
+REALISTIC = ("fedmf-ml1m-rates", "scolr-ml100k-rank-bits")
+PARTS = (  # by module and function
+    "sweep.prepare_study", "mlflow_run.check_store", "movielens.load", "study.ask", "study.report", "study.tell",
+    "trial_folder.write_trial", "study_run.put", "trial_player._replica", "sweep.conclude", "study_run.finish",
+)  # fmt: skip
 
 
 def tune(study: str, name: str, output: Path, *settings: str) -> tuple[list[dict[str, Any]], float]:
@@ -92,15 +111,105 @@ def _digits(output: Path) -> Path:
 
 
 def _rate(folder: Path) -> str:
-    stamps, training = [], 0.0
-    for trial in folder.glob("trials/*/rounds.jsonl"):
-        rows = [json.loads(line) for line in trial.read_text().splitlines()]
-        training += rows[-1]["wall_seconds"]
-        stamps.append((rows[0]["logged_at_ms"] / 1000 - rows[0]["wall_seconds"], rows[-1]["logged_at_ms"] / 1000))
-    span = max(end for _, end in stamps) - min(begin for begin, _ in stamps)
-    return f"{3600 * len(stamps) / span:.0f} trials per hour, {training:.1f} s of training within {span:.1f} s"
+    trials = _rows(folder)
+    training = sum(rows[-1]["wall_seconds"] for rows in trials)
+    span = _span(trials)
+    return f"{3600 * len(trials) / span:.0f} trials per hour, {training:.1f} s of training within {span:.1f} s"
+
+
+def _rows(folder: Path) -> list[list[dict[str, Any]]]:
+    """The evaluations of each trial of a study."""
+    paths = sorted(folder.glob("trials/*/rounds.jsonl"))
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+
+
+def _span(trials: Sequence[Sequence[dict[str, Any]]]) -> float:
+    """Seconds from where the first trial begins to train to where the last one ends."""
+    begins = [rows[0]["logged_at_ms"] / 1000 - rows[0]["wall_seconds"] for rows in trials]
+    return float(max(rows[-1]["logged_at_ms"] / 1000 for rows in trials) - min(begins))
+
+
+def compare_overhead(output: Path) -> None:
+    """The trials of studies with two workers against the same played by two processes that do nothing else."""
+    for study in REALISTIC:
+        name = f"overhead-{study}"
+        _, command = tune(study, name, output, *MEASURED)
+        trials = _rows(output / name)
+        span, bare = _span(trials), _bare(sorted((output / name / "trials").glob("*/config.yaml")), 2)
+        print(
+            f"{study}: {len(trials)} trials in {span:.1f} s, bare {bare:.1f} s ({100 * (span / bare - 1):+.1f} %); "
+            f"the command with its start and plots {command:.1f} s; load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+
+
+def _bare(configs: Sequence[Path], processes: int) -> float:
+    """Seconds from when the processes have their data and their kernels until they have played all of the configs."""
+    context = multiprocessing.get_context("spawn")
+    ready, turn, ended = context.Barrier(processes + 1), context.Value("i", 0), context.Barrier(processes + 1)
+    players = [context.Process(target=_play_bare, args=(configs, ready, turn, ended)) for _ in range(processes)]
+    for player in players:
+        player.start()
+    ready.wait()
+    began = time.perf_counter()
+    ended.wait()
+    seconds = time.perf_counter() - began
+    for player in players:
+        player.join()
+    return seconds
+
+
+def _play_bare(configs: Sequence[Path], ready: Any, turn: Any, ended: Any) -> None:
+    experiments = [load_experiment(str(path)) for path in configs]
+    data = experiments[0].data.load()
+    _play(experiments[0].model_copy(update={"rounds": 2, "evaluate_every": 2}), data)
+    ready.wait()
+    while True:
+        with turn.get_lock():
+            place, turn.value = turn.value, turn.value + 1
+        if place >= len(experiments):
+            break
+        _play(experiments[place], data)
+    ended.wait()
+
+
+def _play(experiment: Experiment, data: Dataset) -> None:
+    """The round loop, and nothing of a study or of a store."""
+    plain, task = experiment.model_copy(update={"checkpoint_every": experiment.rounds}), experiment.task(data)
+    executor, state = InProcess(plain.algorithm, task), start(plain.algorithm, task)
+    for _ in play(plain, plain.algorithm, task, executor, state):
+        pass
+
+
+def profile(output: Path) -> None:
+    """Where the time of a study goes that is not training: one worker, in this process, under cProfile."""
+    for study in REALISTIC:
+        settings = ("study.trials=6", "study.pruner=none", "study.executor=local", "study.parallel=1", *PLAIN)
+        folder = output / "profile" / study
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        profiler = cProfile.Profile()
+        cpu = time.process_time(), time.thread_time()
+        with redirect_stdout(io.StringIO()):
+            profiler.runcall(tune_command.main, [study, *settings, "--output", str(folder)], standalone_mode=False)
+        threads = (time.process_time() - cpu[0]) - (time.thread_time() - cpu[1])
+        seconds = {
+            f"{Path(file).stem}.{name}": cumulative
+            for (file, _, name), (_, _, _, cumulative, _) in pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
+            if "narrowcast" in file
+        }
+        print(f"{study}: {seconds['steps.next']:.1f} s in the trials, load {os.getloadavg()[0]:.1f}; beside them")
+        for part in PARTS:
+            print(f"  {part:28} {seconds[part]:6.2f} s")
+        print(f"  {'other threads (MLflow), CPU':28} {threads:6.2f} s", flush=True)
 
 
 if __name__ == "__main__":
-    which = {"hypervolume": compare_hypervolume, "pruning": compare_pruning, "throughput": compare_throughput}
+    which = {
+        "hypervolume": compare_hypervolume,
+        "pruning": compare_pruning,
+        "throughput": compare_throughput,
+        "overhead": compare_overhead,
+        "profile": profile,
+    }
     which[sys.argv[1]](Path(sys.argv[2] if len(sys.argv) > 2 else "runs/benchmark-tuning"))

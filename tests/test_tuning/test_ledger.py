@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
 from narrowcast.platform.errors import UserError
+from narrowcast.tuning.marks import OWNER
 from narrowcast.tuning.pruning import Curve
 from narrowcast.tuning.settings import StudySettings
 from narrowcast.tuning.space import Dimension, Space
@@ -97,6 +99,20 @@ def test_a_lost_worker_is_made_up_for_once(tmp_path: Path) -> None:
     play(one, last)
     assert one.ask() is None
     assert [trial.state.name for trial in one.trials()] == ["FAIL", "FAIL", "COMPLETE"]
+
+
+@pytest.mark.parametrize("had", [0, 1, 3])
+def test_what_was_lost_while_it_was_drawn_is_drawn_to_its_end_and_tried_again(tmp_path: Path, had: int) -> None:
+    one = ledger(tmp_path / "s", {**ONE, "trials": 1})
+    trial = one.study.ask()
+    trial.set_user_attr(OWNER, f"{socket.gethostname()}:1:0.00")  # no process of this number began then
+    before = {path: space().dimensions[path].draw(trial, path) for path in list(space().dimensions)[:had]}
+    assert one.take_over_lost() == [0]
+    retry = one.ask()
+    assert retry is not None
+    assert one.trials()[0].params == retry.drawn == {**retry.drawn, **before}
+    assert retry.retry_of == 0
+    assert set(retry.drawn) >= {"rate", "rank", "kind"}
 
 
 def test_what_another_process_took_over_is_not_told_twice(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def check_whole(rows: list[dict[str, str]], output: Path, n_trials: int, lost: i
     assert sorted(retried) == sorted(row["trial"] for row in rows if row["state"] == "lost")
     for row in rows:
         if row["retry_of"]:
-            before = by_number[row["retry_of"]]["training.learning_rate"]
-            assert before in (row["training.learning_rate"], "")  # none where it was killed before it had any
+            for path in ("training.learning_rate", "training.batch_size"):
+                assert row[path] == by_number[row["retry_of"]][path] != ""
     _, nested = nested_runs(output)
     assert {number: run.data.tags["state"] for number, run in nested.items()} == {
         row["trial"]: row["state"] for row in rows

@@ -218,6 +218,8 @@ class Ledger:
         retry = losses.get(cause, 0) < RETRIES.get(cause, math.inf)
         losses[cause] = losses.get(cause, 0) + 1
         try:
+            # Of a process killed while it drew, the rest is drawn here, with the trial's own seed.
+            self._space.draw(Trial(self.study, trial._trial_id))
             if retry:
                 storage.set_trial_user_attr(trial._trial_id, VOID, f"{reason}; tried again")
             storage.set_trial_user_attr(trial._trial_id, REASON, reason)
@@ -226,7 +228,7 @@ class Ledger:
             return False
         if retry:
             attributes = {RETRY_OF: trial.number, LOSSES: losses}
-            queued = {"fixed_params": dict(trial.params)}
+            queued = {"fixed_params": self.trials()[trial.number].params}
             self.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=attributes, system_attrs=queued))
         return True
 
