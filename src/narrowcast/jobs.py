@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import time
@@ -76,10 +75,8 @@ class Job:
         """Begin it, or go on with it, and return its result."""
         if self.wanted.measure != "accuracy":
             return self._measure()
-        if (self.folder / "config.yaml").is_file():
+        if session.is_begun(self.folder):
             return session.run(session.prepare_resume(self.folder, self.experiment), _unseen)
-        if self.folder.is_dir():  # left before anything was played
-            shutil.rmtree(self.folder)
         return session.run(session.prepare(self.experiment, self.output), _unseen)
 
     def _measure(self) -> Mapping[str, Any]:

@@ -141,11 +141,14 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
 
 def is_begun(folder: Path) -> bool:
     """Whether the folder holds a run to go on with; one that was left before anything was played is removed."""
-    left = {entry.name for entry in folder.iterdir()} if folder.is_dir() else None
-    if left is not None and "config.yaml" not in left and left <= {"journal.jsonl", "tracking.json", "checkpoint"}:
+    if not folder.is_dir():
+        return False
+    left = {entry.name for entry in folder.iterdir()}
+    early = {"journal.jsonl", "tracking.json", "checkpoint", "config.yaml"}
+    if "config.yaml" not in left and {name.removesuffix(".part") for name in left} <= early:
         shutil.rmtree(folder)
         return False
-    return left is not None
+    return True
 
 
 def writable(folder: Path) -> None:

@@ -16,6 +16,7 @@ from command_line import assert_refused, narrowcast
 from mlflow_server import MlflowServer
 from postgres import Postgres
 from ray_nodes import RayNodes
+from test_tuning.studies import EXPERIMENT, RATES, check_whole, ended, write_study
 
 pytestmark = [
     pytest.mark.ray,
@@ -140,6 +141,41 @@ def assert_scraped(nodes: RayNodes, uplink_bits: int) -> None:
             return
         time.sleep(1)
     raise AssertionError(counts)
+
+
+def test_a_study_is_stopped_and_taken_up_again(
+    nodes: RayNodes, server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    settings = (
+        "study: {objectives: {validation.accuracy: maximize}, trials: 6, parallel: 2, retest: {trials: 1, seeds: 2}}\n"
+    )
+    tracking = "  tracking: {experiment: studies, system_metrics: false, flush_seconds: 110}\n"
+    text = EXPERIMENT.replace("  tracking: {system_metrics: false}\n", tracking) + settings + RATES
+    long = ("experiment.rounds=600", "experiment.evaluate_every=20")
+    submit = ("submit", write_study(tmp_path, text), *long, "--id", "sweep", "--address", nodes.address)
+    submit = (*submit, "--output", tmp_path / "runs")
+    folder = tmp_path / "runs" / "sweep"
+
+    first = narrowcast(*submit, "--no-wait")
+    assert (first.status, "sweep: submitted to" in first.out) == (0, True), first.err
+    deadline = time.monotonic() + 200
+    while ended(folder) < 1:
+        assert time.monotonic() < deadline, narrowcast("jobs", "logs", "sweep", "--address", nodes.address).out
+        time.sleep(0.1)
+    assert "sweep: runs already; joining it" in narrowcast(*submit, "--no-wait").out
+    stopped = narrowcast("jobs", "stop", "sweep", "--address", nodes.address)
+    assert stopped.out.startswith("sweep: STOPPED"), stopped.err
+    before = ended(folder)
+
+    second = narrowcast(*submit)
+    assert second.status == 0, second.err
+    assert "(attempt 2)" in second.out
+    assert f"going on after {before} trials" in second.out
+    assert "Played again with 2 new seeds" in second.out
+    lost = check_whole(folder, server.uri, 6, "studies")
+    assert 1 <= len(lost) <= 2
+    assert {row["reason"] for row in lost} == {"interrupted"}
 
 
 def test_what_cannot_run_there_is_said_in_one_line(

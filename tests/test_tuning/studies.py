@@ -45,10 +45,10 @@ def result(folder: Path) -> dict[str, Any]:
     return read
 
 
-def nested_runs(output: Path) -> tuple[Run, dict[str, Run]]:
-    """The one study of an SQLite store: its parent run, and the nested ones by trial; no trial has two."""
-    client = MlflowClient(f"sqlite:///{output}/mlflow.db")
-    experiment = client.get_experiment_by_name("narrowcast")
+def nested_runs(store: Path | str, name: str = "narrowcast") -> tuple[Run, dict[str, Run]]:
+    """The one study of a folder's SQLite store, or of a URI: its parent run, and the nested ones; no trial has two."""
+    client = MlflowClient(f"sqlite:///{store}/mlflow.db" if isinstance(store, Path) else store)
+    experiment = client.get_experiment_by_name(name)
     assert experiment is not None
     runs = list(client.search_runs([experiment.experiment_id], max_results=1000))
     (parent,) = [run for run in runs if run.data.tags.get("kind") == "study"]
@@ -56,3 +56,29 @@ def nested_runs(output: Path) -> tuple[Run, dict[str, Run]]:
     by_trial = {run.data.tags["trial"]: run for run in nested}
     assert len(nested) == len(by_trial) == len(runs) - 1
     return parent, by_trial
+
+
+def ended(folder: Path) -> int:
+    """How many trials a study's folder has the results of."""
+    return len(list((folder / "trials").glob("*/result.json")))
+
+
+def check_whole(folder: Path, store: Path | str, n_trials: int, name: str = "narrowcast") -> list[dict[str, str]]:
+    """So many trials count, each lost one was tried again with its values, and MLflow says the same; the lost ones."""
+    rows = trials(folder)
+    lost = [row for row in rows if row["state"] == "lost"]
+    assert [row["state"] for row in rows].count("complete") == n_trials == len(rows) - len(lost)
+    by_number = {row["trial"]: row for row in rows}
+    retries = [row for row in rows if row["retry_of"]]
+    assert sorted(row["retry_of"] for row in retries) == sorted(row["trial"] for row in lost)
+    for row in retries:
+        for path in ("training.learning_rate", "training.batch_size"):
+            assert row[path] == by_number[row["retry_of"]][path] != ""
+    _, nested = nested_runs(store, name)
+    assert {number: run.data.tags["state"] for number, run in nested.items() if "-test-" not in number} == {
+        row["trial"]: row["state"] for row in rows
+    }
+    for number, run in nested.items():
+        if number in by_number and run.data.tags["state"] == "complete":
+            assert run.data.metrics["validation.accuracy"] == float(by_number[number]["validation.accuracy"])
+    return lost

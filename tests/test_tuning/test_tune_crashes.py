@@ -1,7 +1,8 @@
-"""Studies whose process, worker or database is killed: nothing is lost and nothing counts twice."""
+"""Studies whose process, worker, database or MLflow is killed: nothing is lost and nothing counts twice."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from mlflow import MlflowClient
 
+from mlflow_server import MlflowServer
 from postgres import Postgres
-from test_tuning.studies import EXPERIMENT, RATES, nested_runs, trials, write_study
+from test_tuning.studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, write_study
 
 pytestmark = [pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"), pytest.mark.slow]
 ON_RAY = (
@@ -53,30 +56,6 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str], seconds
         time.sleep(0.05)
 
 
-def ended(folder: Path) -> int:
-    return len(list((folder / "trials").glob("*/result.json")))
-
-
-def check_whole(rows: list[dict[str, str]], output: Path, n_trials: int, lost: int) -> None:
-    """So many trials count, each lost one was tried again with its values, and MLflow says the same."""
-    assert [row["state"] for row in rows].count("complete") == n_trials
-    assert [row["state"] for row in rows].count("lost") == lost == len(rows) - n_trials
-    by_number = {row["trial"]: row for row in rows}
-    retried = [row["retry_of"] for row in rows if row["retry_of"]]
-    assert sorted(retried) == sorted(row["trial"] for row in rows if row["state"] == "lost")
-    for row in rows:
-        if row["retry_of"]:
-            for path in ("training.learning_rate", "training.batch_size"):
-                assert row[path] == by_number[row["retry_of"]][path] != ""
-    _, nested = nested_runs(output)
-    assert {number: run.data.tags["state"] for number, run in nested.items()} == {
-        row["trial"]: row["state"] for row in rows
-    }
-    for number, run in nested.items():
-        if run.data.tags["state"] == "complete":
-            assert run.data.metrics["validation.accuracy"] == float(by_number[number]["validation.accuracy"])
-
-
 @pytest.mark.ray
 def test_killed_worker_and_killed_study(tmp_path: Path) -> None:
     words = (write_study(tmp_path, EXPERIMENT + ON_RAY + RATES), "--output", tmp_path, *LONG)
@@ -101,9 +80,7 @@ def test_killed_worker_and_killed_study(tmp_path: Path) -> None:
     with tuning(*words) as process:
         said, _ = process.communicate(timeout=200)
         assert process.returncode == 0, said
-    rows = trials(folder)
-    check_whole(rows, tmp_path, 8, lost=[row["state"] for row in rows].count("lost"))
-    assert 1 <= [row["state"] for row in rows].count("lost") <= 3  # the worker's one, and the study's two at most
+    assert 1 <= len(check_whole(folder, tmp_path, 8)) <= 3  # the worker's one, and the study's two at most
 
 
 def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
@@ -127,7 +104,37 @@ def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
                     assert "the study's storage is down" in said
                     assert "answers again" in said
         last = max(folders, key=lambda folder: (folder / "digits" / "trials.csv").stat().st_mtime)
-        check_whole(trials(last / "digits"), tmp_path, 16, lost=0)
+        assert check_whole(last / "digits", tmp_path, 16) == []
         assert sum(ended(folder / "digits") for folder in folders) == 16
     finally:
         postgres.remove()
+
+
+def test_an_mlflow_server_that_goes_away_misses_nothing(tmp_path: Path) -> None:
+    server = MlflowServer(tmp_path)
+    local = ON_RAY.replace("parallel: 2", "executor: local").replace("trials: 8", "trials: 4")
+    study, folder = write_study(tmp_path, EXPERIMENT + local + RATES), tmp_path / "digits"
+    where = (f"experiment.tracking.uri={server.uri}", "experiment.tracking.flush_seconds=200")
+    try:
+        server.start()
+        with tuning(study, "--output", tmp_path, *LONG, *where) as process:
+            wait_until(lambda: ended(folder) >= 1, process)
+            server.kill()
+            wait_until(lambda: ended(folder) == 4, process)
+            server.start()
+            said, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+        assert "the MLflow store is down" in said
+        assert "the MLflow store answers again" in said
+    finally:
+        server.kill()
+    assert check_whole(folder, tmp_path, 4) == []
+    parent, nested = nested_runs(tmp_path)
+    assert parent.info.status == "FINISHED"
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert "plots" in {entry.path for entry in client.list_artifacts(parent.info.run_id)}
+    for number, run in nested.items():
+        rows = (folder / "trials" / f"{int(number):05d}" / "rounds.jsonl").read_text().splitlines()
+        wanted = [(row["round"], row["validation.accuracy"]) for row in map(json.loads, rows)]
+        sent = client.get_metric_history(run.info.run_id, "validation.accuracy")
+        assert sorted((metric.step, metric.value) for metric in sent) == wanted

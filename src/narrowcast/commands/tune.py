@@ -80,12 +80,12 @@ def tune(
 def _play(file: StudyFile, output: Path, again: str) -> None:
     from narrowcast.studies import sweep
     from narrowcast.studies.progress import StudyProgress
+    from narrowcast.tuning.marks import counts
 
     prepared = sweep.prepare_study(file, output)
     terminal = console()
-    done = [trial for trial in prepared.ledger.trials() if trial.state.is_finished()]
-    if done:
-        click.echo(f"{file.name}: going on after {len(done)} trials")
+    if done := sum(counts(trial) for trial in prepared.ledger.trials() if trial.state.is_finished()):
+        click.echo(f"{file.name}: going on after {done} trials")
     try:
         with StudyProgress(file.name, file.settings.objectives, prepared.ledger.n_trials, terminal) as progress:
             result = sweep.run_study(prepared, progress)

@@ -20,8 +20,8 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.steps import Here, Lost, Over, Places
-from narrowcast.platform.tracking.mlflow_run import check_store, hide_password
-from narrowcast.platform.tracking.study_run import StudyStore, TrialRun, open_study
+from narrowcast.platform.tracking.mlflow_run import check_store, hide_password, open_run
+from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
 from narrowcast.progress import STOPPING
 from narrowcast.session import git_commit, writable
 from narrowcast.studies.result import StudyResult, why_none, write_result
@@ -167,7 +167,9 @@ def _parent(prepared: PreparedStudy) -> str:
         base = file.build({})
         params = flatten(base.plain()) | {f"study.{name}": value for name, value in flatten(_public(file)).items()}
         tags = {"kind": "study", "git_commit": git_commit() or "unknown", "narrowcast_version": __version__}
-        study.set_user_attr(key, open_study(base.tracking, prepared.folder.parent, file.name, params, tags))
+        data = prepared.shared.data
+        _, run_id = open_run(base.tracking, prepared.folder.parent, file.name, params, tags, data)
+        study.set_user_attr(key, run_id)
     return str(study.user_attrs[key])
 
 

@@ -155,22 +155,16 @@ def open_run(
     tags: Mapping[str, str],
     data: ClientData,
 ) -> tuple[str, str]:
-    """Create the MLflow run with its params, tags and data set; its URI and run id."""
+    """Create the MLflow run of a run or of a study, with its params, tags and data set; its URI and run id."""
     uri = tracking.resolve(output)
     client = MlflowClient(uri)
     try:
         run = client.create_run(
             experiment_id(client, uri, tracking.experiment, output),
             run_name=name,
-            tags={
-                **tags,
-                MLFLOW_RUN_NAME: name,
-                MLFLOW_USER: psutil.Process().username(),
-                MLFLOW_SOURCE_NAME: "narrowcast",
-                MLFLOW_SOURCE_TYPE: "LOCAL",
-            },
+            tags={**tags, **origin_tags(name)},
         )
-        entries = [Param(metric_name(key), str(value)) for key, value in params.items()]
+        entries = as_params(params)
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
             client.log_batch(run.info.run_id, params=entries[start : start + _PARAMS_AT_ONCE])
         try:
@@ -182,6 +176,21 @@ def open_run(
             f"the MLflow store at {hide_password(uri)} took no run ({short_reason(error)}); check it"
         ) from error
     return uri, run.info.run_id
+
+
+def origin_tags(name: str) -> dict[str, str]:
+    """What MLflow's pages say of where a run came from."""
+    return {
+        MLFLOW_RUN_NAME: name,
+        MLFLOW_USER: psutil.Process().username(),
+        MLFLOW_SOURCE_NAME: "narrowcast",
+        MLFLOW_SOURCE_TYPE: "LOCAL",
+    }
+
+
+def as_params(values: Mapping[str, Any]) -> list[Param]:
+    """Values as MLflow's params, by names that it takes."""
+    return [Param(metric_name(name), str(value)) for name, value in values.items()]
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> str:

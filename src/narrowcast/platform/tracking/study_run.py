@@ -15,24 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
-from mlflow.utils.mlflow_tags import (
-    MLFLOW_PARENT_RUN_ID,
-    MLFLOW_RUN_NAME,
-    MLFLOW_SOURCE_NAME,
-    MLFLOW_SOURCE_TYPE,
-    MLFLOW_USER,
-)
+from mlflow.entities import Metric, RunTag
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.mlflow_run import (
     STORE_ERRORS,
-    Tracking,
-    experiment_id,
+    as_params,
     hide_password,
     metric_name,
+    origin_tags,
     short_reason,
 )
 
@@ -53,24 +46,6 @@ class TrialRun:
     params: Mapping[str, Any]
     tags: Mapping[str, str] = field(default_factory=dict)
     rows: tuple[Mapping[str, Any], ...] = ()
-
-
-def open_study(tracking: Tracking, output: Path, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-    """Create the parent run; its id."""
-    uri = tracking.resolve(output)
-    client = MlflowClient(uri)
-    try:
-        run = client.create_run(
-            experiment_id(client, uri, tracking.experiment, output),
-            run_name=name,
-            tags={**tags, **_tags(name)},
-        )
-        client.log_batch(run.info.run_id, params=_params(params))
-    except STORE_ERRORS as error:
-        raise UserError(
-            f"the MLflow store at {hide_password(uri)} took no run ({short_reason(error)}); check it"
-        ) from error
-    return str(run.info.run_id)
 
 
 class StudyStore:
@@ -143,7 +118,7 @@ class StudyStore:
 
     def _send(self, trial: TrialRun) -> None:
         if trial.key not in self._runs:
-            tags = {**_tags(trial.name), MLFLOW_PARENT_RUN_ID: self._parent, _TRIAL: trial.key}
+            tags = {**origin_tags(trial.name), MLFLOW_PARENT_RUN_ID: self._parent, _TRIAL: trial.key}
             run = self._client.create_run(self._experiment, run_name=trial.name, tags=tags)
             self._runs[trial.key] = run.info.run_id
         run_id = self._runs[trial.key]
@@ -154,7 +129,7 @@ class StudyStore:
             if name not in ("round", "logged_at_ms") and value is not None
         ]
         tags_now = [RunTag(key, value) for key, value in {**trial.tags, "state": trial.state}.items()]
-        self._client.log_batch(run_id, metrics[:_AT_ONCE], _params(trial.params), tags_now)
+        self._client.log_batch(run_id, metrics[:_AT_ONCE], as_params(trial.params), tags_now)
         for start in range(_AT_ONCE, len(metrics), _AT_ONCE):
             self._client.log_batch(run_id, metrics[start : start + _AT_ONCE])
         if trial.state != "running":
@@ -191,16 +166,3 @@ class StudyStore:
             logger.warning("the MLflow store is down (%s)", short_reason(error))
             return False
         return True
-
-
-def _params(values: Mapping[str, Any]) -> list[Param]:
-    return [Param(metric_name(name), str(value)) for name, value in values.items()]
-
-
-def _tags(name: str) -> dict[str, str]:
-    return {
-        MLFLOW_RUN_NAME: name,
-        MLFLOW_USER: psutil.Process().username(),
-        MLFLOW_SOURCE_NAME: "narrowcast",
-        MLFLOW_SOURCE_TYPE: "LOCAL",
-    }
