@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.checkpoint import write_atomically
+from narrowcast.studies.progress import settings_line, shown
 from narrowcast.studies.retest import Retested
 from narrowcast.tuning.summary import TrialRow
 
@@ -57,6 +58,25 @@ def write_result(
     }
     write_atomically(folder / "result.json", json.dumps(content, indent=2).encode())
     return metrics
+
+
+def in_words(objectives: Mapping[str, str], rows: Sequence[TrialRow], result: StudyResult | None) -> str:
+    """What the page of the study's run in MLflow says of it, in Markdown."""
+    states = Counter(row.state for row in rows)
+    lines = [
+        f"A study that looks for {' and '.join(f'{name} ({direction})' for name, direction in objectives.items())}: "
+        + ", ".join(f"{count} {state}" for state, count in states.items())
+        + " trials. Its figures are under Artifacts, in `plots`; `best.yaml` there is what `narrowcast run` takes."
+    ]
+    if result and result.best:
+        chosen = result.best[0]
+        reached = ", ".join(f"{name} {shown(name, chosen.amounts[name])}" for name in objectives)
+        lines.append(f"Chosen: **trial {chosen.number}** with {reached}; `{settings_line(chosen.drawn)}`")
+    if result and result.tested:
+        first = result.tested[0]
+        on_test = ", ".join(f"{name} {shown(name, value)}" for name, value in first.means().items())
+        lines.append(f"Played again with {len(first.seeds)} new seeds: {on_test} on average.")
+    return "\n\n".join(lines)
 
 
 def _plain(row: TrialRow) -> dict[str, Any]:

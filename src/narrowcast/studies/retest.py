@@ -99,5 +99,5 @@ def retest(
 def _run(file: StudyFile, trial: TrialRow, offset: int, row: Mapping[str, Any]) -> TrialRun:
     key = f"{trial.number}-test-{offset}"
     tags = {"retest_of": str(trial.number)}
-    name = f"{file.name}-{trial.number:03d}-test-seed-{offset}"
+    name = f"{trial.number:03d}-test-seed-{offset}-{file.name}"
     return TrialRun(key, name, "complete", trial.drawn, tags, (row,))

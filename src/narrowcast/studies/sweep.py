@@ -24,7 +24,7 @@ from narrowcast.platform.tracking.mlflow_run import check_store, hide_password, 
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
 from narrowcast.progress import STOPPING
 from narrowcast.session import git_commit, writable
-from narrowcast.studies.result import StudyResult, why_none, write_result
+from narrowcast.studies.result import StudyResult, in_words, why_none, write_result
 from narrowcast.studies.retest import Retested, retest
 from narrowcast.studies.study_file import StudyFile
 from narrowcast.studies.trial_folder import read_rounds, write_plain_yaml, write_trial
@@ -150,7 +150,8 @@ def run_study(prepared: PreparedStudy, watch: Watch) -> StudyResult:
         objectives, storage = prepared.file.settings.objectives, hide_password(prepared.storage)
         metrics = write_result(prepared.folder, objectives, storage, rows, result, time.monotonic() - began)
         files = [path for path in sorted(prepared.folder.iterdir()) if path.name not in ("trials", _JOURNAL)]
-        if not (store.finish(status, metrics, {"state": status.lower()}, files) and sent):
+        note = in_words(objectives, rows, result)
+        if not (store.finish(status, metrics, {"state": status.lower()}, note, files) and sent):
             watch.say("not all of this study is in MLflow yet; the same command sends the rest")
     return result
 
@@ -301,9 +302,9 @@ class _Sweep:
             spent = {**spent, "round": row.rounds, "logged_at_ms": rows[-1]["logged_at_ms"]}
             new = {name: value for name, value in spent.items() if name not in rows[-1]}
             rows = (*rows, {**new, "round": row.rounds, "logged_at_ms": rows[-1]["logged_at_ms"]})
-        return TrialRun(
-            str(row.number), f"{self.prepared.file.name}-{row.number:03d}", row.state, row.drawn, tags, rows
-        )
+        # The number first, since MLflow's table cuts long names.
+        name = f"{row.number:03d}-{self.prepared.file.name}"
+        return TrialRun(str(row.number), name, row.state, row.drawn, tags, rows)
 
     def agree(self, known: Mapping[str, str]) -> None:
         """Send what the store says otherwise than the storage, of all trials for which no other process answers."""

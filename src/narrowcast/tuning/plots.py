@@ -205,10 +205,14 @@ def _page(study: Study, objectives: Mapping[str, str], path: Path) -> None:
         show = optuna.visualization
         if len(objectives) in (2, 3):
             pictures.append(show.plot_pareto_front(study, target_names=list(objectives)))
+            if len(objectives) == 2:
+                across, up = ("log" if name in COSTS else "linear" for name in objectives)
+                pictures[0].update_xaxes(type=across).update_yaxes(type=up)
         for column, (name, direction) in enumerate(objectives.items()):
             target = (lambda trial, column=column: trial.values[column]) if several else None
+            history = show.plot_optimization_history(study, target=target, target_name=name)
             pictures += [
-                show.plot_optimization_history(study, target=target, target_name=name),
+                history.update_yaxes(type="log") if name in COSTS else history,
                 show.plot_parallel_coordinate(study, target=target, target_name=name),
             ]
             try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, RunTag
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.mlflow_run import (
@@ -146,15 +146,23 @@ class StudyStore:
         return not self._thread.is_alive() and not self._missed
 
     def finish(
-        self, status: str, metrics: Mapping[str, float], tags: Mapping[str, str], artifacts: Iterable[Path]
+        self,
+        status: str,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        note: str,
+        artifacts: Iterable[Path],
     ) -> bool:
-        """Put the study's results, plots and tables on the parent run and end it; False where the store is down."""
+        """Put the study's results, plots and tables on the parent run and end it; False where the store is down.
+
+        `note` is Markdown that the run's page shows.
+        """
         try:
             stamp = time.time()
             self._client.log_batch(
                 self._parent,
                 [Metric(metric_name(name), float(value), int(1000 * stamp), 0) for name, value in metrics.items()],
-                tags=[RunTag(key, value) for key, value in tags.items()],
+                tags=[RunTag(key, value) for key, value in {**tags, MLFLOW_RUN_NOTE: note}.items()],
             )
             for path in artifacts:
                 if path.is_dir():
