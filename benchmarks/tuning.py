@@ -37,7 +37,7 @@ SEEDS = (0, 1, 2)
 SHORT = ("experiment.rounds=40", "experiment.clients_per_round=20")  # of the study of ranks and bits
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
 MOVIES = ("study.trials=30",)  # of the study of rates
-MEASURED = ("study.trials=16", "study.pruner=none")  # of what a study costs beside its trials
+MEASURED = ("study.trials=12", "study.pruner=none")  # of what a study costs beside its trials
 REALISTIC = ("fedmf-ml1m-rates", "scolr-ml100k-rank-bits")
 PARTS = (  # by module and function
     "sweep.prepare_study", "mlflow_run.check_store", "movielens.load", "study.ask", "study.report", "study.tell",

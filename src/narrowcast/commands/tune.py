@@ -165,11 +165,12 @@ def _dry_run(file: StudyFile) -> None:
     console().print(table)
     cost = estimate(file, shared)
     settings, trials = file.settings, cost.trials
+    tested = f", and then {format_seconds(cost.retest_seconds)} on test" if cost.retest_seconds else ""
     click.echo(
         f"\n{trials} trials x {cost.rounds} rounds x {settings.seeds} seeds, {settings.parallel} at a time: a round "
-        f"takes {1000 * cost.round_seconds:.1f} ms here and an evaluation {1000 * cost.evaluation_seconds:.0f} ms, so "
-        f"about {format_seconds(cost.seconds)} where nothing is pruned, and then {format_seconds(cost.retest_seconds)} "
-        "on test"
+        f"takes {1000 * cost.round_seconds:.1f} ms here (up to {1000 * cost.dearest_round_seconds:.1f}) and an "
+        f"evaluation {1000 * cost.evaluation_seconds:.0f} ms, so about {format_seconds(cost.seconds)} where nothing is "
+        f"pruned{tested}"
     )
     click.echo("\n# a drawn configuration")
     write_yaml(file.whole(cost.drawn).plain(), sys.stdout)

@@ -70,6 +70,9 @@ def _history(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str]
             panel.scatter(number[~complete], values[~complete], s=14, color=ORANGE, marker="x", label="pruned")
         best = np.maximum.accumulate if direction == "maximize" else np.minimum.accumulate
         panel.step(number[complete], best(values[complete]), where="post", color=VERMILLION, label="best so far")
+        if name in COSTS and (values > 0).all():
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         panel.set(xlabel="trial", ylabel=label)
         panel.legend(frameon=False, fontsize=9)
     return figure

@@ -249,9 +249,13 @@ def _is_running(pid: int, started: str) -> bool:
         return False
 
 
-def draw_one(settings: StudySettings, space: Space) -> dict[str, Any]:
-    """What the first trial of a study would have, without beginning the study."""
+def draw_some(settings: StudySettings, space: Space, count: int) -> list[dict[str, Any]]:
+    """What trials may have, without beginning a study: the first trial's values, and others from all over the space."""
     directions = list(settings.objectives.values())
-    sampler = Keyed(settings.sampler, settings.seed, space, len(directions))
-    study = optuna.create_study(directions=directions, sampler=sampler)
-    return space.draw(study.ask())
+    study = optuna.create_study(
+        directions=directions, sampler=Keyed(settings.sampler, settings.seed, space, len(directions))
+    )
+    if settings.sampler.kind == "grid":
+        combinations = space.grid()
+        return [combinations[place * len(combinations) // count] for place in range(count)]
+    return [space.draw(study.ask()) for _ in range(count)]
