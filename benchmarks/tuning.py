@@ -11,14 +11,13 @@ import cProfile
 import csv
 import io
 import json
-import multiprocessing
 import os
 import pstats
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,20 @@ from typing import Any
 import numpy as np
 
 from narrowcast.commands.tune import tune as tune_command
-from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.experiment import Experiment
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.play import play
 from narrowcast.platform.rounds import start
-from narrowcast.tuning.summary import hypervolume
+from narrowcast.studies import sweep
+from narrowcast.studies.study_file import load_study
+from narrowcast.tuning.summary import TrialRow, hypervolume, trial_row
 
 SEEDS = (0, 1, 2)
 SHORT = ("experiment.rounds=40", "experiment.clients_per_round=20")  # of the study of ranks and bits
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
 MOVIES = ("study.trials=30",)  # of the study of rates
-MEASURED = ("study.trials=12", "study.pruner=none")  # of what a study costs beside its trials
+HERE = ("study.trials=6", "study.pruner=none", "study.retest.trials=0", "study.executor=local", "study.parallel=1")
 REALISTIC = ("fedmf-ml1m-rates", "scolr-ml100k-rank-bits")
 PARTS = (  # by module and function
     "sweep.prepare_study", "mlflow_run.check_store", "movielens.load", "study.ask", "study.report", "study.tell",
@@ -130,47 +131,42 @@ def _span(trials: Sequence[Sequence[dict[str, Any]]]) -> float:
 
 
 def compare_overhead(output: Path) -> None:
-    """The trials of studies with two workers against the same played by two processes that do nothing else."""
+    """Trials of a study of one worker in this process, and the same played bare: seconds on the wall and of CPU."""
     for study in REALISTIC:
-        name = f"overhead-{study}"
-        _, command = tune(study, name, output, *MEASURED)
-        trials = _rows(output / name)
-        span, bare = _span(trials), _bare(sorted((output / name / "trials").glob("*/config.yaml")), 2)
+        folder = output / f"overhead-{study}"
+        shutil.rmtree(folder, ignore_errors=True)
+        file = load_study(study, [*HERE, "experiment.tracking.system_metrics=false"])
+        prepared = sweep.prepare_study(file, folder)
+        data = prepared.shared.data
+        _play(file.build({}).model_copy(update={"rounds": 2, "evaluate_every": 2}), data)  # which compiles kernels
+        whole = _seconds(lambda prepared=prepared: sweep.run_study(prepared, Unseen()))
+        rows = [trial_row(trial, file.space) for trial in prepared.ledger.trials()]
+        trials = _span(_rows(folder / file.name))
+        bare = _seconds(lambda rows=rows, file=file, data=data: [_play(file.build(row.drawn), data) for row in rows])
         print(
-            f"{study}: {len(trials)} trials in {span:.1f} s, bare {bare:.1f} s ({100 * (span / bare - 1):+.1f} %); "
-            f"the command with its start and plots {command:.1f} s; load {os.getloadavg()[0]:.1f}",
+            f"{study}: {len(rows)} trials in {trials:.1f} s, bare {bare[0]:.1f} s; with the plots {whole[0]:.1f} s; "
+            f"CPU {whole[1]:.1f} s with the plots, bare {bare[1]:.1f} s; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
 
 
-def _bare(configs: Sequence[Path], processes: int) -> float:
-    """Seconds from when the processes have their data and their kernels until they have played all of the configs."""
-    context = multiprocessing.get_context("spawn")
-    ready, turn, ended = context.Barrier(processes + 1), context.Value("i", 0), context.Barrier(processes + 1)
-    players = [context.Process(target=_play_bare, args=(configs, ready, turn, ended)) for _ in range(processes)]
-    for player in players:
-        player.start()
-    ready.wait()
-    began = time.perf_counter()
-    ended.wait()
-    seconds = time.perf_counter() - began
-    for player in players:
-        player.join()
-    return seconds
+class Unseen:
+    """Nobody looks on."""
+
+    def begun(self, number: int, values: Mapping[str, Any], rounds: int) -> None: ...
+
+    def evaluated(self, number: int, row: Mapping[str, Any]) -> None: ...
+
+    def ended(self, row: TrialRow) -> None: ...
+
+    def say(self, line: str) -> None: ...
 
 
-def _play_bare(configs: Sequence[Path], ready: Any, turn: Any, ended: Any) -> None:
-    experiments = [load_experiment(str(path)) for path in configs]
-    data = experiments[0].data.load()
-    _play(experiments[0].model_copy(update={"rounds": 2, "evaluate_every": 2}), data)
-    ready.wait()
-    while True:
-        with turn.get_lock():
-            place, turn.value = turn.value, turn.value + 1
-        if place >= len(experiments):
-            break
-        _play(experiments[place], data)
-    ended.wait()
+def _seconds(work: Callable[[], Any]) -> tuple[float, float]:
+    """On the wall, and of CPU in all threads."""
+    began = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
 def _play(experiment: Experiment, data: Dataset) -> None:
@@ -184,7 +180,7 @@ def _play(experiment: Experiment, data: Dataset) -> None:
 def profile(output: Path) -> None:
     """Where the time of a study goes that is not training: one worker, in this process, under cProfile."""
     for study in REALISTIC:
-        settings = ("study.trials=6", "study.pruner=none", "study.executor=local", "study.parallel=1", *PLAIN)
+        settings = (*HERE, "experiment.tracking.system_metrics=false")
         folder = output / "profile" / study
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
