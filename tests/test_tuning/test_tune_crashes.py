@@ -20,7 +20,11 @@ from mlflow_server import MlflowServer
 from postgres import Postgres
 from test_tuning.studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, write_study
 
-pytestmark = [pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),  # on a machine that may do other things
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
+]
 ON_RAY = (
     "study: {objectives: {validation.accuracy: maximize}, trials: 8, parallel: 2, cpus_per_worker: 0.5, "
     "retest: {trials: 0}}\n"
