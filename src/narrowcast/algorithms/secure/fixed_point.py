@@ -48,13 +48,13 @@ class FixedPoint:
     def of_client(self, partial: Arrays, layout: Layout, sends: BoolArray, seed: int, key: tuple[int, int]) -> Any:
         """The integers of each group that a client sends, [n_values + n_counts]; None for the others.
 
-        `key` is its round and its number. A client with one weight for all it sends has its change, without the weight,
-        rounded and then multiplied by it, so that the bits are spent on the change.
+        `key` is its round and its number. Where a layout has one weight for all that a client sends, the change without
+        the weight is rounded and then multiplied by it, so that the bits are spent on the change.
         """
         round_index, client = key
         word = stream_keys(seed, "secure rounding", round_index, np.array([client]))
-        weights = [part.of(partial) for group in layout.groups for part in group.counts]
-        weight = int(weights[0][0]) if len(weights) == 1 and weights[0].size == 1 else 1
+        weights = [part for group in layout.groups for part in group.counts]
+        weight = max(int(part.of(partial).max()) for part in weights) if layout.one_weight else 1
         place, integers = 0, []
         for group, sent in zip(layout.groups, sends, strict=True):
             values = _joined(group.values, partial)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.layout import Group, Layout, Part
-from narrowcast.algorithms.secure.masking import MaskingClient, derived
+from narrowcast.algorithms.secure.masking import Agreements, MaskingClient, derived
 from narrowcast.algorithms.secure.messages import RECIPIENT_BYTES, Messages
 from narrowcast.algorithms.secure.schemes import CKKS, Masked, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
@@ -66,8 +66,9 @@ class Vault:
         public = {"verify": _rows(verify)}
         if not isinstance(self._scheme, Masked):
             return public
-        cohort = {client: MaskingClient(round_index, client) for client in clients}
-        messages = Messages(self._scheme, Layout((), {}, 1), len(clients))
+        agreements = Agreements()
+        cohort = {client: MaskingClient(round_index, client, agreements) for client in clients}
+        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(clients))
         known, keys = dict(zip(clients, verify, strict=True)), {}
         for client, each in cohort.items():
             sent = messages.keys(round_index).seal(client, [each.advertise()], self._key(client))
@@ -87,12 +88,16 @@ class Vault:
         return {**public, "keys": _rows(list(keys.values()))}
 
     def _secrets(self, round_index: int, arrays: Arrays) -> Arrays:
-        """For the host that trains these clients, what they sign and mask with; `pairs` [c, n, 32] is 0 for oneself."""
+        """For the host that trains these clients, what they sign and mask with; `pairs` [c, n, 32] is 0 for oneself.
+
+        Who takes no part in the round has no masks, and zeros in their place.
+        """
         del round_index
         clients = arrays["clients"].tolist()
         held = {"signing": _rows([self._key(client) for client in clients])}
         if self._round:
-            seeds = [self._round[client].seeds() for client in clients]
+            none = bytes(SECRET_BYTES), dict[int, bytes]()
+            seeds = [self._round[client].seeds() if client in self._round else none for client in clients]
             held["own"] = _rows([own for own, _ in seeds])
             pairs = [b"".join(each.get(peer, bytes(SECRET_BYTES)) for peer in self._round) for _, each in seeds]
             held["pairs"] = _rows(pairs).reshape(len(clients), len(self._round), SECRET_BYTES)
@@ -114,7 +119,7 @@ class Vault:
     def _reveal(self, round_index: int, arrays: Arrays) -> Arrays:
         """What each survivor reveals, a signed message each, [survivors, bytes]."""
         survivors = arrays["clients"].tolist()
-        messages = Messages(self._scheme, Layout((), {}, 1), len(self._round)).revealed(round_index)
+        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(self._round)).revealed(round_index)
         revealed = [
             messages.seal(client, [b"".join(self._round[client].reveal(survivors))], self._key(client))
             for client in survivors
@@ -133,4 +138,4 @@ def _bytes(data: bytes) -> NDArray[np.uint8]:
 
 
 def _rows(data: Sequence[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(data), dtype=np.uint8).reshape(len(data), -1)
+    return np.frombuffer(b"".join(data), dtype=np.uint8).reshape(len(data), len(data[0]) if data else 0)
