@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -179,8 +180,7 @@ def test_sums_of_ciphertexts_are_tenseals_and_come_back_exact(ring: int, prime_b
 def sealed(messages: Messages) -> tuple[Vault, Public, dict[int, bytes], dict[int, bytes]]:
     """A round of five clients: their vault, its public key, verification keys, and an envelope of each."""
     vault = Vault(messages.scheme)
-    given, clients = vault.call("public", 0, {}), np.arange(5)
-    public = Public(given["key"].tobytes(), int(given["modulus"][0]))
+    public, clients = Public.of(vault.call("public", 0, {})), np.arange(5)
     keys = dict(enumerate(map(bytes, vault.call("begin", 1, {"clients": clients})["verify"])))
     held = vault.call("secrets", 1, {"clients": clients})
     envelopes = {}
@@ -247,7 +247,9 @@ def test_an_envelope_of_another_round_or_client_is_refused(messages: Messages) -
     with pytest.raises(PayloadError, match="client 1 was not asked in round 1"):
         Inbox(messages, 1, public, {0: keys[0]}).receive(envelopes[1])
     with pytest.raises(PayloadError, match="another context"):
-        Inbox(messages, 1, Public(b"another", public.modulus), keys).receive(envelopes[1])
+        Inbox(messages, 1, replace(public, key=b"another"), keys).receive(envelopes[1])
+    with pytest.raises(PayloadError, match="another context"):  # a run with the same keys
+        Inbox(messages, 1, replace(public, run=bytes(16)), keys).receive(envelopes[1])
 
 
 def test_a_signed_ciphertext_beyond_its_modulus_is_refused() -> None:
@@ -300,7 +302,9 @@ def test_what_cannot_work_is_said_before_anything_is_trained(
 @pytest.mark.parametrize("algorithm", ["median", "scaffold"])
 def test_what_is_no_sum_of_updates_is_refused(algorithm: str) -> None:
     chosen = load_experiment("fedavg-digits", [f"algorithm={algorithm}", "secure=ckks"])
-    with pytest.raises(UserError, match=f"secure: {algorithm} on mlp needs more than the weighted sum .* use fedavg, fedprox"):
+    with pytest.raises(
+        UserError, match=f"secure: {algorithm} on mlp needs more than the weighted sum .* use fedavg, fedprox"
+    ):
         prepared(chosen, "fedavg-digits")
 
 

@@ -111,8 +111,7 @@ class _TimedVault(Vault):
     @cached_property
     def public(self) -> Public:
         """The public key."""
-        given = self.call("public", 0, {})
-        return Public(given["key"].tobytes(), int(given["modulus"][0]))
+        return Public.of(self.call("public", 0, {}))
 
     @property
     def secret(self) -> object:

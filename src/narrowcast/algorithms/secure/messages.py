@@ -16,7 +16,7 @@ from narrowcast.algorithms.secure.shamir import SHARE_BYTES
 from narrowcast.algorithms.secure.words import packed_bytes
 from narrowcast.platform.types import IntArray
 
-RECIPIENT_BYTES = 4
+RECIPIENT_BYTES, RUN_BYTES = 4, 16
 _ALL = np.ones(1, dtype=bool)
 
 
@@ -100,9 +100,11 @@ class Messages:
         if isinstance(self.scheme, Masked):
             told = (self.ranks(0),) * by_links
             parts = sum(each.bytes_of(_ALL) for each in (self.shares(0), self.survivors(0), *told))
-            return 8 * (self.cohort * self.keys(0).bytes_of(_ALL) + parts), 0
-        every = np.ones(len(self.layout.groups), dtype=bool)
-        return 0, 8 * self.update(0, Public()).bytes_of(every) * isinstance(self.scheme, CKKS)
+            return 8 * (RUN_BYTES + self.cohort * self.keys(0).bytes_of(_ALL) + parts), 0
+        if isinstance(self.scheme, CKKS):
+            every = np.ones(len(self.layout.groups), dtype=bool)
+            return 8 * RUN_BYTES, 8 * self.update(0, Public()).bytes_of(every)
+        return 0, 0
 
     def public_key_bits(self) -> int:
         """What a client receives of each new key of the run, once."""
@@ -112,5 +114,5 @@ class Messages:
         """What tells the messages of one run, and of one purpose, from all others."""
         hasher = hashlib.sha256(f"{purpose} {self.scheme.model_dump_json()} {self.cohort}".encode())
         if public is not None:
-            hasher.update(repr(self.layout.groups).encode() + public.key)
+            hasher.update(repr(self.layout.groups).encode() + public.key + public.run)
         return hasher.digest()[:CONTEXT_BYTES]

@@ -44,7 +44,7 @@ class RoundKeys:
         clients, ranks, uplink_bits = (np.asarray(broadcast[SHARED + name]) for name in TURNOUT)
         turnout = Turnout(clients, ranks, uplink_bits)
         keys = zip(turnout.clients.tolist(), broadcast[SHARED + "verify"], strict=True)
-        public = Public(broadcast[SHARED + "key"].tobytes(), int(broadcast[SHARED + "modulus"][0]))
+        public = Public.of({name: broadcast[SHARED + name] for name in ("key", "modulus", "run")})
         return cls(turnout, {client: key.tobytes() for client, key in keys}, public)
 
     def groups(self, layout: Layout, seed: int, round_index: int) -> dict[int, BoolArray]:

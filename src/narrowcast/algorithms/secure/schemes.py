@@ -16,6 +16,7 @@ from narrowcast.algorithms.secure.slots import SlotPlan
 from narrowcast.algorithms.secure.words import Words, pack_words, packed_bytes, signed, unpack_words
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
+from narrowcast.platform.types import Arrays
 
 PUBLIC_HEAD = 4
 """Bytes before a public key, which is padded to a length that does not depend on the key."""
@@ -31,10 +32,19 @@ class NoProtection(BaseModel):
 
 @dataclass(frozen=True)
 class Public:
-    """What everyone knows of a run's keys: a public key and the modulus of sums; empty where there are none."""
+    """What everyone knows of a run's keys: a public key and the modulus of sums, empty where there are none.
+
+    `run` tells it from other runs with the same keys.
+    """
 
     key: bytes = b""
     modulus: int = 0
+    run: bytes = b""
+
+    @classmethod
+    def of(cls, given: Arrays) -> Public:
+        """As the key holder gives it out."""
+        return cls(given["key"].tobytes(), int(given["modulus"][0]), given["run"].tobytes())
 
 
 class Protection(BaseModel):

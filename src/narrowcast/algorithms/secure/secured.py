@@ -81,6 +81,9 @@ class Secured:
                 f"secure.smallest_group = {self.scheme.smallest_group}: {least} clients of a round are enough by "
                 "secure.threshold; ask more clients_per_round, or lower smallest_group"
             )
+        if self.keys_last:
+            with self.vault_process() as vault:
+                vault.call("public", 0, {})  # reads the key files, which this process must not
 
     def messages(self, task: Task) -> Messages:
         """What is sent in this task."""

@@ -35,7 +35,8 @@ class Admission:
     """How a cohort's ranks follow from its links: `policy` is that of the plain algorithm, None where it has no ranks.
 
     Ranks by bandwidth or channel are the highest that fit, and who cannot afford rank 1 takes no part; nor does who
-    cannot afford the rank that it drew, or has nothing to learn from.
+    cannot afford the rank that it drew, or has nothing to learn from. Of fewer than `smallest_group` nothing would be
+    opened, so that nobody takes part.
     """
 
     messages: Messages
@@ -55,14 +56,15 @@ class Admission:
         update = self.messages.update_bits_at_rank()
         least = np.ones(len(cohort), dtype=np.int64) if self.by_links else self._drawn(profiles, task, round_index)
         spare = np.where(profiles.examples > 0, budget - update[least], -np.inf)
-        beside = np.array([self.messages.bits_beside(n) for n in range(1, len(cohort) + 1)], dtype=np.int64)
-        n = int((np.sort(spare)[::-1] >= beside).sum())  # the n-th largest falls with n, what it has to pay rises
-        part = np.sort(np.argsort(-spare, kind="stable")[:n])
+        richest = np.argsort(-spare, kind="stable")
+        # What the n-th richest has falls with n, and what it has to pay rises.
+        n = next((n for n in range(len(cohort), 0, -1) if spare[richest[n - 1]] >= self.messages.bits_beside(n)), 0)
+        part = np.sort(richest[:n])
         opener, opening = self._opener(spare[part])
-        if not n or opener is None:
+        if n < self.messages.scheme.smallest_group or opener is None:
             nobody = np.empty(0, dtype=np.int64)
             return Turnout(nobody, nobody, nobody)
-        around = beside[n - 1] + opening * (np.arange(n) == opener)
+        around = self.messages.bits_beside(n) + opening * (np.arange(n) == opener)
         ranks = least[part]
         if self.by_links:
             ranks = (update[1:] <= (budget[part] - around)[:, None]).sum(axis=1)
