@@ -52,11 +52,11 @@ def parameters(scheme: Protection) -> str:
 def make_key_files(folder: Path, scheme: Protection) -> Path:
     """Write new keys into a folder, for its owner alone; raises `UserError` where there are some, or it cannot be."""
     path, part = folder / FILE, folder / (FILE + ".part")
+    if path.exists():
+        raise UserError(f"{path} is there already, and runs may have been begun with it; give another folder")
     keys = Keys.new(scheme)
     tensors = {name: np.frombuffer(value, dtype=np.uint8) for name, value in vars(keys).items()}
     metadata = {"format": _FORMAT, "parameters": parameters(scheme), "sha256": _sha256(keys)}
-    if path.exists():
-        raise UserError(f"{path} is there already, and runs may have been begun with it; give another folder")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
