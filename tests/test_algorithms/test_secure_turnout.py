@@ -53,16 +53,27 @@ def test_the_largest_cohort_that_can_pay_for_its_keys_takes_part(budgets: list[i
         assert np.array_equal(turnout.ranks, least[turnout.clients])
 
 
-@pytest.mark.parametrize("allocation", ["max_min", "min_error"])
-def test_ranks_follow_the_fading_links_under_masks(allocation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings_ = (CHANNEL, FADING % allocation, "clients_per_round=16", "secure.threshold=0.51")
+LOSSY = "radio={channel: {kind: rayleigh, outage_probability: 0.15}}"
+BANDWIDTH = CHANNEL.replace("channel", "{kind: bandwidth, upload_seconds: 0.06}", 1)
+
+
+@pytest.mark.parametrize(
+    "links",
+    [(CHANNEL, FADING % "max_min"), (CHANNEL, FADING % "min_error"), (BANDWIDTH, LOSSY)],
+    ids=["max_min", "min_error", "bandwidth"],
+)
+def test_ranks_follow_the_links_under_masks(links: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings_ = (*links, "clients_per_round=16", "secure.threshold=0.51", "fleet=lognormal")
     masked, plain = experiment(MASKED, *settings_), experiment(SCHEMES[0], *settings_)
     played = play(masked)
+    algorithm, task = prepared(masked)
     for outcome in played:
-        ledger = outcome.ledger
-        assert (ledger.uplink_bits <= cohort_budgets(masked, outcome)).all()
-        assert np.array_equal(ledger.rank > 0, ledger.uplink_bits > 0)
-        part = ledger.rank > 0
+        ledger, part = outcome.ledger, outcome.ledger.rank > 0
+        if "bandwidth" in links[0]:
+            assert (ledger.uplink_bits <= 0.06 * task.profiles.uplink_bits_per_second[ledger.client]).all()
+        else:
+            assert (ledger.uplink_bits <= cohort_budgets(masked, outcome)).all()
+        assert np.array_equal(part, ledger.uplink_bits > 0)
         assert (ledger.downlink_bits[~part] < ledger.downlink_bits[part].min()).all(), "keys and shares are for these"
     ranks = np.concatenate([outcome.ledger.rank for outcome in played])
     assert len(set(ranks.tolist())) > 3
@@ -70,7 +81,6 @@ def test_ranks_follow_the_fading_links_under_masks(allocation: str, monkeypatch:
     lost = np.concatenate([(outcome.ledger.rank > 0) & ~outcome.ledger.delivered for outcome in played])
     assert lost.any(), "outage takes uploads whose masks are agreed"
     # The integers in the clear, of clients that leave room for keys and shares as if they had masks.
-    algorithm, task = prepared(masked)
     beside = {n: algorithm.messages(task).bits_beside(n) for n in range(17)}
     monkeypatch.setattr(Messages, "bits_beside", lambda _, n: beside[n])
     assert sha256(plain, play(plain)) == sha256(masked, played)
