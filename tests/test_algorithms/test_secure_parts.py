@@ -249,7 +249,7 @@ def test_an_envelope_of_another_round_or_client_is_refused(messages: Messages) -
     with pytest.raises(PayloadError, match="another context"):
         Inbox(messages, 1, replace(public, key=b"another"), keys).receive(envelopes[1])
     with pytest.raises(PayloadError, match="another context"):  # a run with the same keys
-        Inbox(messages, 1, replace(public, run=bytes(16)), keys).receive(envelopes[1])
+        Inbox(replace(messages, run=bytes(16)), 1, public, keys).receive(envelopes[1])
 
 
 def test_a_signed_ciphertext_beyond_its_modulus_is_refused() -> None:

@@ -24,12 +24,14 @@ _ALL = np.ones(1, dtype=bool)
 class Messages:
     """The messages of a round in which `cohort` clients take part, each signed by who sends it.
 
-    A client receives what concerns the whole cohort; one client of a CKKS cohort opens the sum.
+    A client receives what concerns the whole cohort; one client of a CKKS cohort opens the sum. `run` tells the run
+    from others with the same keys.
     """
 
     scheme: Protection
     layout: Layout
     cohort: int
+    run: bytes = b""
 
     @property
     def numbers(self) -> FixedPoint:
@@ -112,7 +114,7 @@ class Messages:
 
     def _context(self, purpose: str, public: Public | None = None) -> bytes:
         """What tells the messages of one run, and of one purpose, from all others."""
-        hasher = hashlib.sha256(f"{purpose} {self.scheme.model_dump_json()} {self.cohort}".encode())
+        hasher = hashlib.sha256(f"{purpose} {self.scheme.model_dump_json()} {self.cohort}".encode() + self.run)
         if public is not None:
-            hasher.update(repr(self.layout.groups).encode() + public.key + public.run)
+            hasher.update(repr(self.layout.groups).encode() + public.key)
         return hasher.digest()[:CONTEXT_BYTES]

@@ -32,11 +32,12 @@ _SUM, _SENDERS = "sum/", "senders/"
 
 @dataclass(frozen=True)
 class RoundKeys:
-    """What everyone knows of a round: its turnout [n], what each client signs with, and the run's public key."""
+    """What everyone knows of a round: its turnout [n], what each client signs with, the run's public key and number."""
 
     turnout: Turnout
     verify: dict[int, bytes]
     public: Public
+    run: bytes
 
     @classmethod
     def of(cls, broadcast: Arrays) -> RoundKeys:
@@ -44,8 +45,13 @@ class RoundKeys:
         clients, ranks, uplink_bits = (np.asarray(broadcast[SHARED + name]) for name in TURNOUT)
         turnout = Turnout(clients, ranks, uplink_bits)
         keys = zip(turnout.clients.tolist(), broadcast[SHARED + "verify"], strict=True)
-        public = Public.of({name: broadcast[SHARED + name] for name in ("key", "modulus", "run")})
-        return cls(turnout, {client: key.tobytes() for client, key in keys}, public)
+        public = Public.of({name: broadcast[SHARED + name] for name in ("key", "modulus")})
+        verify = {client: key.tobytes() for client, key in keys}
+        return cls(turnout, verify, public, broadcast[SHARED + "run"].tobytes())
+
+    def messages(self, messages: Messages) -> Messages:
+        """Those of the round, from those of a whole cohort of any run."""
+        return replace(messages, cohort=len(self.turnout.clients), run=self.run)
 
     def groups(self, layout: Layout, seed: int, round_index: int) -> dict[int, BoolArray]:
         """Which groups each client sends, [G] each."""
@@ -94,7 +100,7 @@ class SecureExecutor:
         if not results:
             return results
         keys = RoundKeys.of(self._shared)
-        messages = replace(self._admission.messages, cohort=len(keys.turnout.clients))
+        messages = keys.messages(self._admission.messages)
         arrived = np.sort(np.concatenate([result.ledger.client[result.ledger.delivered] for result in results]))
         scheme = messages.scheme
         enough = max(scheme.enough(messages.cohort), scheme.smallest_group)

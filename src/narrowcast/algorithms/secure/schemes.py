@@ -32,19 +32,15 @@ class NoProtection(BaseModel):
 
 @dataclass(frozen=True)
 class Public:
-    """What everyone knows of a run's keys: a public key and the modulus of sums, empty where there are none.
-
-    `run` tells it from other runs with the same keys.
-    """
+    """What everyone knows of a run's keys: a public key and the modulus of sums; empty where there are none."""
 
     key: bytes = b""
     modulus: int = 0
-    run: bytes = b""
 
     @classmethod
     def of(cls, given: Arrays) -> Public:
         """As the key holder gives it out."""
-        return cls(given["key"].tobytes(), int(given["modulus"][0]), given["run"].tobytes())
+        return cls(given["key"].tobytes(), int(given["modulus"][0]))
 
 
 class Protection(BaseModel):

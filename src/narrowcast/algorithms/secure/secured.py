@@ -136,7 +136,7 @@ class Secured:
         """Train a chunk's clients, and add up what each of them sends, protected and signed."""
         given = {name: values for name, values in broadcast.items() if not name.startswith((SHARED, SECRET))}
         keys = RoundKeys.of(broadcast)
-        messages = replace(self.messages(task), cohort=len(keys.turnout.clients))
+        messages = keys.messages(self.messages(task))
         groups = keys.groups(messages.layout, task.seed, chunk.round_index)
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         sending = Sending(chunk, task, messages, keys, groups, broadcast, inbox)

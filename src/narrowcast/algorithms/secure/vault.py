@@ -77,7 +77,7 @@ class Vault:
             return public
         agreements = Agreements()
         cohort = {client: MaskingClient(round_index, client, agreements) for client in clients}
-        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(clients))
+        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(clients), self._run)
         known, keys = dict(zip(clients, verify, strict=True)), {}
         for client, each in cohort.items():
             sent = messages.keys(round_index).seal(client, [each.advertise()], self._key(client))
@@ -128,7 +128,7 @@ class Vault:
     def _reveal(self, round_index: int, arrays: Arrays) -> Arrays:
         """What each survivor reveals, a signed message each, [survivors, bytes]."""
         survivors = arrays["clients"].tolist()
-        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(self._round)).revealed(round_index)
+        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(self._round), self._run).revealed(round_index)
         revealed = [
             messages.seal(client, [b"".join(self._round[client].reveal(survivors))], self._key(client))
             for client in survivors
