@@ -18,7 +18,10 @@ from narrowcast.algorithms.secure.vault import Vault
 from narrowcast.platform.errors import UserError
 
 # Half of the clients in each round.
-HALVES = ("model.hidden=[4]", "fleet=tiers", "clients_per_round=100", "checkpoint_every=1")
+HALVES = (
+    *("model.hidden=[4]", "data={kind: digits, clients: 12, partition: iid}", "clients_per_round=6"),
+    "checkpoint_every=1",
+)
 
 # Plays a run with the key folder in its arguments, then waits to have its memory looked at.
 SERVER = """
@@ -112,23 +115,23 @@ def test_a_resume_sends_its_new_public_key_and_none_where_keys_last(folder: Path
         experiment(secure, *HALVES, "rounds=3", name="fedavg-digits")
         for secure in (SMALL_CKKS, with_keys(SMALL_CKKS, folder))
     )
-    straight = play(chosen, name="fedavg-digits")
-    before, (resumed,) = straight[2].ledger, play(chosen, name="fedavg-digits", state=straight[1].state)
+    straight = play(chosen)
+    before, (resumed,) = straight[2].ledger, play(chosen, state=straight[1].state)
     assert isinstance(chosen.secure, CKKS)
     assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits + 8 * chosen.secure.public_bytes())
     assert np.array_equal(resumed.ledger.seconds, before.seconds), "that a run was interrupted takes no virtual time"
-    (resumed,) = play(kept, name="fedavg-digits", state=straight[1].state)
+    (resumed,) = play(kept, state=straight[1].state)
     assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits)
 
 
 def test_rounds_played_again_are_charged_as_they_were() -> None:
     chosen = experiment(SMALL_CKKS, *HALVES, "rounds=5", name="fedavg-digits")
-    once = play(chosen, name="fedavg-digits")
-    twice = play(chosen, name="fedavg-digits", state=once[1].state)  # round 3 has the second keys
+    once = play(chosen)
+    twice = play(chosen, state=once[1].state)  # round 3 has the second keys
     state = twice[0].state
     assert state is not None
     assert state.resumed_after == 2
-    thrice = play(chosen, name="fedavg-digits", state=replace(state, settled_round=4))
+    thrice = play(chosen, state=replace(state, settled_round=4))
     assert thrice[0].record == twice[1].record, "round 4 stands in the journal"
     assert thrice[1].record.downlink_bits > twice[2].record.downlink_bits, "round 5 has the third keys"
 

@@ -305,7 +305,7 @@ def test_what_is_no_sum_of_updates_is_refused(algorithm: str) -> None:
     with pytest.raises(
         UserError, match=f"secure: {algorithm} on mlp needs more than the weighted sum .* use fedavg, fedprox"
     ):
-        prepared(chosen, "fedavg-digits")
+        prepared(chosen)
 
 
 @pytest.mark.parametrize(("secure", "missing"), [("ckks", "tenseal"), ("masked", "cryptography")])

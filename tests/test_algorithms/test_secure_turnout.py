@@ -125,7 +125,7 @@ def test_networks_of_low_rank_are_summed(algorithm: str) -> None:
     settings_ = (*DIGITS, f"algorithm={algorithm}")
     schemes = SCHEMES if "colr" in algorithm and "bandwidth" not in algorithm else SCHEMES[:2]
     runs = [experiment(scheme, *settings_, name="fedavg-digits") for scheme in schemes]
-    assert len({sha256(run, play(run, name="fedavg-digits")) for run in runs}) == 1
+    assert len({sha256(run, play(run)) for run in runs}) == 1
 
 
 @pytest.mark.parametrize("algorithm", [NETWORKS["scolr"], NETWORKS["weighted"], NETWORKS["colr"]])
@@ -133,7 +133,7 @@ def test_a_finely_rounded_network_is_the_plain_one(algorithm: str) -> None:
     models = []
     for secure in ("none", "{kind: masked, bits: 28, smallest_group: 1}"):
         chosen = experiment(secure, *DIGITS, f"algorithm={algorithm}", name="fedavg-digits")
-        state = play(chosen, name="fedavg-digits")[-1].state
+        state = play(chosen)[-1].state
         assert state is not None
         models.append(np.concatenate([np.ravel(values) for values in state.server.values()]))
     assert np.abs(models[0] - models[1]).max() < 1e-5
