@@ -14,6 +14,7 @@ from narrowcast.commands.compare import compare
 from narrowcast.commands.data import data
 from narrowcast.commands.doctor import doctor
 from narrowcast.commands.jobs import jobs
+from narrowcast.commands.keys import keys
 from narrowcast.commands.manifest import manifest
 from narrowcast.commands.reproduce import reproduce
 from narrowcast.commands.run import run
@@ -60,7 +61,7 @@ def cli(log_format: str) -> None:
         write_json_lines()
 
 
-for command in (run, show, tune, compare, reproduce, submit, jobs, manifest, doctor, data, ui, sync):
+for command in (run, show, tune, compare, reproduce, submit, jobs, manifest, doctor, data, keys, ui, sync):
     cli.add_command(command)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowcast.algorithms.secure.secured import Secured
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.contracts import Dataset, Task
+from narrowcast.platform.contracts import Dataset, DataSource, Task
 from narrowcast.platform.in_process import InProcess
 from narrowcast.platform.rounds import Outcome, model_sha256, rounds, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -21,8 +21,8 @@ SCHEMES = ("{kind: plain, bits: 16}", "{kind: masked, bits: 16}", SMALL_CKKS)
 
 
 @cache
-def dataset(name: str) -> Dataset:
-    return load_experiment(name).data.load()
+def dataset(source: DataSource) -> Dataset:
+    return source.load()
 
 
 def experiment(secure: str, *settings: str, name: str = "scolr-ml100k") -> Experiment:
@@ -33,8 +33,8 @@ def experiment(secure: str, *settings: str, name: str = "scolr-ml100k") -> Exper
     return load_experiment(name, ["rounds=3", "clients_per_round=10", f"secure={secure}", *small, *settings])
 
 
-def prepared(chosen: Experiment, name: str = "scolr-ml100k") -> tuple[Any, Task]:
-    return chosen.played, chosen.task(dataset(name))
+def prepared(chosen: Experiment) -> tuple[Any, Task]:
+    return chosen.played, chosen.task(dataset(chosen.data))
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,8 @@ class Losing:
         )
 
 
-def play(
-    chosen: Experiment, *, lose: tuple[int, ...] = (), name: str = "scolr-ml100k", state: Any = None
-) -> list[Outcome]:
-    algorithm, task = prepared(chosen, name)
+def play(chosen: Experiment, *, lose: tuple[int, ...] = (), state: Any = None) -> list[Outcome]:
+    algorithm, task = prepared(chosen)
     if not isinstance(algorithm, Secured):
         return list(rounds(chosen, algorithm, task, Losing(InProcess(algorithm, task), lose), start(algorithm, task)))
     vault = algorithm.vault()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -43,16 +42,20 @@ def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
     algorithm, task = prepared(chosen)
     ledger, messages = play(chosen)[-1].ledger, algorithm.messages(task)
     budget = 2 * task.profiles.uplink_bits_per_second[ledger.client]
-    weight = [messages.uplink_bits(np.arange(4) < 1 + rank, first=False) for rank in range(5)]
-    fitting = np.array([max((rank for rank in range(1, 4) if weight[rank] <= each), default=0) for each in budget])
-    assert ledger.rank.tolist() == fitting.tolist()
-    assert len(set(fitting.tolist())) > 1
+    weight = messages.update_bits_at_rank()
+    affords = np.array([max((rank for rank in range(1, 4) if weight[rank] <= each), default=0) for each in budget])
+    opener = budget.argmax()  # who affords most opens the sum, and that has to fit as well
+    opening = np.where(np.arange(10) == opener, messages.opening_bits(), 0)
+    assert weight[affords[opener]] + opening[opener] <= budget[opener]
+    assert ledger.rank.tolist() == affords.tolist()
+    assert ledger.uplink_bits.tolist() == np.where(affords > 0, weight[affords] + opening, 0).tolist()
+    assert len(set(affords.tolist())) > 1
 
 
 def test_a_network_is_summed_too() -> None:
     settings = ("clients_per_round=6", "rounds=2", "model.hidden=[16]")
     runs = [experiment(scheme, *settings, name="fedavg-digits") for scheme in SCHEMES]
-    assert len({sha256(run, play(run, name="fedavg-digits")) for run in runs}) == 1
+    assert len({sha256(run, play(run)) for run in runs}) == 1
 
 
 @pytest.mark.parametrize("secure", ["{kind: plain, bits: 28, rounding: nearest}", "{kind: masked, bits: 28}"])
@@ -135,8 +138,7 @@ def test_the_ledger_counts_the_bytes_that_are_sent(scheme: str, monkeypatch: pyt
     algorithm, task = prepared(chosen)
     opened = 0
     if "ckks" in scheme:
-        messages = replace(algorithm.messages(task), cohort=10)
-        opened = 8 * messages.opened(1).bytes_of(np.ones(1, dtype=bool))
+        opened = algorithm.messages(task).opening_bits()
     got = dict(zip(ledger.client.tolist(), ledger.uplink_bits.tolist(), strict=True))
     assert got == {client: bits + opened * (client == min(sent)) for client, bits in sent.items()}
     plain = play(experiment("none", "rounds=1"))

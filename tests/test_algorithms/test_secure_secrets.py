@@ -95,7 +95,7 @@ def test_the_server_cannot_decrypt() -> None:
     public, opens = vault.call("public", 1, {})["key"].tobytes(), secret_key(vault)
     assert public[1000:1032] in memory, "the search finds what the server was given"
     assert opens in here, "and the key where it is, before it was looked at"
-    for secret in (opens, vault._root):
+    for secret in (opens, vault._keys.root):
         assert len(set(secret)) > 16
         assert secret not in memory
 
@@ -106,7 +106,7 @@ def test_nothing_secret_is_written_down(tmp_path: Path) -> None:
     written = files(tmp_path)
     assert b"secure.kind" in written, "the search looks into the tracking store"
     assert b"participants" in written, "and into the checkpoint"
-    held = [vault._root, *(vault._key(client) for client in range(943))]
+    held = [vault._keys.root, *(vault._key(client) for client in range(943))]
     for client in vault._round.values():
         own, pairs = client.seeds()
         held += [client._mask_key.private_bytes_raw(), client._seal_key.private_bytes_raw(), own, *pairs.values()]
@@ -114,4 +114,4 @@ def test_nothing_secret_is_written_down(tmp_path: Path) -> None:
     for secret in held:
         assert secret not in written
         assert secret.hex().encode() not in written
-    assert vault._root not in memory
+    assert vault._keys.root not in memory

@@ -11,7 +11,7 @@ import ray
 from narrowcast.cluster.failure import FailurePolicy
 from narrowcast.cluster.host_pool import HostPool
 from narrowcast.cluster.hosts import Hosts, Wish
-from narrowcast.cluster.key_service import KeyService, RemoteVault
+from narrowcast.cluster.key_service import RemoteVault, start_key_service
 from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.platform.contracts import Algorithm, Executor, KeepsSecrets, Task
 from narrowcast.platform.plan import Plan
@@ -33,7 +33,7 @@ class Driver:
         self._algorithm: Algorithm = ray.get(algorithm)
         self._task: Task = ray.get(task)
         keeps_secrets = isinstance(self._algorithm, KeepsSecrets)
-        self._vault = KeyService.remote(algorithm) if keeps_secrets else None  # type: ignore[attr-defined]
+        self._vault = start_key_service(algorithm) if keeps_secrets else None
         self._hosts = Hosts(wish, algorithm, task, self._vault)
         self._policy = policy
 

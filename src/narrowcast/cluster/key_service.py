@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from narrowcast.platform.contracts import KeepsSecrets
 from narrowcast.platform.errors import RunFailed, UserError
@@ -14,7 +15,7 @@ from narrowcast.platform.types import Arrays, PayloadError
 
 @ray.remote(num_cpus=0)
 class KeyService:
-    """Makes the keys of a run in its own process, and dies with the driver that started it; keys are never kept."""
+    """Holds the keys of a run in its own process, and dies with the driver that started it."""
 
     def __init__(self, algorithm: KeepsSecrets) -> None:
         self._vault = algorithm.vault()
@@ -22,6 +23,12 @@ class KeyService:
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """What the vault answers."""
         return self._vault.call(method, round_index, arrays)
+
+
+def start_key_service(algorithm: ray.ObjectRef[Any]) -> Any:
+    """The key service on this node, which has the key files of a run whose keys were made offline."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return KeyService.options(scheduling_strategy=here).remote(algorithm)  # type: ignore[attr-defined]
 
 
 class RemoteVault:

@@ -35,7 +35,7 @@ _NAME = re.compile(r"round-\d{9}\.[0-9a-f]{64}\.safetensors")
 _OURS = "round-"
 _EARLIER = "state.safetensors"  # what the formats before this one were named
 _TENSORS = ("participants", "last_round", "update_bits")
-_NUMBERS = ("round_index", "uplink_bits", "downlink_bits")
+_NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
 
 
 def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int = KEPT) -> None:
@@ -215,6 +215,7 @@ def _unpacked(content: bytes, name: str) -> tuple[RunState, str]:
         round_index=int(metadata["round_index"]),
         uplink_bits=int(metadata["uplink_bits"]),
         downlink_bits=int(metadata["downlink_bits"]),
+        resumed_after=int(metadata.get("resumed_after", 0)),
         simulated_seconds=float.fromhex(metadata["simulated_seconds"]),
         participants=tensors["participants"],
         last_round=tensors["last_round"],

@@ -318,8 +318,17 @@ class KeepsSecrets(Protocol):
         """Raise a `UserError` where algorithm, model and data do not fit together."""
         ...
 
-    def relayed_bits(self, task: Task, newcomers: BoolArray) -> IntArray:
-        """What the server sends each client of a cohort beside the broadcast, [C]; `newcomers` [C] take part first."""
+    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
+        """What the server sends each client of a cohort beside the broadcast, [C]; `budget_bits` as `Chunk` has it."""
+        ...
+
+    def public_key_bits(self, task: Task) -> int:
+        """What the public key weighs that every client is sent once."""
+        ...
+
+    @property
+    def keys_last(self) -> bool:
+        """Whether a resumed run has the keys that it began with."""
         ...
 
     def vault(self) -> ClientVault:

@@ -152,17 +152,27 @@ def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress,
     cohort = np.sort(sample_cohort(plan, order, round_index, free))
     allotment = allot(plan, algorithm, task, cohort, round_index)
     broadcast = algorithm.broadcast(progress.server, task, round_index)
-    downlink_bits = downloads(plan, progress, broadcast, cohort)
+    downlink_bits, renewed_bits = downloads(plan, progress, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
     if isinstance(algorithm, KeepsSecrets):
-        downlink_bits = downlink_bits + algorithm.relayed_bits(task, progress.population.last_round[cohort] == 0)
+        relayed_bits = algorithm.relayed_bits(task, cohort, round_index, allotment.budget_bits)
+        first, renewed_bits = key_bits(algorithm, task, progress, cohort)
+        downlink_bits = downlink_bits + relayed_bits + first
     rates = allotment.downlink_bits_per_second
     radio = plan.radio if len(cohort) else None
     download_seconds = radio.download_seconds(downlink_bits, rates) if radio else downlink_bits / rates
-    opened = OpenRound(round_index, cohort, allotment, broadcast, downlink_bits, download_seconds, [])
+    # The virtual clock does not see that a run was interrupted, or its results would depend on that.
+    opened = OpenRound(round_index, cohort, allotment, broadcast, downlink_bits + renewed_bits, download_seconds, [])
     epochs, late = foreseen(plan, algorithm, task, opened)
     known = replace(allotment, lost=either(allotment.lost, late))
     chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population, known, epochs)
     return replace(opened, chunks=chunks)
+
+
+def key_bits(algorithm: KeepsSecrets, task: Task, progress: Progress, cohort: IntArray) -> tuple[IntArray, IntArray]:
+    """The public key for who takes part first, and for who took part before a resume made another, [C] each."""
+    bits, last_round = algorithm.public_key_bits(task), progress.population.last_round[cohort]
+    since = 0 if algorithm.keys_last else progress.keys_since()
+    return bits * (last_round == 0), bits * ((last_round > 0) & (last_round <= since))
 
 
 def allot(plan: Plan, algorithm: Algorithm, task: Task, cohort: IntArray, round_index: int) -> Allotment:

@@ -19,7 +19,8 @@ class RunState:
     Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
     each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none;
     schedule, what an asynchronous one keeps besides. Up to `settled_round` the rounds are written down already, so that
-    playing them again must give what it gave.
+    playing them again must give what it gave. `resumed_after` is the last round before the run was taken up again the
+    last time, 0 where it never was: keys that die with a process are as old as that.
     """
 
     round_index: int
@@ -33,13 +34,15 @@ class RunState:
     simulated_seconds: float
     schedule: Arrays = field(default_factory=dict)
     settled_round: int = 0
+    resumed_after: int = 0
 
 
 @dataclass
 class Progress:
     """A run in the midst of its rounds: changes in place, unlike `RunState`, so that a round costs its cohort only.
 
-    `kept_at` is when the last snapshot was taken, by the monotonic clock.
+    `kept_at` is when the last snapshot was taken, by the monotonic clock. `resumed_after` are the rounds after which
+    the run was taken up: the time before, as it stands in the state, and this time; 0 where it was begun.
     """
 
     round_index: int
@@ -50,6 +53,7 @@ class Progress:
     downlink_bits: int
     simulated_seconds: float
     schedule: Arrays
+    resumed_after: tuple[int, int] = (0, 0)
     kept_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -67,7 +71,13 @@ class Progress:
             downlink_bits=state.downlink_bits,
             simulated_seconds=state.simulated_seconds,
             schedule=state.schedule,
+            resumed_after=(state.resumed_after, max(state.round_index, state.settled_round)),
         )
+
+    def keys_since(self) -> int:
+        """After which round the keys of the coming one were made; a round that is played again has those it had."""
+        before, now = self.resumed_after
+        return now if self.round_index >= now else before
 
     def snapshot(self) -> RunState:
         """What has to be kept to go on from here."""
@@ -84,4 +94,5 @@ class Progress:
             downlink_bits=self.downlink_bits,
             simulated_seconds=self.simulated_seconds,
             schedule=self.schedule,
+            resumed_after=self.keys_since(),
         )

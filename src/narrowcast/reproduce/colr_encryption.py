@@ -24,7 +24,7 @@ from narrowcast.algorithms.secure import ckks, paillier
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.layout import Group, Layout, Part
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.schemes import CKKS, Masks, Public
+from narrowcast.algorithms.secure.schemes import CKKS, Public
 from narrowcast.algorithms.secure.vault import Vault
 from narrowcast.platform.tracking.plots import BLUE, VERMILLION, new_figure
 from narrowcast.reproduce.verdict import Verdict
@@ -78,7 +78,7 @@ def _ckks(rank: int) -> Cost:
     random = np.random.default_rng(0)
     whole = Group((Part("sum", None, ITEMS * rank),), (Part("weight", None, ITEMS),))
     scheme = CKKS()
-    messages = Messages(scheme, Layout((whole,), {}, CLIENTS), CLIENTS)
+    messages = Messages(scheme, Layout((whole,), {}, CLIENTS, CLIENTS), CLIENTS)
     vault = _TimedVault(scheme)
     public, clients = vault.public, np.arange(CLIENTS)
     keys = dict(zip(range(CLIENTS), map(bytes, vault.call("begin", 1, {"clients": clients})["verify"]), strict=True))
@@ -89,7 +89,7 @@ def _ckks(rank: int) -> Cost:
     inbox, client_seconds, server_seconds = Inbox(messages, 1, public, keys), [], []
     for client in range(CLIENTS):
         began = time.thread_time()
-        body = scheme.write(0, whole, integers, messages.numbers, client, Masks(b"", {}), public)
+        body = scheme.write(whole, integers, messages.numbers, public)
         sent = update.seal(client, [body], signing[client])
         ended = time.thread_time()
         inbox.receive(sent)
@@ -111,8 +111,7 @@ class _TimedVault(Vault):
     @cached_property
     def public(self) -> Public:
         """The public key."""
-        given = self.call("public", 0, {})
-        return Public(given["key"].tobytes(), int(given["modulus"][0]))
+        return Public.of(self.call("public", 0, {}))
 
     @property
     def secret(self) -> object:

@@ -51,8 +51,8 @@ class ChannelRank(BaseModel):
     """Each client takes the rank that serves best within the bits that the radio gives it in this round.
 
     With a quantiser in the codec it is the joint choice of rank and levels (`channel.joint`), otherwise the highest
-    rank in float32 that fits. A client that cannot afford rank 1 sends nothing, and is recorded with rank 0; where the
-    radio limits nobody, all take r_g.
+    rank that fits, in float32 or with all that `secure` adds. A client that cannot afford rank 1 sends nothing, and is
+    recorded with rank 0; where the radio limits nobody, all take r_g.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

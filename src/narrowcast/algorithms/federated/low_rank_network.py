@@ -156,10 +156,8 @@ def network_upload(
     partial: dict[str, NDArray[np.floating]] = {WEIGHT: np.array(weight.sum())}
     for name, values in uploads.changes.items():
         partial[SUM + name] = np.tensordot(weight[kept].astype(np.float32), values[kept], axes=1)
-        if name in factors:
-            shared = algorithm.aggregation == "weighted"
-            sent = np.ones_like(components[name]) if shared else components[name]
-            partial[COMPONENT_WEIGHT + name] = weight @ sent
+        if name in factors and algorithm.aggregation != "weighted":
+            partial[COMPONENT_WEIGHT + name] = weight @ components[name]
     return finish_dense(chunk, updates, uploads, partial, rank=ranks)
 
 
@@ -169,7 +167,7 @@ def step_network(server: Arrays, broadcast: Arrays, total: Arrays, rank: int, ra
     factors = factors_of(model, rank)
     after: dict[str, NDArray[np.float32]] = {}
     for name, values in model.items():
-        divisor = total[COMPONENT_WEIGHT + name] if name in factors else total[WEIGHT]
+        divisor = total.get(COMPONENT_WEIGHT + name, total[WEIGHT])
         mean = (rate * total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
         after[_UPDATE + name] = mean
         change = mean

@@ -24,7 +24,7 @@ from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samp
 from narrowcast.platform.contracts import Task, Wishes
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
 
 _NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows that are likely, and of the others
 
@@ -85,15 +85,21 @@ class SCoLR(LowRank):
         """
         if self.rank_policy.kind != "channel" or self._choices is None or not isinstance(task.data, Interactions):
             return None
-        n_items, positives = task.data.n_items, task.data.examples[cohort].astype(np.float64)
-        likely = n_items * -np.expm1(-positives * task.training.negatives / n_items)
-        rows = positives + likely * (1 - positives / n_items)
+        positives, rows = task.data.examples[cohort].astype(np.float64), self.expected_values(task, cohort)
         choices = self._choices
         if self.basis == "own":  # one direction has nearly everything, so that only its rounding is worth bits
             assert isinstance(task.model, MatrixFactorisation)
             choices, rows = Choices(1, 1, NORM_BITS), rows + task.model.embedding_dim
-        curves = choices.curves(choices.of_rows(rows), head_bits(n_items, positives))
+        curves = choices.curves(choices.of_rows(rows), head_bits(task.data.n_items, positives))
         return Wishes(np.ceil(curves.least()).astype(np.int64), curves)
+
+    def expected_values(self, task: Task, cohort: IntArray) -> FloatArray:
+        """By what each client's error counts, [C]: the rows that it is expected to touch, or its examples."""
+        positives = task.data.examples[cohort].astype(np.float64)
+        if not isinstance(task.data, Interactions):
+            return np.maximum(positives, 1.0)
+        likely = task.data.n_items * -np.expm1(-positives * task.training.negatives / task.data.n_items)
+        return positives + likely * (1 - positives / task.data.n_items)
 
     @property
     def _choices(self) -> Choices | None:

@@ -59,6 +59,16 @@ def make_context(ring: int, prime_bits: tuple[int, ...]) -> Any:
         raise UserError(f"secure.prime_bits = {list(prime_bits)}: SEAL refuses them ({error})") from None
 
 
+def with_secret(context: Any) -> bytes:
+    """The parameters and both keys; for the key holder alone."""
+    return bytes(context.serialize(save_public_key=True, save_secret_key=True, save_galois_keys=False))
+
+
+def read_secret(data: bytes) -> Any:
+    """The context that `with_secret` wrote; for the key holder alone."""
+    return library("tenseal", "secure.kind = ckks").context_from(data, n_threads=1)
+
+
 def public_part(context: Any) -> bytes:
     """The parameters and the public key."""
     return bytes(

@@ -45,27 +45,30 @@ class FixedPoint:
         """What an integer of 1 stands for."""
         return self.clip / 2 ** (self.bits - 1)
 
-    def of_client(self, partial: Arrays, layout: Layout, sends: BoolArray, seed: int, key: tuple[int, int]) -> Any:
+    def of_client(
+        self, partial: Arrays, layout: Layout, sends: BoolArray, seed: int, key: tuple[int, int]
+    ) -> list[Integers | None]:
         """The integers of each group that a client sends, [n_values + n_counts]; None for the others.
 
-        `key` is its round and its number. A client with one weight for all it sends has its change, without the weight,
-        rounded and then multiplied by it, so that the bits are spent on the change.
+        `key` is its round and its number. Where a layout has one weight for all that a client sends, the change without
+        the weight is rounded and then multiplied by it, so that the bits are spent on the change.
         """
         round_index, client = key
         word = stream_keys(seed, "secure rounding", round_index, np.array([client]))
-        weights = [part.of(partial) for group in layout.groups for part in group.counts]
-        weight = int(weights[0][0]) if len(weights) == 1 and weights[0].size == 1 else 1
-        place, integers = 0, []
+        weights = [part for group in layout.groups for part in group.counts]
+        weight = max(int(part.of(partial).max()) for part in weights) if layout.one_weight else 1
+        place, integers = 0, list[Integers | None]()
         for group, sent in zip(layout.groups, sends, strict=True):
-            values = _joined(group.values, partial)
-            counts = _joined(group.counts, partial).astype(np.int64)
-            scaled = values / (weight * self.step)
-            places = np.arange(place, place + len(values))
+            places = np.arange(place, place + group.n_values)
+            place += group.n_values
+            if not sent:
+                integers.append(None)
+                continue
+            scaled = _joined(group.values, partial) / (weight * self.step)
             random = uniform_unit(word, places) if self.rounding == "stochastic" else 0.5
-            place += len(values)
             most = 2 ** (self.bits - 1)
             rounded = np.clip(np.floor(scaled + random), -most, most).astype(np.int64) * weight
-            integers.append(np.concatenate([rounded, counts]) if sent else None)
+            integers.append(np.concatenate([rounded, _joined(group.counts, partial).astype(np.int64)]))
         return integers
 
     def total(self, sums: list[Integers | None], layout: Layout) -> dict[str, Any]:

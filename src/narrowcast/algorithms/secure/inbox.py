@@ -15,19 +15,19 @@ from narrowcast.platform.types import PayloadError
 
 @dataclass
 class Inbox:
-    """The sum of the updates that some clients of a round send; `keys` are what each signs with, by client."""
+    """The sums of the groups that some clients of a round send; `keys` are what each signs with, by client."""
 
     messages: Messages
     round_index: int
     public: Public
     keys: Mapping[int, bytes]
     sums: list[Words | None] = field(init=False)
-    senders: list[list[int]] = field(init=False)
+    senders: list[int] = field(init=False)
     received: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.sums = [None] * len(self.messages.layout.groups)
-        self.senders = [[] for _ in self.messages.layout.groups]
+        self.senders = [0] * len(self.messages.layout.groups)
         self._addressed = self.messages.update(self.round_index, self.public)
 
     def receive(self, data: bytes) -> int:
@@ -45,7 +45,7 @@ class Inbox:
             if each is not None:
                 total = self.sums[place]
                 self.sums[place] = each if total is None else scheme.add(total, each, self.public)
-                self.senders[place].append(client)
+                self.senders[place] += 1
         return client
 
 

@@ -6,7 +6,7 @@ the seed of its own mask among all, sealed for each; 3. sends its integers plus 
 client that arrived, reveals its share of the own mask, of each that did not, of the pair masks, and never of both.
 
 Differs from the paper: 1. keys are advertised under the clients' signatures, as its protection from an active server
-has it. 2. masks are drawn by group of entries, so that only the clients that send a component mask it.
+has it. 2. a pair masks the groups of entries that both of them send, so that unequal ranks cost what they are.
 Primitives are those of `cryptography`: X25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode.
 """
 
@@ -28,23 +28,56 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES, combine, split
 from narrowcast.algorithms.secure.words import Words
-from narrowcast.platform.types import PayloadError
+from narrowcast.platform.types import BoolArray, PayloadError
 
 KEY_BYTES = 3 * 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 _ADDRESS = struct.Struct("<III")
+_COUNTER = CTR(bytes(16))  # a seed masks one client, or pair, in one round
 _NONCE = bytes(12)  # a key seals one message: it belongs to a pair, a direction and a round
 
 
-def mask(seed: bytes, group: int, count: int, bits: int) -> Words:
-    """The mask of a group of entries, [count], uniform modulo 2^bits."""
-    kind = np.dtype("<u4" if bits <= 32 else "<u8")
-    stream = Cipher(AES(seed), CTR(group.to_bytes(8, "big") + bytes(8))).encryptor()
-    words = np.frombuffer(stream.update(bytes(count * kind.itemsize)), dtype=kind)
-    return words & kind.type(2**bits - 1)
+@dataclass(frozen=True)
+class MaskedGroups:
+    """The groups of entries that a cohort masks: their `sizes` [G], and the width of a word, 32 or 64 bits.
+
+    Words are uniform modulo 2^bits, and so modulo every smaller power of two.
+    """
+
+    sizes: Sequence[int]
+    bits: int
+
+    def nothing(self) -> list[NDArray[Any]]:
+        """A word 0 for each entry of each group."""
+        return [np.zeros(size, dtype=f"<u{self.bits // 8}") for size in self.sizes]
+
+    def add(self, totals: list[NDArray[Any]], seed: bytes, groups: BoolArray, *, negative: bool = False) -> None:
+        """Add the mask of a seed, drawn for the chosen groups [G] one after the other, to their totals."""
+        places, start = np.flatnonzero(groups).tolist(), 0
+        kind = np.dtype(f"<u{self.bits // 8}")
+        count = sum(self.sizes[place] for place in places)
+        stream = np.frombuffer(Cipher(AES(seed), _COUNTER).encryptor().update(bytes(count * kind.itemsize)), dtype=kind)
+        for place in places:
+            part = stream[start : start + self.sizes[place]]
+            (np.subtract if negative else np.add)(totals[place], part, out=totals[place])
+            start += self.sizes[place]
+
+    def of_client(
+        self, client: int, own: bytes, pairs: Mapping[int, bytes], groups: Mapping[int, BoolArray]
+    ) -> list[Words]:
+        """All that a client adds to each group: its own mask, and those it has in common with `pairs`.
+
+        `groups` says what each client sends, [G] each.
+        """
+        totals = self.nothing()
+        self.add(totals, own, groups[client])
+        for peer, seed in pairs.items():
+            self.add(totals, seed, groups[client] & groups[peer], negative=client > peer)
+        return [words.astype(np.uint64) for words in totals]
 
 
 def derived(secret: bytes, purpose: bytes, *numbers: int) -> bytes:
@@ -53,9 +86,20 @@ def derived(secret: bytes, purpose: bytes, *numbers: int) -> bytes:
     return HKDF(SHA256(), SECRET_BYTES, None, info).derive(secret)
 
 
-def pair_seed(private: X25519PrivateKey, peer: bytes, round_index: int) -> bytes:
-    """The seed of the mask that two clients have in common."""
-    return derived(private.exchange(X25519PublicKey.from_public_bytes(peer)), b"mask", round_index)
+@dataclass
+class Agreements:
+    """What pairs of keys agree on, the same at both ends, so that who stands for both ends works it out once."""
+
+    _known: dict[tuple[Any, ...], bytes] = field(default_factory=dict, repr=False)
+
+    def key(self, private: X25519PrivateKey, public: bytes, peer: bytes, purpose: bytes, *numbers: int) -> bytes:
+        """32 bytes for one purpose, of a private key, whose public half is given, and a peer's public one."""
+        pair = frozenset((public, peer))
+        if (pair,) not in self._known:
+            self._known[(pair,)] = private.exchange(X25519PublicKey.from_public_bytes(peer))
+        if (pair, purpose, *numbers) not in self._known:
+            self._known[(pair, purpose, *numbers)] = derived(self._known[(pair,)], purpose, *numbers)
+        return self._known[(pair, purpose, *numbers)]
 
 
 @dataclass
@@ -64,19 +108,22 @@ class MaskingClient:
 
     round_index: int
     client: int
+    agreements: Agreements = field(default_factory=Agreements, repr=False)
     _mask_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     _seal_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     _own_seed: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_BYTES), repr=False)
     _peers: dict[int, bytes] = field(default_factory=dict, repr=False)
     _shares: dict[int, bytes] = field(default_factory=dict, repr=False)
-    _agreed: dict[int, bytes] = field(default_factory=dict, repr=False)
     _threshold: int = 0
     _revealed: frozenset[int] | None = None
 
+    def __post_init__(self) -> None:
+        self._mask_public = self._mask_key.public_key().public_bytes_raw()
+        self._seal_public = self._seal_key.public_key().public_bytes_raw()
+
     def advertise(self) -> bytes:
         """The public keys for masks and for sealing, and the hash of the own mask's seed, [KEY_BYTES]."""
-        keys = (key.public_key().public_bytes_raw() for key in (self._mask_key, self._seal_key))
-        return b"".join(keys) + hashlib.sha256(self._own_seed).digest()
+        return self._mask_public + self._seal_public + hashlib.sha256(self._own_seed).digest()
 
     def share(self, keys: Mapping[int, bytes], threshold: int) -> dict[int, bytes]:
         """For every other client the sealed shares of both secrets, [SEALED_BYTES]."""
@@ -109,7 +156,7 @@ class MaskingClient:
     def seeds(self) -> tuple[bytes, dict[int, bytes]]:
         """The seed of the own mask, and of the one with each other client."""
         pairs = {
-            peer: pair_seed(self._mask_key, keys[:32], self.round_index)
+            peer: self.agreements.key(self._mask_key, self._mask_public, keys[:32], b"mask", self.round_index)
             for peer, keys in self._peers.items()
             if peer != self.client
         }
@@ -130,22 +177,12 @@ class MaskingClient:
         ]
 
     def _cipher(self, peer: int, recipient: int) -> ChaCha20Poly1305:
-        if peer not in self._agreed:
-            self._agreed[peer] = self._seal_key.exchange(X25519PublicKey.from_public_bytes(self._peers[peer][32:64]))
-        shared = self._agreed[peer]
-        return ChaCha20Poly1305(derived(shared, b"shares", self.round_index, recipient))
+        key, public = self._peers[peer][32:64], self._seal_public
+        numbers = (self.round_index, recipient)
+        return ChaCha20Poly1305(self.agreements.key(self._seal_key, public, key, b"shares", *numbers))
 
     def _label(self, sender: int, recipient: int) -> bytes:
         return _ADDRESS.pack(self.round_index, sender, recipient)
-
-
-def masked(words: Words, bits: Any, group: int, client: int, own: bytes, pairs: Mapping[int, bytes]) -> Words:
-    """A client's words [n] plus its own mask and those it has in common with `pairs`; `bits` is at most 64."""
-    total = words + mask(own, group, len(words), bits)
-    for peer, seed in pairs.items():
-        common = mask(seed, group, len(words), bits)
-        total = total + common if client < peer else total - common
-    return total & np.uint64(2**bits - 1)
 
 
 @dataclass(frozen=True)
@@ -183,20 +220,14 @@ class Recovery:
                 raise PayloadError(f"the shares of what client {client} holds do not give it")
         return cls(round_index, own, left)
 
-    def unmask(
-        self,
-        total: Words,
-        bits: int,
-        group: int,
-        arrived: Sequence[int],
-        left: Sequence[int],
-        keys: Mapping[int, bytes],
-    ) -> Words:
-        """A group's sum without its masks; of its clients, `arrived` are in the sum and `left` are not."""
-        for client in arrived:
-            total = total - mask(self.own[client], group, len(total), bits)
-        for gone in left:
-            for client in arrived:
-                common = mask(pair_seed(self.left[gone], keys[client][:32], self.round_index), group, len(total), bits)
-                total = total - common if client < gone else total + common
-        return total & np.uint64(2**bits - 1)
+    def masks(self, masked: MaskedGroups, groups: Mapping[int, BoolArray], keys: Mapping[int, bytes]) -> list[Words]:
+        """The masks that are left in the sum of each group; `groups` says what each client sends, [G] each."""
+        totals, agreements = masked.nothing(), Agreements()
+        for client, seed in self.own.items():
+            masked.add(totals, seed, groups[client])
+        for gone, key in self.left.items():
+            for client in self.own:
+                ends = keys[gone][:32], keys[client][:32]
+                seed = agreements.key(key, *ends, b"mask", self.round_index)
+                masked.add(totals, seed, groups[gone] & groups[client], negative=client > gone)
+        return [words.astype(np.uint64) for words in totals]

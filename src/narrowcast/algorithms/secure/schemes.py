@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -13,9 +13,10 @@ from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Rounding
 from narrowcast.algorithms.secure.layout import Group
 from narrowcast.algorithms.secure.slots import SlotPlan
-from narrowcast.algorithms.secure.words import Words, pack_words, packed_bytes, signed, to_words, unpack_words
+from narrowcast.algorithms.secure.words import Words, pack_words, packed_bytes, signed, unpack_words
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
+from narrowcast.platform.types import Arrays
 
 PUBLIC_HEAD = 4
 """Bytes before a public key, which is padded to a length that does not depend on the key."""
@@ -36,13 +37,10 @@ class Public:
     key: bytes = b""
     modulus: int = 0
 
-
-@dataclass(frozen=True)
-class Masks:
-    """What a client adds to what it sends: its own mask, and those it has in common with others that send the group."""
-
-    own: bytes
-    pairs: Mapping[int, bytes]
+    @classmethod
+    def of(cls, given: Arrays) -> Public:
+        """As the key holder gives it out."""
+        return cls(given["key"].tobytes(), int(given["modulus"][0]))
 
 
 class Protection(BaseModel):
@@ -62,6 +60,12 @@ class Protection(BaseModel):
     rounding: Rounding = "stochastic"
     threshold: float = Field(0.6, gt=0, le=1, description="share of the cohort that must arrive")
     smallest_group: int = Field(3, ge=1, description="fewest clients whose sum is opened")
+    keys: str | None = Field(None, description="folder of `narrowcast keys make`; none: made anew for the run")
+
+    @field_validator("keys")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return value and str(Path(value).expanduser().absolute())
 
     def numbers(self, most_weight: int, clients: int) -> FixedPoint:
         """The integers of at most so many clients, whose weights add up to at most this."""
@@ -84,18 +88,15 @@ class Protection(BaseModel):
         return packed_bytes(group.n_values, numbers.value_bits) + packed_bytes(group.n_counts, numbers.count_bits)
 
     def write(
-        self,
-        place: int,
-        group: Group,
-        integers: Integers,
-        numbers: FixedPoint,
-        client: int,
-        masks: Masks,
-        public: Public,
+        self, group: Group, integers: Integers, numbers: FixedPoint, public: Public, mask: Words | None = None
     ) -> bytes:
-        """The bytes of a client's group, the one at this place of the layout."""
-        del place, client, masks, public
-        return _write_ring(group, to_words(integers, 64), numbers)
+        """The bytes of a client's group: ring words plus the client's mask, where it has one."""
+        del public
+        words = integers.view(np.uint64) if mask is None else integers.view(np.uint64) + mask
+        values, counts = words[: group.n_values], words[group.n_values :]
+        return pack_words(_cut(values, numbers.value_bits), numbers.value_bits) + pack_words(
+            _cut(counts, numbers.count_bits), numbers.count_bits
+        )
 
     def read(self, group: Group, data: bytes | memoryview, numbers: FixedPoint, public: Public) -> Words:
         """What those bytes hold, or `PayloadError`."""
@@ -116,16 +117,12 @@ class Protection(BaseModel):
     def opened(self, group: Group, words: Words, numbers: FixedPoint) -> Integers:
         """The integers of a sum in the clear."""
         values, counts = words[: group.n_values], words[group.n_values :]
-        return np.concatenate(
-            [signed(values, numbers.value_bits), to_words(counts.view(np.int64), numbers.count_bits).view(np.int64)]
-        )
+        return np.concatenate([signed(values, numbers.value_bits), _cut(counts, numbers.count_bits).view(np.int64)])
 
 
-def _write_ring(group: Group, words: Words, numbers: FixedPoint) -> bytes:
-    values, counts = words[: group.n_values], words[group.n_values :]
-    return pack_words(values & np.uint64(2**numbers.value_bits - 1), numbers.value_bits) + pack_words(
-        counts & np.uint64(2**numbers.count_bits - 1), numbers.count_bits
-    )
+def _cut(words: Words, bits: int) -> Words:
+    """Words modulo 2^bits."""
+    return words & np.uint64(2**bits - 1)
 
 
 class Plain(Protection):
@@ -142,28 +139,6 @@ class Masked(Protection):
 
     kind: Literal["masked"] = "masked"
     threshold: float = Field(0.6, gt=0.5, le=1, description="share of the cohort that must arrive")
-
-    def write(
-        self,
-        place: int,
-        group: Group,
-        integers: Integers,
-        numbers: FixedPoint,
-        client: int,
-        masks: Masks,
-        public: Public,
-    ) -> bytes:
-        """The integers plus masks."""
-        from narrowcast.algorithms.secure.masking import masked
-
-        del public
-        words = masked(to_words(integers, 64), mask_bits(numbers), place, client, masks.own, masks.pairs)
-        return _write_ring(group, words, numbers)
-
-
-def mask_bits(numbers: FixedPoint) -> int:
-    """The width that masks are drawn in; they are uniform modulo every smaller power of two as well."""
-    return 32 if numbers.value_bits <= 32 and numbers.count_bits <= 32 else 64
 
 
 class CKKS(Protection):
@@ -231,20 +206,12 @@ class CKKS(Protection):
         return SlotPlan.of(group, numbers, self.usable(numbers.clients))
 
     def write(
-        self,
-        place: int,
-        group: Group,
-        integers: Integers,
-        numbers: FixedPoint,
-        client: int,
-        masks: Masks,
-        public: Public,
+        self, group: Group, integers: Integers, numbers: FixedPoint, public: Public, mask: Words | None = None
     ) -> bytes:
         """The group's ciphertexts."""
-        del place, client, masks
+        assert mask is None
         slots = self._plan(group, numbers).pack(integers)
-        context = ckks.read_public(public.key)
-        residues = ckks.encrypt(context, slots, self.scale(numbers.clients), self.ring)
+        residues = ckks.encrypt(ckks.read_public(public.key), slots, self.scale(numbers.clients), self.ring)
         return ckks.write_residues(residues, self.prime_bits[0])
 
     def read(self, group: Group, data: bytes | memoryview, numbers: FixedPoint, public: Public) -> Words:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.algorithms.channel.rank_policy import BandwidthRank
+from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.layout import layout_of
@@ -19,13 +19,13 @@ from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.opening import SHARED, RoundKeys, SecureExecutor, sums_of
 from narrowcast.algorithms.secure.schemes import Protection
 from narrowcast.algorithms.secure.sending import Sending
+from narrowcast.algorithms.secure.turnout import Admission, Turnout
 from narrowcast.algorithms.secure.vault import Vault
 from narrowcast.algorithms.secure.vault_process import vault_process
-from narrowcast.platform.contracts import SECRET, Broadcast, ClientVault, Executor, Task, TrainsThenUploads
+from narrowcast.platform.contracts import SECRET, Broadcast, ClientVault, Executor, Task, TrainsThenUploads, Wishes
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import (
     Arrays,
-    BoolArray,
     Chunk,
     ChunkResult,
     ClientLedger,
@@ -35,20 +35,18 @@ from narrowcast.platform.types import (
 )
 
 
-class RankAtBits(BaseModel):
-    """A rank policy by what ranks weigh under protection, which is known to all."""
+class AgreedRanks(BaseModel):
+    """A rank policy of ranks that were agreed before the training; 0 for who takes no part."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
-    policy: BandwidthRank
-    bits_at_rank: tuple[int, ...]
+    of_client: dict[int, int]
 
     def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
-        """The policy's, [C]; what it is told of bits in the clear is not used."""
-        del bits_at_rank
-        bits = np.broadcast_to(np.array(self.bits_at_rank), (len(profiles), len(self.bits_at_rank)))
-        return self.policy.ranks(profiles, bits, seed, round_index)
+        """Those agreed, [C]."""
+        del bits_at_rank, seed, round_index
+        return np.array([self.of_client.get(client, 0) for client in profiles.client.tolist()], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,13 @@ class Secured:
         """That of the plain algorithm."""
         return str(self.algorithm.kind)
 
+    @property
+    def keys_last(self) -> bool:
+        """Whether keys were made offline, so that a resumed run has them too."""
+        return self.scheme.keys is not None
+
     def check(self, task: Task) -> None:
         """Raise a `UserError` for what cannot be added up, and for sums that would not come back."""
-        if getattr(getattr(self.algorithm, "rank_policy", None), "kind", "") == "channel":
-            raise UserError(
-                f"secure.kind = {self.scheme.kind}: algorithm.rank_policy = channel fits codecs to budgets; "
-                "use uniform or bandwidth"
-            )
         self.algorithm.check(task)
         self.scheme.check(self.messages(task).numbers)
         least = self.scheme.enough(min(self.asked, task.data.n_clients))
@@ -83,26 +81,30 @@ class Secured:
                 f"secure.smallest_group = {self.scheme.smallest_group}: {least} clients of a round are enough by "
                 "secure.threshold; ask more clients_per_round, or lower smallest_group"
             )
+        if self.keys_last:
+            with self.vault_process() as vault:
+                vault.call("public", 0, {})  # reads the key files, which this process must not
 
     def messages(self, task: Task) -> Messages:
         """What is sent in this task."""
         cohort = min(self.asked, task.data.n_clients)
-        return Messages(self.scheme, layout_of(self.plain(task), task, cohort), cohort)
+        return Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
 
-    def plain(self, task: Task) -> Any:
-        """The plain algorithm, its ranks chosen by what they weigh here."""
-        policy = getattr(self.algorithm, "rank_policy", None)
-        if not isinstance(self.algorithm, SCoLR) or not isinstance(policy, BandwidthRank):
-            return self.algorithm
-        cohort = min(self.asked, task.data.n_clients)
-        messages = Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
-        n_groups, width = len(messages.layout.groups), self.algorithm.rank
-        bits = [
-            messages.uplink_bits(np.arange(n_groups) < n_groups - width + rank, first=False)
-            for rank in range(width + 1)
-        ]
-        at_bits = RankAtBits(kind=policy.kind, policy=policy, bits_at_rank=tuple(bits))
-        return self.algorithm.model_copy(update={"rank_policy": at_bits})
+    def admission(self, task: Task) -> Admission:
+        """Who takes part in a round of this task."""
+        return Admission(self.messages(task), getattr(self.algorithm, "rank_policy", None))
+
+    def wishes(self, task: Task, cohort: IntArray) -> Wishes | None:
+        """What each client's update is worth at so many bits under protection, where its rank follows from them."""
+        if getattr(getattr(self.algorithm, "rank_policy", None), "kind", "") != "channel" or not len(cohort):
+            return None
+        messages = self.messages(task)
+        bits = messages.update_bits_at_rank()[1:] + messages.bits_beside(len(cohort))
+        shape = len(cohort), len(bits)
+        errors = len(bits) / np.arange(1.0, len(bits) + 1) - 1  # as `channel.joint`, of values finely rounded
+        weight = self.algorithm.expected_values(task, cohort)
+        curves = Curves.of(np.broadcast_to(bits, shape), np.broadcast_to(errors, shape), weight)
+        return Wishes(np.full(len(cohort), bits[0]), curves)
 
     def init(self, task: Task) -> Arrays:
         """The plain algorithm's server state."""
@@ -116,22 +118,29 @@ class Secured:
         """What its server sends."""
         return self.algorithm.broadcast(server, task, round_index)
 
-    def relayed_bits(self, task: Task, newcomers: BoolArray) -> IntArray:
-        """What the server sends each client of a cohort beside the broadcast, [C]: keys, shares, the sum to open."""
-        if not len(newcomers):
-            return np.zeros(0, dtype=np.int64)
-        messages = replace(self.messages(task), cohort=len(newcomers))
-        return messages.downlink_bits(newcomers)
+    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
+        """What the server sends each client beside the broadcast, [C]: keys, shares, ranks, the sum to open."""
+        admission, bits = self.admission(task), np.zeros(len(cohort), dtype=np.int64)
+        if len(cohort):
+            turnout = admission.of(task, cohort, round_index, budget_bits)
+            messages, part = replace(admission.messages, cohort=len(turnout.clients)), np.isin(cohort, turnout.clients)
+            each, opener = messages.downlink_bits(by_links=admission.by_links)
+            bits[part] = each + opener * (np.arange(part.sum()) == turnout.opener)
+        return bits
+
+    def public_key_bits(self, task: Task) -> int:
+        """What the public key weighs, which every client is sent once."""
+        return self.messages(task).public_key_bits()
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train a chunk's clients, and add up what each of them sends, protected and signed."""
         given = {name: values for name, values in broadcast.items() if not name.startswith((SHARED, SECRET))}
         keys = RoundKeys.of(broadcast)
-        messages = replace(self.messages(task), cohort=len(keys.cohort))
-        groups = messages.layout.of(task, keys.cohort, chunk.round_index)
+        messages = keys.messages(self.messages(task))
+        groups = keys.groups(messages.layout, task.seed, chunk.round_index)
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         sending = Sending(chunk, task, messages, keys, groups, broadcast, inbox)
-        results = self._train_each(given, chunk, task)
+        results = self._train_each(self.plain(keys.turnout), given, chunk, task)
         began = time.perf_counter()
         ledgers = [sending.send(result, place) for place, result in enumerate(results)]
         encoding = time.perf_counter() - began
@@ -139,9 +148,15 @@ class Secured:
         ledger = ClientLedger.merged(ledgers)
         return ChunkResult(chunk.index, sums_of(inbox), states, ledger, encode_seconds=encoding)
 
-    def _train_each(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
+    def plain(self, turnout: Turnout) -> Any:
+        """The plain algorithm at the ranks of a turnout."""
+        if not isinstance(self.algorithm, SCoLR):
+            return self.algorithm
+        of_client = dict(zip(turnout.clients.tolist(), turnout.ranks.tolist(), strict=True))
+        return self.algorithm.model_copy(update={"rank_policy": AgreedRanks(kind="agreed", of_client=of_client)})
+
+    def _train_each(self, algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
         """What each client alone gives, of a training that is one program where the plain algorithm's is."""
-        algorithm = self.plain(task)
         alone = [_one(chunk, place) for place in range(len(chunk.clients))]
         if isinstance(algorithm, TrainsThenUploads) and (call := algorithm.local_call(broadcast, chunk, task)):
             updates = task.training.train(call.server, chunk, task, call.terms)
@@ -172,7 +187,7 @@ class Secured:
 
     def over(self, executor: Executor, vault: ClientVault, task: Task) -> Executor:
         """An executor that opens the sum of each round."""
-        return SecureExecutor(self.messages(task), executor, vault, task)
+        return SecureExecutor(self.admission(task), executor, vault, task)
 
 
 def _one(chunk: Chunk, place: int) -> Chunk:

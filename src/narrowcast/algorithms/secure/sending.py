@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.opening import RoundKeys
-from narrowcast.algorithms.secure.schemes import Masks
+from narrowcast.algorithms.secure.words import Words
 from narrowcast.platform.contracts import SECRET, Task
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, ClientLedger, PayloadError
 
@@ -19,60 +20,54 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sending:
-    """What the clients of a chunk need to send; `groups` [n, groups] says which each client of the cohort sends."""
+    """What the clients of a chunk need to send; `groups` [G] says which each client of the turnout sends."""
 
     chunk: Chunk
     task: Task
     messages: Messages
     keys: RoundKeys
-    groups: BoolArray
+    groups: Mapping[int, BoolArray]
     held: Arrays
     inbox: Inbox
 
     def send(self, result: ChunkResult, place: int) -> ClientLedger:
-        """Send what the client at this place of the chunk learnt; what is lost or refused has been paid for."""
-        client = int(self.chunk.clients[place])
-        seat = int(np.searchsorted(self.keys.cohort, client))
-        sends = self.groups[seat]
-        bits = self.messages.uplink_bits(sends, first=seat == 0)
-        affords = self.chunk.budget_bits is None or bits <= self.chunk.budget_bits[place]
-        if not (result.ledger.delivered[0] and sends.any() and affords):
-            nothing = np.zeros(1, dtype=np.int64)
-            return replace(result.ledger, uplink_bits=nothing, delivered=np.zeros(1, dtype=bool))
-        data = self.envelope(result.partial, place, client, seat)
-        delivered = bool(self.chunk.arrives()[place]) and self._accepted(data)
-        return replace(result.ledger, uplink_bits=np.array([bits]), delivered=np.array([delivered]))
+        """Send what the client at this place of the chunk learnt; what is lost or refused has been paid for.
 
-    def envelope(self, partial: Arrays, place: int, client: int, seat: int) -> bytes:
+        Who takes no part in the sum sends nothing. Whose training left the finite numbers has agreed on masks already,
+        and is counted as if its update was lost.
+        """
+        client, ledger = int(self.chunk.clients[place]), result.ledger
+        if client not in self.groups:
+            nothing, rank = np.zeros(1, dtype=np.int64), np.minimum(ledger.rank, 0)
+            return replace(ledger, rank=rank, uplink_bits=nothing, delivered=nothing.astype(bool))
+        seat = np.searchsorted(self.keys.turnout.clients, client)
+        delivered = bool(ledger.delivered[0])
+        if delivered:
+            data = self.envelope(result.partial, place, client)
+            delivered = bool(self.chunk.arrives()[place]) and self._accepted(data)
+        bits = self.keys.turnout.uplink_bits[[seat]]
+        return replace(ledger, uplink_bits=bits, delivered=np.array([delivered]))
+
+    def envelope(self, partial: Arrays, place: int, client: int) -> bytes:
         """The client's contribution, protected and signed."""
-        messages, round_index = self.messages, self.chunk.round_index
+        messages, round_index, groups = self.messages, self.chunk.round_index, self.groups[client]
         key = (round_index, client)
-        integers = messages.numbers.of_client(partial, messages.layout, self.groups[seat], self.task.seed, key)
+        integers = messages.numbers.of_client(partial, messages.layout, groups, self.task.seed, key)
+        masks = self._masks(place, client)
         bodies = [
-            None
-            if each is None
-            else messages.scheme.write(
-                at,
-                messages.layout.groups[at],
-                each,
-                messages.numbers,
-                client,
-                self._masks(place, seat, self.groups[:, at]),
-                self.keys.public,
-            )
-            for at, each in enumerate(integers)
+            None if each is None else messages.scheme.write(group, each, messages.numbers, self.keys.public, mask)
+            for group, each, mask in zip(messages.layout.groups, integers, masks, strict=True)
         ]
         signing = self.held[SECRET + "signing"][place].tobytes()
         return messages.update(round_index, self.keys.public).seal(client, bodies, signing)
 
-    def _masks(self, place: int, seat: int, sending: BoolArray) -> Masks:
-        """A client's masks for a group: with the others that send it; none where the scheme has none."""
+    def _masks(self, place: int, client: int) -> Sequence[Words | None]:
+        """A client's masks of each group, with the others that send it; none where the scheme has none."""
         if SECRET + "own" not in self.held:
-            return Masks(b"", {})
-        pairs, cohort = self.held[SECRET + "pairs"][place], self.keys.cohort
-        peers = [peer for peer in np.flatnonzero(sending) if peer != seat]
-        own = self.held[SECRET + "own"][place].tobytes()
-        return Masks(own, {int(cohort[peer]): pairs[peer].tobytes() for peer in peers})
+            return [None] * len(self.messages.layout.groups)
+        own, pairs = self.held[SECRET + "own"][place].tobytes(), self.held[SECRET + "pairs"][place]
+        seeds = {peer: seed.tobytes() for peer, seed in zip(self.groups, pairs, strict=True) if peer != client}
+        return self.messages.masked_groups().of_client(client, own, seeds, self.groups)
 
     def _accepted(self, data: bytes) -> bool:
         """Whether the server takes an envelope; a round goes on without those that it does not."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,27 +17,35 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.secure import ckks
+from narrowcast.algorithms.secure.key_files import Keys, read_key_files
 from narrowcast.algorithms.secure.layout import Group, Layout, Part
-from narrowcast.algorithms.secure.masking import MaskingClient, derived
-from narrowcast.algorithms.secure.messages import RECIPIENT_BYTES, Messages
+from narrowcast.algorithms.secure.masking import Agreements, MaskingClient, derived
+from narrowcast.algorithms.secure.messages import RECIPIENT_BYTES, RUN_BYTES, Messages
 from narrowcast.algorithms.secure.schemes import CKKS, Masked, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
 from narrowcast.platform.types import Arrays, PayloadError
 
 
 class Vault:
-    """The clients' keys of one run, made when it starts and gone when it ends; nothing of it is ever written down."""
+    """The clients' keys of one run: made when it starts, gone when it ends and never written down, or made offline.
+
+    Those are read when they are first used, and what is wrong with them is then a `UserError`.
+    """
 
     def __init__(self, scheme: Protection) -> None:
-        self._scheme = scheme
-        self._root = secrets.token_bytes(SECRET_BYTES)
+        self._scheme, self._run = scheme, secrets.token_bytes(RUN_BYTES)
         self._round: dict[int, MaskingClient] = {}
         self._opened: set[tuple[int, int]] = set()
 
     @cached_property
+    def _keys(self) -> Keys:
+        if self._scheme.keys is None:
+            return Keys.new(self._scheme)
+        return read_key_files(Path(self._scheme.keys), self._scheme)
+
+    @cached_property
     def _context(self) -> Any:
-        assert isinstance(self._scheme, CKKS)
-        return ckks.make_context(self._scheme.ring, self._scheme.prime_bits)
+        return ckks.read_secret(self._keys.context)
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """Do what is asked; raises `PayloadError` for what no client would do."""
@@ -52,12 +61,12 @@ class Vault:
         return known[method](round_index, arrays)
 
     def _public(self, round_index: int, arrays: Arrays) -> Arrays:
-        """The public key and the modulus of ciphertexts; empty where there are none."""
+        """The number of this run, the public key and the modulus of ciphertexts; empty where there are none."""
         del round_index, arrays
-        if not isinstance(self._scheme, CKKS):
-            return {"key": _bytes(b""), "modulus": np.zeros(1, dtype=np.uint64)}
-        key = ckks.public_part(self._context)
-        return {"key": _bytes(key), "modulus": np.array([ckks.modulus(self._context)], dtype=np.uint64)}
+        key, modulus = b"", 0
+        if self._keys.context:
+            key, modulus = ckks.public_part(self._context), ckks.modulus(self._context)
+        return {"run": _bytes(self._run), "key": _bytes(key), "modulus": np.array([modulus], dtype=np.uint64)}
 
     def _begin(self, round_index: int, arrays: Arrays) -> Arrays:
         """The cohort's public keys, `verify` [n, 32] and with masks `keys` [n, 96]; shares are made and exchanged."""
@@ -66,8 +75,9 @@ class Vault:
         public = {"verify": _rows(verify)}
         if not isinstance(self._scheme, Masked):
             return public
-        cohort = {client: MaskingClient(round_index, client) for client in clients}
-        messages = Messages(self._scheme, Layout((), {}, 1), len(clients))
+        agreements = Agreements()
+        cohort = {client: MaskingClient(round_index, client, agreements) for client in clients}
+        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(clients), self._run)
         known, keys = dict(zip(clients, verify, strict=True)), {}
         for client, each in cohort.items():
             sent = messages.keys(round_index).seal(client, [each.advertise()], self._key(client))
@@ -87,12 +97,16 @@ class Vault:
         return {**public, "keys": _rows(list(keys.values()))}
 
     def _secrets(self, round_index: int, arrays: Arrays) -> Arrays:
-        """For the host that trains these clients, what they sign and mask with; `pairs` [c, n, 32] is 0 for oneself."""
+        """For the host that trains these clients, what they sign and mask with; `pairs` [c, n, 32] is 0 for oneself.
+
+        Who takes no part in the round has no masks, and zeros in their place.
+        """
         del round_index
         clients = arrays["clients"].tolist()
         held = {"signing": _rows([self._key(client) for client in clients])}
         if self._round:
-            seeds = [self._round[client].seeds() for client in clients]
+            none = bytes(SECRET_BYTES), dict[int, bytes]()
+            seeds = [self._round[client].seeds() if client in self._round else none for client in clients]
             held["own"] = _rows([own for own, _ in seeds])
             pairs = [b"".join(each.get(peer, bytes(SECRET_BYTES)) for peer in self._round) for _, each in seeds]
             held["pairs"] = _rows(pairs).reshape(len(clients), len(self._round), SECRET_BYTES)
@@ -114,7 +128,7 @@ class Vault:
     def _reveal(self, round_index: int, arrays: Arrays) -> Arrays:
         """What each survivor reveals, a signed message each, [survivors, bytes]."""
         survivors = arrays["clients"].tolist()
-        messages = Messages(self._scheme, Layout((), {}, 1), len(self._round)).revealed(round_index)
+        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(self._round), self._run).revealed(round_index)
         revealed = [
             messages.seal(client, [b"".join(self._round[client].reveal(survivors))], self._key(client))
             for client in survivors
@@ -122,7 +136,7 @@ class Vault:
         return {"revealed": _rows(revealed)}
 
     def _key(self, client: int) -> bytes:
-        return derived(self._root, b"signing", client)
+        return derived(self._keys.root, b"signing", client)
 
     def _signing(self, client: int) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(self._key(client))
@@ -133,4 +147,4 @@ def _bytes(data: bytes) -> NDArray[np.uint8]:
 
 
 def _rows(data: Sequence[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(data), dtype=np.uint8).reshape(len(data), -1)
+    return np.frombuffer(b"".join(data), dtype=np.uint8).reshape(len(data), len(data[0]) if data else 0)

@@ -1,0 +1,108 @@
+"""Keys that clients make offline and keep: one file that only its owner may read, whole or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from narrowcast.algorithms.secure import ckks
+from narrowcast.algorithms.secure.schemes import CKKS, Protection
+from narrowcast.algorithms.secure.shamir import SECRET_BYTES
+from narrowcast.platform.errors import UserError
+
+FILE = "clients.key"
+_FORMAT = "narrowcast-keys-1"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the clients of a run hold: the secret that they sign by, and of CKKS the context with its secret key."""
+
+    root: bytes
+    context: bytes
+
+    @classmethod
+    def new(cls, scheme: Protection) -> Keys:
+        """Keys for runs under this scheme; raises `UserError` for parameters that SEAL refuses."""
+        context = b""
+        if isinstance(scheme, CKKS):
+            context = ckks.with_secret(ckks.make_context(scheme.ring, scheme.prime_bits))
+        return cls(os.urandom(SECRET_BYTES), context)
+
+    def __repr__(self) -> str:
+        return "Keys(...)"
+
+
+def parameters(scheme: Protection) -> str:
+    """What keys depend on."""
+    parts = {"kind": scheme.kind}
+    if isinstance(scheme, CKKS):
+        parts |= {"ring": str(scheme.ring), "prime_bits": str(list(scheme.prime_bits))}
+    return ", ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def make_key_files(folder: Path, scheme: Protection) -> Path:
+    """Write new keys into a folder, for its owner alone; raises `UserError` where there are some, or it cannot be."""
+    path, part = folder / FILE, folder / (FILE + ".part")
+    if path.exists():
+        raise UserError(f"{path} is there already, and runs may have been begun with it; give another folder")
+    keys = Keys.new(scheme)
+    tensors = {name: np.frombuffer(value, dtype=np.uint8) for name, value in vars(keys).items()}
+    metadata = {"format": _FORMAT, "parameters": parameters(scheme), "sha256": _sha256(keys)}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(save(tensors, metadata))
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.rename(path)
+    except OSError as error:
+        raise UserError(f"cannot write keys to {folder} ({error.strerror}); give another folder") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return path
+
+
+def read_key_files(folder: Path, scheme: Protection) -> Keys:
+    """The keys in a folder, for the key holder alone.
+
+    Raises `UserError` where others may read or replace them, they are not whole, or are for other parameters.
+    """
+    path = folder / FILE
+    advice = "run `narrowcast keys make FOLDER EXPERIMENT` and set secure.keys to that folder"
+    try:
+        for each, forbidden, what in ((path, 0o077, "read"), (folder, 0o022, "replace")):
+            if (mode := each.stat().st_mode) & forbidden:
+                right = "600" if each is path else "700"
+                raise UserError(f"others may {what} the keys: {each} has mode {mode & 0o777:o}; chmod {right} it")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"secure.keys: there is no {path}; {advice}") from None
+    except OSError as error:
+        raise UserError(f"secure.keys: cannot read {path} ({error.strerror}); {advice}") from error
+    try:
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        keys = Keys(tensors["root"].tobytes(), tensors["context"].tobytes())
+        whole = header["format"] == _FORMAT and header["sha256"] == _sha256(keys)
+    except (SafetensorError, ValueError, KeyError):
+        whole = False
+    if not whole:
+        raise UserError(f"secure.keys: {path} is damaged, or was not written to its end; {advice}")
+    if header["parameters"] != parameters(scheme):
+        raise UserError(f"secure.keys: {path} is for {header['parameters']}, not for {parameters(scheme)}; {advice}")
+    return keys
+
+
+def _sha256(keys: Keys) -> str:
+    return hashlib.sha256(keys.root + keys.context).hexdigest()
