@@ -18,6 +18,7 @@ from narrowcast import session
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_run import Cursor
+from narrowcast.recording import Progress
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def server(once_started: MlflowServer) -> MlflowServer:
     return once_started
 
 
-def at(actions: Mapping[int, Callable[[], None]]) -> session.Progress:
+def at(actions: Mapping[int, Callable[[], None]]) -> Progress:
     """Do something once a round has been written down, and before the next is played."""
 
     def progress(row: Mapping[str, Any]) -> None:

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from narrowcast.cluster.driver import Driver
+from narrowcast.cluster.driver import Driver, HandedOn
 from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.head import LOOK_SECONDS, Head
 from narrowcast.cluster.hosts import Wish, alive_nodes
@@ -29,9 +30,10 @@ from narrowcast.cluster.placement import Node, Policy
 from narrowcast.platform.config import suggest
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Outcome
-from narrowcast.platform.run_state import RunState
+from narrowcast.platform.run_state import Interrupted, RunState
 from narrowcast.platform.sampling import cohort_size
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ _PROBE_SECONDS = 5.0
 _HEALTH_SECONDS = 9.0
 _SHAKE_HANDS = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 _FRUITLESS_DRIVERS = 3
+_STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the last checkpoint has to do
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
 
 
@@ -192,7 +195,8 @@ class RayRuntime(BaseModel):
             }
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(address=address, **options)
+            with interruptible():
+                ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
             if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
                 signal.alarm(0)
@@ -213,20 +217,42 @@ def _stream(driver: Any, plan: Plan, state: RunState, head: Head) -> Generator[O
     """What the driver hands on, round by round; what failed meanwhile is logged."""
     options = driver.play.options(num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD)
     stream = options.remote(plan, state)
+    stop_by = math.inf
     try:
         while True:
-            while not ray.wait([stream], timeout=LOOK_SECONDS)[0]:
-                head.look()
-            head.look()
             try:
-                outcomes, incidents = ray.get(next(stream))
+                with interruptible() if stop_by == math.inf else nullcontext():
+                    _wait(stream, head, stop_by)
+            except KeyboardInterrupt:
+                if stop_by < math.inf:
+                    raise
+                driver.stop.remote()
+                stop_by = time.monotonic() + _STOP_SECONDS
+                continue
+            try:
+                handed_on: HandedOn = ray.get(next(stream))
             except StopIteration:
                 return
-            for incident in incidents:
+            for incident in handed_on.incidents:
                 logger.warning(incident)
-            yield from outcomes
+            yield from handed_on.outcomes
+            if handed_on.stopped is not None:
+                raise Interrupted([handed_on.stopped])
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
+    except RayActorError:
+        if stop_by < math.inf:
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _wait(stream: Any, head: Head, stop_by: float) -> None:
+    """Wait for what the driver hands on next; `KeyboardInterrupt` once it has had its time to stop."""
+    while not ray.wait([stream], timeout=LOOK_SECONDS)[0]:
+        head.look()
+        if time.monotonic() > stop_by:
+            raise KeyboardInterrupt
+    head.look()
 
 
 def probe(address: str) -> None:

@@ -15,7 +15,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.progress import Progress
 
 if TYPE_CHECKING:
-    from narrowcast.session import Prepared
+    from narrowcast.recording import Prepared
 
 
 @click.command()
