@@ -19,15 +19,8 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.rounds import Outcome
 from narrowcast.platform.run_state import RunState
 from narrowcast.platform.tracking.journal import Journal, alone
-from narrowcast.platform.tracking.mlflow_run import (
-    Cursor,
-    Sender,
-    close_run,
-    hide_password,
-    monitor_system,
-    open_run,
-    reopen_run,
-)
+from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
+from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.targets import as_metrics
 from narrowcast.run_result import run_tags, write_result
 

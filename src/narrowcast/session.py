@@ -20,7 +20,8 @@ from narrowcast.platform.replicas import Replica, play_together
 from narrowcast.platform.rounds import measure, start
 from narrowcast.platform.run_state import Interrupted, RunState
 from narrowcast.platform.tracking.journal import Journal, alone
-from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run, hide_password, is_hidden
+from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
+from narrowcast.platform.tracking.store_address import hide_password, is_hidden
 from narrowcast.platform.tracking.targets import as_metrics, check_targets
 from narrowcast.recording import Prepared, Progress, checkpoint_place, recorded
 

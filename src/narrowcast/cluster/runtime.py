@@ -14,14 +14,15 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import ray
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from narrowcast.cluster.demand import Demand
 from narrowcast.cluster.driver import Driver, HandedOn
 from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.head import LOOK_SECONDS, Head
@@ -46,7 +47,7 @@ _STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
 
 
-class RayRuntime(BaseModel):
+class RayRuntime(Demand):
     """Client hosts and the driver as Ray actors, on a cluster that is started for the run or joined.
 
     Without `address`, the cluster of a surrounding Ray job (RAY_ADDRESS) is used, else one is started on this machine
@@ -55,28 +56,12 @@ class RayRuntime(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["ray"] = "ray"
-    actors: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
-        2, description="client hosts; auto: as many as the nodes of the moment have room for, and a round has chunks"
-    )
-    clients_per_actor: int | None = Field(None, ge=1, description="in place of actors: clients of a round on each")
-    cpus_per_actor: float = Field(1.0, ge=0)
-    gpus_per_actor: float = Field(0.0, ge=0, description="0.5 lets two client hosts share a GPU")
-    resources_per_actor: dict[str, float] = Field({}, description="custom resources of nodes, such as {edge: 1}")
     placement: Policy = Field("spread", description="hosts evenly over the nodes, or on as few as hold them")
     address: str | None = Field(None, description="host:port of a running cluster, or auto")
     on_failure: Reaction = Field("redo", description="the clients of a host that fails: train elsewhere, or give up on")
     max_failures: int = Field(20, ge=0, description="hosts or nodes that may fail in a run before it is given up")
     round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
     placement_timeout_seconds: float = Field(120.0, gt=0, description="for a first host to start, before giving up")
-
-    @field_validator("resources_per_actor")
-    @classmethod
-    def _are_custom(cls, value: dict[str, float]) -> dict[str, float]:
-        for name, amount in value.items():
-            if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount <= 1e6:
-                raise ValueError(f"{name}: {amount:g}: give custom resources, each above 0; CPUs and GPUs have fields")
-        return value
 
     def check(self, plan: Plan, task: Task) -> None:
         """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
@@ -109,15 +94,6 @@ class RayRuntime(BaseModel):
         if self.clients_per_actor is not None:
             return -(-cohort // self.clients_per_actor)
         return -(-cohort // plan.chunk_size) if self.actors == "auto" else self.actors
-
-    @property
-    def least_actors(self) -> int:
-        """The client hosts without which no round begins, as far as that is known before the cohort is."""
-        return 1 if self.actors == "auto" or self.clients_per_actor is not None else self.actors
-
-    def need(self) -> dict[str, float]:
-        """What a client host needs of its node, by the names of Ray's resources."""
-        return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}
 
     def _fits(self, hosts: int, nodes: Sequence[Node], where: str) -> None:
         offered = {kind for node in nodes for kind, there in node.offers.items() if there}

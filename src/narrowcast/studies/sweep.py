@@ -21,7 +21,8 @@ from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.steps import Here, Lost, Over, Places
-from narrowcast.platform.tracking.mlflow_run import check_store, hide_password
+from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun, open_study
 from narrowcast.run_result import git_commit
 from narrowcast.session import writable

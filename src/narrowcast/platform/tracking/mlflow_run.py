@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import psutil
 import requests
-from pydantic import BaseModel, ConfigDict, Field
 
 # Bounds on how long a call to a store that is down may take, and no calls home; all are read by MLflow at run time.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -48,11 +47,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.store_address import HIDDEN, Tracking, hide_password, is_hidden
 
 logger = logging.getLogger(__name__)
 STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)
 _CURSOR = "tracking.json"
-_HIDDEN = "***"
 _RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PARAMS_AT_ONCE = 100
@@ -61,35 +60,6 @@ _METRICS_AT_ONCE = 1000  # of one request, by MLflow's own limit
 # One line of ours says that the store is down; theirs would be many, with the password in some.
 for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
     logging.getLogger(_noisy).setLevel(logging.CRITICAL)
-
-
-class Tracking(BaseModel):
-    """Where runs are tracked: `uri`, else MLFLOW_TRACKING_URI, else an SQLite file in the output folder."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    uri: str | None = None
-    experiment: str = Field("narrowcast", min_length=1, description="the MLflow experiment that runs go to")
-    system_metrics: bool = True
-    flush_seconds: float = Field(30.0, ge=0, description="wait at the end for a store that lags or is down")
-
-    def resolve(self, output: Path) -> str:
-        """The tracking URI in force."""
-        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.resolve()}/mlflow.db"
-
-    def without_secrets(self) -> Tracking:
-        """The same without a user's name and password in the URI."""
-        return self.model_copy(update={"uri": hide_password(self.uri) if self.uri else None})
-
-
-def hide_password(uri: str) -> str:
-    """The URI with `***` in place of what stands before its @."""
-    return re.sub(r"//[^/?#]*@", f"//{_HIDDEN}@", uri, count=1)
-
-
-def is_hidden(uri: str) -> bool:
-    """Whether the URI went through `hide_password` and lost something."""
-    return f"//{_HIDDEN}@" in uri
 
 
 @dataclass(frozen=True)
@@ -143,7 +113,7 @@ def short_reason(error: BaseException) -> str:
     while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
         error = getattr(error.args[0], "reason", None) or error.args[0]
     lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
-    text = re.sub(r"//[^/\s]*@", f"//{_HIDDEN}@", lines[0] if lines else "")
+    text = re.sub(r"//[^/\s]*@", f"//{HIDDEN}@", lines[0] if lines else "")
     return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
 
 

@@ -27,14 +27,8 @@ from mlflow.utils.mlflow_tags import (
 )
 
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.mlflow_run import (
-    STORE_ERRORS,
-    Tracking,
-    experiment_id,
-    hide_password,
-    metric_name,
-    short_reason,
-)
+from narrowcast.platform.tracking.mlflow_run import STORE_ERRORS, experiment_id, metric_name, short_reason
+from narrowcast.platform.tracking.store_address import Tracking, hide_password
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0
