@@ -153,9 +153,9 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: Progress, monitored
         status = "FINISHED" if recorder.result else "KILLED" if interrupted else "FAILED"
         if recorder.result:
             tags = {**tags, "model_sha256": recorder.result["model_sha256"]}
-        sent = sender.close(experiment.tracking.flush_seconds)
+        sent = sender.close(experiment.tracking.flush_seconds, status)
         costs = as_metrics(recorder.result["targets"]) if recorder.result else {}
-        if not (sent and close_run(folder, uri, sender.cursor, status, tags, costs)):
+        if not (sent and close_run(folder, uri, sender.cursor, tags, costs)):
             logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
 
 

@@ -182,12 +182,11 @@ def sync(folder: Path, uri: str | None) -> int:
         cursor = Cursor.load(folder)
         journal = Journal.open(folder)
         sender = Sender(folder, uri, cursor, journal.rounds)
-        sent = sender.close(_SYNC_SECONDS)
-        path, status, tags, costs = folder / "result.json", "FAILED", {}, {}
+        path, status, tags, costs = folder / "result.json", cursor.status, {}, {}
         if path.is_file():
             result = json.loads(path.read_text())
             status, tags = "FINISHED", {"model_sha256": result["model_sha256"]}
             costs = as_metrics(result.get("targets", []))
-        if not (sent and close_run(folder, uri, sender.cursor, status, tags, costs)):
+        if not (sender.close(_SYNC_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
             raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds

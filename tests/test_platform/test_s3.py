@@ -55,7 +55,9 @@ def test_the_last_ones_are_kept_and_a_damaged_one_is_passed_over(
         assert (loaded.round_index, digest) == (2, "digest")
         assert np.array_equal(loaded.server["weights"], state_after(2).server["weights"])
         assert "is damaged" in caplog.text
-    with pytest.raises(UserError, match=r"checkpoint_path: cannot write to s3://nobody/x .*'nobody' not found.*another"):
+    with pytest.raises(
+        UserError, match=r"checkpoint_path: cannot write to s3://nobody/x .*'nobody' not found.*another"
+    ):
         check_place("s3://nobody/x")
 
 

@@ -41,6 +41,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_TYPE,
     MLFLOW_USER,
 )
+from packaging.version import Version
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -64,12 +65,13 @@ for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
 
 @dataclass(frozen=True)
 class Cursor:
-    """How much of a run the store has; `uri` without secrets."""
+    """How much of a run the store has; `uri` without secrets, `status` what became of the run in MLflow's words."""
 
     uri: str
     run_id: str
     sent_rounds: int = 0
     closed: bool = False
+    status: str = "FAILED"
 
     @classmethod
     def load(cls, folder: Path) -> Cursor:
@@ -93,7 +95,9 @@ def check_store(uri: str) -> None:
         raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
     try:
         if urlsplit(uri).scheme in ("http", "https"):
-            requests.get(f"{uri.rstrip('/')}/health", timeout=_PROBE_SECONDS).raise_for_status()
+            answer = requests.get(f"{uri.rstrip('/')}/version", timeout=_PROBE_SECONDS)
+            answer.raise_for_status()
+            Version(answer.text)  # which other servers do not say, whatever else they answer
         elif re.split(r"[+:]", uri)[0] in DATABASE_ENGINES:
             if uri.startswith("sqlite:///"):
                 Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
@@ -241,21 +245,32 @@ class Sender:
     def _caught_up(self) -> bool:
         return self.cursor.sent_rounds >= len(self._rounds)
 
-    def close(self, wait_seconds: float) -> bool:
-        """Send what is left, for at most this long; whether all was sent."""
+    def close(self, wait_seconds: float, status: str) -> bool:
+        """Send what is left of a run that ended so, for at most this long; whether all was sent."""
         self._closing.set()
         self._news.set()
         self._thread.join(wait_seconds)
+        self.cursor = replace(self.cursor, status=status)
         if not self._thread.is_alive():
             self.cursor.save(self._folder)
         return self._caught_up()
+
+
+class _PatientMonitor(SystemMetricsMonitor):
+    """Goes on once the store is back, where MLflow's own gives up for good."""
+
+    def monitor(self) -> None:
+        """Until the end of the run."""
+        while not self._shutdown_event.is_set():
+            super().monitor()  # type: ignore[no-untyped-call]
+            self._shutdown_event.wait(_RETRY_SECONDS)
 
 
 def monitor_system(uri: str, run_id: str, *, enabled: bool, resume: bool) -> Callable[[], None]:
     """Log the machine's load to the run until the returned function is called."""
     if not enabled:
         return lambda: None
-    monitor = SystemMetricsMonitor(run_id, resume_logging=resume, tracking_uri=uri)
+    monitor: Any = _PatientMonitor(run_id, resume_logging=resume, tracking_uri=uri)  # type: ignore[no-untyped-call]
     monitor.start()
     return monitor.finish
 
@@ -270,9 +285,7 @@ def reopen_run(uri: str, run_id: str) -> None:
         ) from error
 
 
-def close_run(
-    folder: Path, uri: str, cursor: Cursor, status: str, tags: Mapping[str, str], metrics: Mapping[str, float]
-) -> bool:
+def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], metrics: Mapping[str, float]) -> bool:
     """Log the run's folder as artifacts and what is known at its end, and end the MLflow run; False where it is down.
 
     The metrics bear the time of `result.json`, so that closing a run twice leaves one copy of them.
@@ -290,7 +303,7 @@ def close_run(
             metrics=[Metric(metric_name(name), float(value), finished, 0) for name, value in metrics.items()],
             tags=[RunTag(key, value) for key, value in tags.items()],
         )
-        client.set_terminated(cursor.run_id, status)
+        client.set_terminated(cursor.run_id, cursor.status)
     except STORE_ERRORS as error:
         logger.warning("the MLflow store is down (%s)", short_reason(error))
         return False
