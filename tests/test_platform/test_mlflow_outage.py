@@ -219,7 +219,8 @@ class _Agreeing(_Refusing):
         self.end_headers()
         self.wfile.write(b"{}")
 
-    do_POST = do_GET
+    def do_POST(self) -> None:
+        self.do_GET()
 
 
 def test_a_server_that_is_none_of_mlflows_is_no_store(tmp_path: Path) -> None:
