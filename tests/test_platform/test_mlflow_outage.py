@@ -130,6 +130,7 @@ def test_the_machines_load_is_logged_again_once_the_store_is_back(
         stop()
 
 
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 def test_an_interrupted_run_that_is_sent_later_is_killed_and_not_failed(tmp_path: Path) -> None:
     played = play(tmp_path, load("tracking.system_metrics=false"))
     (played.folder / "result.json").unlink()
