@@ -26,6 +26,10 @@ class _HeldBack:
     def __call__(self, *_: object) -> None:
         self.came = True
 
+    def chain(self) -> list[_HeldBack]:
+        """It, and those around it, of blocks within blocks."""
+        return [self, *(self.heir.chain() if isinstance(self.heir, _HeldBack) else [])]
+
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
@@ -61,16 +65,14 @@ def interruptible() -> Iterator[None]:
     holding = {number: handler for number in _STOPS if isinstance(handler := signal.getsignal(number), _HeldBack)}
     try:
         for number, handler in holding.items():
-            signal.signal(number, _first_heir(handler))
+            signal.signal(number, handler.chain()[-1].heir)
         for number, handler in holding.items():
-            if handler.came:
-                handler.came = False
+            came = [each for each in handler.chain() if each.came]
+            for each in came:
+                each.came = False
+            if came:
                 signal.raise_signal(number)
         yield
     finally:
         for number, handler in holding.items():
             signal.signal(number, handler)
-
-
-def _first_heir(handler: _HeldBack) -> _Handler:
-    return _first_heir(handler.heir) if isinstance(handler.heir, _HeldBack) else handler.heir
