@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
+from threading import Event
 from typing import Any
 
 os.environ["RAY_AUTH_MODE"] = "token"
@@ -116,7 +117,7 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
                 hosts = Hosts(Wish(most, {"CPU": 1}, "spread", 300), ray.put(algorithm), ray.put(task))
                 hosts.wait(300)
                 for count, cohort, chunk in product((*HOSTS, *HELD_OUT_HOSTS), COHORTS, CHUNKS):
-                    pool = HostPool(FirstFew(hosts, count), FailurePolicy("redo", 0, 600))  # type: ignore[arg-type]
+                    pool = HostPool(FirstFew(hosts, count), FailurePolicy("redo", 0, 600), Event())  # type: ignore[arg-type]
                     seconds, cpu, digest = measured(task, pool, cohort, chunk, n_rounds)
                     assert digest == alone[cohort, chunk][2], "results must not depend on the hosts"
                     case = {"hosts": count, "clients": cohort, "chunk": chunk, "bytes": size}

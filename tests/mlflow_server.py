@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import requests
@@ -19,8 +20,11 @@ _START_SECONDS = 120.0
 class MlflowServer:
     """`mlflow server` in a process group of its own."""
 
-    def __init__(self, folder: Path, store: str | None = None) -> None:
-        """`store` is a database's URI; none: SQLite in the folder."""
+    def __init__(
+        self, folder: Path, store: str | None = None, artifacts: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`store` is a database's URI, `artifacts` a URL; none: SQLite and files in the folder."""
+        self._artifacts, self._environment = artifacts or str(folder / "artifacts"), environment or {}
         self.folder, self._store = folder, store or f"sqlite:///{folder}/mlflow.db"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -38,9 +42,9 @@ class MlflowServer:
                 [
                     *(sys.executable, "-m", "mlflow", *command.split()),
                     *("--backend-store-uri", self._store),
-                    *("--artifacts-destination", str(self.folder / "artifacts")),
+                    *("--artifacts-destination", self._artifacts),
                 ],
-                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                env={**os.environ, **self._environment, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

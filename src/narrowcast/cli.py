@@ -25,7 +25,7 @@ from narrowcast.commands.tune import tune
 from narrowcast.commands.ui import ui
 from narrowcast.log_format import write_json_lines
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.progress import STOPPING
+from narrowcast.platform.interruption import STOPPING
 
 
 class _Commands(click.Group):

@@ -23,7 +23,8 @@ from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.experiment import Experiment
 from narrowcast.platform.data import fetch
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.mlflow_run import Tracking, check_store, hide_password
+from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.platform.tracking.store_address import Tracking, hide_password
 
 _GIB = 2**30
 _LITTLE_DISK_GIB, _LITTLE_MEMORY_GIB = 2.0, 2.0

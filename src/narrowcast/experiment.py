@@ -8,9 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from copy import deepcopy
-from importlib.resources import files
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
@@ -31,7 +29,7 @@ from narrowcast.catalog import (
 )
 from narrowcast.cluster.fleet import Tiers
 from narrowcast.cluster.runtime import RayRuntime
-from narrowcast.platform.config import apply_overrides, flatten, read_yaml, set_value, validate
+from narrowcast.platform.config import apply_overrides, flatten, set_value, validate
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
@@ -39,7 +37,7 @@ from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Runtime, check_plan
 from narrowcast.platform.sampling import cohort_size
-from narrowcast.platform.tracking.mlflow_run import Tracking
+from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
 
 if TYPE_CHECKING:
@@ -54,7 +52,6 @@ else:
     AnyModel, AnyTraining = one_of(MODELS, "matrix_factorisation"), one_of(TRAININGS, "factorisation_sgd")
     AnyFleet, AnyRuntime = one_of(FLEETS, "tiers"), one_of(RUNTIMES, "ray")
 
-PACKAGED = files("narrowcast") / "experiments"
 _SHARED = ("data", "executor", "name", "tracking")  # what replicas have in common
 _NOT_IDENTITY = (
     *("name", "executor", "tracking", "targets", "rounds", "evaluate_every"),
@@ -131,7 +128,7 @@ def load_experiment(name_or_path: str, overrides: Iterable[str] = ()) -> Experim
 
 def load_replicas(name_or_path: str, overrides: Iterable[str] = ()) -> list[Experiment]:
     """Read an experiment as `load_experiment` does: once, or for every combination of the values under `replicas`."""
-    values, origin = read_experiment(name_or_path)
+    values, origin = packaged.read_experiment(name_or_path)
     values = apply_overrides(values, overrides)
     grid = _read_grid(values.pop("replicas", {}), origin)
     experiments = []
@@ -142,16 +139,6 @@ def load_replicas(name_or_path: str, overrides: Iterable[str] = ()) -> list[Expe
             name += f"-{path.rpartition('.')[2]}-" + re.sub(r"[^\w.-]", "", str(value))
         experiments.append(build_experiment({**chosen, "name": name}, origin))
     return experiments
-
-
-def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """The values as they stand in a file or packaged experiment, named after it, and where they stand."""
-    text, origin = packaged.read(name_or_path, PACKAGED, "experiment")
-    values = read_yaml(text, origin)
-    if not isinstance(values, dict):
-        raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
-    values.setdefault("name", Path(origin).stem)
-    return values, origin
 
 
 def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
@@ -182,4 +169,4 @@ def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
 
 def packaged_experiments() -> dict[str, str]:
     """The names of the packaged experiments and what their first comment line says of them."""
-    return packaged.summaries(PACKAGED)
+    return packaged.summaries(packaged.EXPERIMENTS)

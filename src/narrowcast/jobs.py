@@ -20,6 +20,7 @@ from narrowcast import session
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.recording import write_config
 from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.timing import measure_times
 from narrowcast.reproduce.wanted import Wanted
@@ -85,7 +86,7 @@ class Job:
         measured = _MEASURES[self.wanted.measure](experiment, experiment.algorithm, task)
         result = {"rounds": experiment.rounds, **measured}
         session.writable(self.folder)
-        session.write_config(experiment, self.folder)
+        write_config(experiment, self.folder)
         write_atomically(self.folder / _RESULT, json.dumps(result).encode())
         return result
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from narrowcast.platform.tracking.units import format_bits, format_seconds
-
-STOPPING = threading.Event()
-"""Set once the command is asked to stop, for an interrupt that is lost in a callback."""
 
 _PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
 
@@ -37,8 +33,6 @@ class Progress:
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a round that was written down."""
-        if STOPPING.is_set():
-            raise KeyboardInterrupt  # the one that _stop raised was lost in a callback
         self._played += 1
         for name, label in (("test.hr@10", "HR@10"), ("test.accuracy", "accuracy")):
             if name in row:

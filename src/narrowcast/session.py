@@ -1,64 +1,31 @@
-"""From an experiment to a finished run: folder, journal, checkpoints, plots and MLflow around the round loop."""
+"""From an experiment to a finished run: what is checked first, the loop with its recorder, and late deliveries."""
 
 from __future__ import annotations
 
-import io
 import json
-import logging
-import math
 import os
 import shutil
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from narrowcast import __version__
-from narrowcast.algorithms.codecs.dense import dense_wire_bits
-from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.checkpoint import check_place, load_checkpoint, save_checkpoint, write_atomically
-from narrowcast.platform.config import flatten, write_yaml
+from narrowcast.platform.checkpoint import check_place, load_checkpoint
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.replicas import Replica, play_together
-from narrowcast.platform.rounds import Outcome, measure, model_sha256, start
-from narrowcast.platform.run_state import RunState
+from narrowcast.platform.rounds import measure, start
+from narrowcast.platform.run_state import Interrupted, RunState
 from narrowcast.platform.tracking.journal import Journal, alone
-from narrowcast.platform.tracking.mlflow_run import (
-    Cursor,
-    Sender,
-    check_store,
-    close_run,
-    hide_password,
-    is_hidden,
-    monitor_system,
-    open_run,
-    reopen_run,
-)
-from narrowcast.platform.tracking.partition_report import write_partition
-from narrowcast.platform.tracking.plots import draw_plots
-from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
+from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
+from narrowcast.platform.tracking.store_address import hide_password, is_hidden
+from narrowcast.platform.tracking.targets import as_metrics, check_targets
+from narrowcast.recording import Prepared, Progress, checkpoint_place, recorded
 
-logger = logging.getLogger(__name__)
 _SYNC_SECONDS = 3600.0
-Progress = Callable[[Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that has passed every check and written nothing yet."""
-
-    experiment: Experiment
-    task: Task
-    state: RunState
-    folder: Path
-    uri: str
-    resuming: bool = False
 
 
 def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> Prepared:
@@ -74,12 +41,6 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     if experiment.checkpoint_path is not None:
         check_place(checkpoint_place(experiment, folder))
     return Prepared(experiment, task, state, folder, uri)
-
-
-def checkpoint_place(experiment: Experiment, folder: Path) -> str:
-    """Where the checkpoints of the run in this folder are."""
-    elsewhere = experiment.checkpoint_path
-    return str(folder / "checkpoint") if elsewhere is None else f"{elsewhere}/{folder.name}"
 
 
 def measurable(experiment: Experiment, task: Task, state: RunState) -> None:
@@ -176,9 +137,13 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
     experiment = prepared.experiment
     with recorded(prepared, progress) as recorder:
         outcomes = experiment.executor.play(experiment, experiment.played, prepared.task, prepared.state)
-        with closing(outcomes):
-            for outcome in outcomes:
-                recorder.write(outcome)
+        with closing(outcomes), uninterrupted():
+            try:
+                for outcome in outcomes:
+                    recorder.write(outcome)
+            except Interrupted as stop:
+                recorder.keep(stop.states[0])
+                raise
         return recorder.finish()
 
 
@@ -191,210 +156,22 @@ def run_together(runs: Sequence[Prepared], progress: Progress) -> list[dict[str,
         recorders = [
             stack.enter_context(recorded(each, progress, monitored=place == 0)) for place, each in enumerate(runs)
         ]
-        with closing(play_together(replicas)) as rounds:
-            for outcomes in rounds:
-                for place, outcome in outcomes.items():
-                    if isinstance(outcome, RunFailed):
-                        results[place] = outcome
-                    else:
-                        recorders[place].write(outcome)
+        with closing(play_together(replicas)) as rounds, uninterrupted():
+            try:
+                for outcomes in rounds:
+                    for place, outcome in outcomes.items():
+                        if isinstance(outcome, RunFailed):
+                            results[place] = outcome
+                        else:
+                            recorders[place].write(outcome)
+            except Interrupted as stop:
+                for recorder, state in zip(recorders, stop.states, strict=True):
+                    recorder.keep(state)
+                raise
         for place, recorder in enumerate(recorders):
             if place not in results:
                 results[place] = recorder.finish()
     return [results[place] for place in range(len(runs))]
-
-
-@dataclass
-class Recorder:
-    """What is written down of a run while it is played."""
-
-    prepared: Prepared
-    journal: Journal
-    sender: Sender
-    progress: Progress
-    state: RunState
-    result: dict[str, Any] | None = None
-    warned: bool = False
-    log_seconds: float = 0.0
-
-    def write(self, outcome: Outcome) -> None:
-        """Write a round down, and hand it on."""
-        began = time.perf_counter()
-        if self.journal.append(outcome, int(time.time() * 1000), self.log_seconds):
-            self.sender.notify()
-        if outcome.state is not None:
-            self.keep(outcome.state)
-        self.progress(self.journal.rounds[outcome.record.round - 1])
-        record = outcome.record
-        about = {"run": self.prepared.folder.name, "round": record.round, "clients": outcome.ledger.client.tolist()}
-        if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
-            self.warned = True
-            logger.warning(
-                "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
-                record.round,
-                extra=about,
-            )
-        if logger.isEnabledFor(logging.INFO):
-            delivered = outcome.ledger.client[outcome.ledger.delivered].tolist()
-            told = {"uplink_bits": record.uplink_bits, "seconds": vars(outcome.timing), "metrics": outcome.metrics}
-            logger.info("round %d", record.round, extra={**about, "delivered": delivered, **told})
-        self.log_seconds = time.perf_counter() - began
-
-    def keep(self, state: RunState) -> None:
-        """Write a checkpoint."""
-        self.state, experiment = state, self.prepared.experiment
-        place = checkpoint_place(experiment, self.prepared.folder)
-        try:
-            save_checkpoint(place, state, experiment.digest(), experiment.checkpoints_kept)
-        except OSError as error:
-            raise RunFailed(
-                f"cannot write a checkpoint to {place} ({error}); make room, then resume the run"
-            ) from error
-
-    def finish(self) -> dict[str, Any]:
-        """Write tables, plots and `result.json`."""
-        self.result = finish(self.prepared, self.journal, self.state, self.sender.cursor.run_id)
-        return self.result
-
-
-@contextmanager
-def recorded(prepared: Prepared, progress: Progress, *, monitored: bool = True) -> Iterator[Recorder]:
-    """A run's folder and its run in MLflow, from its start or resumption to its end, whichever that is."""
-    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
-    if prepared.resuming:
-        with alone(folder):
-            cursor = Cursor.load(folder)
-            reopen_run(uri, cursor.run_id)
-            yield from _recording(prepared, cursor, progress, monitored)
-        return
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise UserError(f"another run has just taken {folder}; start this one again") from None
-    try:
-        params, tags = flatten(experiment.plain()), run_tags(experiment, prepared.task)
-        uri, run_id = open_run(experiment.tracking, folder.parent, folder.name, params, tags, prepared.task.data)
-    except BaseException:
-        folder.rmdir()
-        raise
-    with alone(folder):
-        cursor = Cursor(hide_password(uri), run_id)
-        cursor.save(folder)
-        yield from _recording(prepared, cursor, progress, monitored)
-
-
-def _recording(prepared: Prepared, cursor: Cursor, progress: Progress, monitored: bool) -> Iterator[Recorder]:
-    """Open the journal, MLflow and the machine's load, and close all of them."""
-    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
-    tags = run_tags(experiment, prepared.task)
-    write_config(experiment, folder)
-    journal = Journal.open(folder)
-    sender = Sender(folder, uri, cursor, journal.rounds)
-    stop_monitor = monitor_system(
-        uri, cursor.run_id, enabled=monitored and experiment.tracking.system_metrics, resume=prepared.resuming
-    )
-    recorder = Recorder(prepared, journal, sender, progress, prepared.state)
-    interrupted = False
-    try:
-        if not prepared.resuming:
-            recorder.keep(prepared.state)
-        yield recorder
-    except KeyboardInterrupt:
-        interrupted = True
-        raise
-    except OSError as error:
-        raise RunFailed(f"cannot go on writing to {folder} ({error}); make room, then resume the run") from error
-    finally:
-        stop_monitor()
-        status = "FINISHED" if recorder.result else "KILLED" if interrupted else "FAILED"
-        if recorder.result:
-            tags = {**tags, "model_sha256": recorder.result["model_sha256"]}
-        sent = sender.close(experiment.tracking.flush_seconds)
-        costs = as_metrics(recorder.result["targets"]) if recorder.result else {}
-        if not (sent and close_run(folder, uri, sender.cursor, status, tags, costs)):
-            logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
-
-
-def write_config(experiment: Experiment, folder: Path) -> None:
-    """Write `config.yaml`, every default filled in."""
-    config = io.StringIO()
-    write_yaml(experiment.plain(), config)
-    write_atomically(folder / "config.yaml", config.getvalue().encode())
-
-
-def finish(prepared: Prepared, journal: Journal, state: RunState, run_id: str) -> dict[str, Any]:
-    """Write tables, plots and `result.json`."""
-    experiment, task, folder = prepared.experiment, prepared.task, prepared.folder
-    rounds, clients = journal.write_tables(task.profiles)
-    write_partition(task.data, folder / "partition")
-    draw_plots(rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
-    participations = sum(row["clients"] for row in journal.rounds)
-    result = {
-        "name": folder.name,
-        "algorithm": experiment.algorithm.kind,
-        "data": task.data.name,
-        "executor": experiment.executor.kind,
-        "execution": task.training.mode(task),
-        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
-        "best": journal.best_metrics(),
-        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds)],
-        "rounds": state.round_index,
-        "uplink_bits": state.uplink_bits,
-        "downlink_bits": state.downlink_bits,
-        "full_uplink_bits": participations * full_upload_bits(experiment, task),
-        "simulated_seconds": state.simulated_seconds,
-        "wall_seconds": journal.rounds[-1]["wall_seconds"],
-        "model_sha256": model_sha256(experiment.algorithm, state),
-        "mlflow_run_id": run_id,
-        "seed": experiment.seed,
-        "git_commit": git_commit(),
-        "narrowcast_version": __version__,
-    }
-    write_atomically(folder / "result.json", json.dumps(result, indent=2).encode())
-    return result
-
-
-def full_upload_bits(experiment: Experiment, task: Task) -> int:
-    """What one upload of the whole model weighs in float32; of an item matrix, every row and the row mask."""
-    model = experiment.model.init_server(task.data, experiment.seed)
-    if ITEM_FACTORS in model:
-        n_items, dimension = model[ITEM_FACTORS].shape
-        return rows_wire_bits(n_rows=n_items, sent_rows=n_items, rank=dimension, layout="all", mask=True)
-    return dense_wire_bits(sum(values.size for values in model.values()))
-
-
-def run_tags(experiment: Experiment, task: Task) -> dict[str, str]:
-    """The tags that runs are found by."""
-    return {
-        "algorithm": experiment.algorithm.kind,
-        "data": experiment.data.kind,
-        "executor": experiment.executor.kind,
-        "execution": task.training.mode(task),
-        "seed": str(experiment.seed),
-        "git_commit": git_commit() or "unknown",
-        "narrowcast_version": __version__,
-    }
-
-
-def git_commit() -> str | None:
-    """The commit of the checkout that narrowcast is imported from, marked where it has changes; None elsewhere."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    commands = (
-        [
-            *git,
-            "ls-files",
-            "--error-unmatch",
-            Path(__file__).name,
-        ],  # fails where another project's checkout surrounds us
-        [*git, "describe", "--always", "--dirty", "--abbrev=40"],
-    )
-    try:
-        answers = [
-            subprocess.run(command, capture_output=True, text=True, timeout=10, check=True) for command in commands
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answers[-1].stdout.strip()
 
 
 def sync(folder: Path, uri: str | None) -> int:
@@ -408,12 +185,11 @@ def sync(folder: Path, uri: str | None) -> int:
         cursor = Cursor.load(folder)
         journal = Journal.open(folder)
         sender = Sender(folder, uri, cursor, journal.rounds)
-        sent = sender.close(_SYNC_SECONDS)
-        path, status, tags, costs = folder / "result.json", "FAILED", {}, {}
+        path, status, tags, costs = folder / "result.json", cursor.status, {}, {}
         if path.is_file():
             result = json.loads(path.read_text())
             status, tags = "FINISHED", {"model_sha256": result["model_sha256"]}
             costs = as_metrics(result.get("targets", []))
-        if not (sent and close_run(folder, uri, sender.cursor, status, tags, costs)):
+        if not (sender.close(_SYNC_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
             raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds

@@ -23,10 +23,11 @@ from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.preflight import SCRIPT, check_packages
 from narrowcast.cluster.ray_jobs import STOP_SECONDS, Job, RayJobs
 from narrowcast.cluster.runtime import RayRuntime
-from narrowcast.experiment import PACKAGED, Experiment, load_experiment
-from narrowcast.platform.config import apply_overrides, read_yaml, set_value, write_yaml
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.packaged import read_study
+from narrowcast.platform.config import set_value, write_yaml
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.mlflow_run import hide_password
+from narrowcast.platform.tracking.store_address import hide_password
 
 _CONFIG = "config.yaml"
 _SECRET = re.compile(r"PASSW|SECRET|TOKEN|CREDENTIAL|(^|_)KEY(_|$)", re.IGNORECASE)
@@ -69,7 +70,7 @@ def prepare(
     if not where.is_absolute():
         raise UserError(f"--output {output}: give an absolute path on the cluster, on a disk that its nodes share")
     variables = dict(_variable(each) for each in environment)
-    if (study := _study(source, overrides)) is not None:
+    if (study := read_study(source, overrides)) is not None:
         return _prepare_study(study, source, name, where, variables)
     experiment = load_experiment(source, overrides)
     files = {f"files/{place}-{path.name}": path for place, (_, path) in enumerate(_files_of(experiment))}
@@ -90,8 +91,6 @@ def submit(
     submission: Submission, dashboard: Dashboard, *, send_package: bool, say: Callable[[str], None]
 ) -> tuple[Job, bool]:
     """Start the job, take it up where its last attempt failed, or join it; whether a new attempt was started."""
-    if submission.experiment is not None and isinstance(runtime := submission.experiment.executor, RayRuntime):
-        dashboard.check_fits(runtime.least_actors, runtime.need())
     jobs = RayJobs(dashboard)
     last = jobs.latest(submission.name)
     if last is not None and last.metadata.get("config_sha256") != submission.sha256:
@@ -132,14 +131,6 @@ def _variable(entry: str) -> tuple[str, str]:
     if not given and name not in os.environ:
         raise UserError(f"--env {name} is not set here; write {name}=VALUE")
     return name, value if given else os.environ[name]
-
-
-def _study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """The values of a study, its own file or a packaged one, by its section of that name; None for everything else."""
-    packaged = PACKAGED / "studies" / f"{source}.yaml"
-    file = packaged if "/" not in source and packaged.is_file() else Path(source)
-    values = read_yaml(file.read_text(), source) if file.is_file() else None
-    return apply_overrides(values, overrides) if isinstance(values, dict) and "study" in values else None
 
 
 def _prepare_study(

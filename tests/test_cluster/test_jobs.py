@@ -1,4 +1,4 @@
-"""A run submitted to a real cluster of two nodes, tracked by an MLflow server on PostgreSQL."""
+"""A run submitted to a real cluster of two nodes, tracked by an MLflow server on PostgreSQL and an S3 server."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from command_line import assert_refused, narrowcast
 from mlflow_server import MlflowServer
 from postgres import Postgres
 from ray_nodes import RayNodes
+from s3_server import S3Server
 from test_tuning.studies import EXPERIMENT, RATES, check_whole, ended, write_study
 
 pytestmark = [
@@ -41,8 +42,8 @@ def nodes() -> Iterator[RayNodes]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     folder = tmp_path_factory.mktemp("mlflow")
-    database = Postgres()
-    mlflow = MlflowServer(folder, database.url)
+    database, s3 = Postgres(), S3Server(folder)
+    mlflow = MlflowServer(folder, database.url, "s3://runs/artifacts", s3.environment)
     try:
         database.start()
         mlflow.start()
@@ -50,6 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     finally:
         mlflow.kill()
         database.remove()
+        s3.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +108,9 @@ def test_a_job_is_joined_stopped_and_taken_up_again_as_if_it_had_run_here(
     assert there["uplink_bits"] == alone["uplink_bits"]
     finished = client.get_run(run_id)
     assert finished.info.status == "FINISHED"
+    assert client.get_run(run_id).info.artifact_uri.startswith("mlflow-artifacts:")
+    stored = client.download_artifacts(run_id, "result.json", str(tmp_path))
+    assert json.loads(Path(stored).read_text()) == there
     parts = ("broadcast", "train", "encode", "aggregate", "evaluate", "log")
     assert all(len(client.get_metric_history(run_id, f"{part}_wall_seconds")) == 200 for part in parts)
 

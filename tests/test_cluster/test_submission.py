@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 
@@ -16,12 +19,25 @@ from command_line import assert_refused, narrowcast
 from narrowcast import __version__
 from narrowcast.cluster.dashboard import Node, normalise
 from narrowcast.cluster.on_arrival import versions
-from narrowcast.cluster.preflight import judge
+from narrowcast.cluster.preflight import judge, judge_nodes
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.submission import Submission, prepare, with_password
 
 TRACE = "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n0,1,1,1\n"
+
+
+TWO_CPUS = {
+    "ray_version": version("ray"),
+    "data": {
+        "result": {
+            "result": [
+                {"node_ip": "10.0.0.1", "is_head_node": True, "resources_total": {"CPU": 2}, "state": "ALIVE"},
+            ]
+        }
+    },
+}
+"""What the dashboard of a cluster answers: its version, and its nodes."""
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +128,7 @@ def test_a_study_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_cannot_be_sent_is_refused(words: list[str], phrases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    with answering(200, json.dumps({"ray_version": version_here()})) as address:
+    with answering(200, json.dumps(TWO_CPUS)) as address:
         said = narrowcast("submit", "scolr-ml100k", *words, "--address", address)
     assert_refused(said, *[phrase.replace("algorithm.scolr", "algorithm") for phrase in phrases])
 
@@ -157,7 +173,7 @@ NEEDED = [Requirement("torch>=2.6"), Requirement("numba>=0.61")]
         ("3.11.7", {"narrowcast": None}, "no narrowcast; .* --send-package"),
         ("3.11.7", {"narrowcast": "0.0.1"}, "has narrowcast 0.0.1, this machine"),
         ("3.11.7", {"numba": None, "torch": None}, "lacks torch, numba; use an image"),
-        ("3.11.7", {"torch": "2.1.0"}, r"too old: it needs torch>=2.6 \(has 2.1.0\)"),
+        ("3.11.7", {"torch": "2.1.0"}, r"too old: narrowcast needs torch>=2.6 \(has 2.1.0\)"),
     ],
 )
 def test_what_a_cluster_lacks_is_told(python: str, changed: dict[str, str | None], message: str) -> None:
@@ -170,18 +186,37 @@ def test_what_a_cluster_lacks_is_told(python: str, changed: dict[str, str | None
     assert "torch 2.99.0" in note
 
 
+def test_what_one_node_lacks_is_told_of_that_node() -> None:
+    healthy = {"python": "3.11.7", "packages": versions(["torch", "numba"])}
+    broken = {"python": "3.11.7", "packages": {**healthy["packages"], "numba": None}}
+    assert judge_nodes({"a": healthy, "b": healthy}, NEEDED) == []
+    with pytest.raises(UserError, match=r"^the cluster lacks numba; use an image"):
+        judge_nodes({"a": broken, "b": broken}, NEEDED)
+    with pytest.raises(UserError, match=r"^the cluster, at b, d, e and 1 more, lacks numba; use an image"):
+        judge_nodes({"a": healthy, **dict.fromkeys("bdef", broken)}, NEEDED)
+    assert judge_nodes({"a": healthy, "b": None}, NEEDED) == ["these nodes did not say which packages they have: b"]
+
+
+def test_what_can_never_fit_is_told_before_torch_is_imported() -> None:
+    """Which takes ten seconds and more where others use the machine."""
+    with answering(200, json.dumps(TWO_CPUS)) as address:
+        words = ["submit", "scolr-ml100k", "executor.actors=3", "--address", address]
+        program = (
+            f"import sys, narrowcast.cli as c; sys.argv[1:] = {words}\ntry: c.main()\nfinally: print(*sys.modules)"
+        )
+        said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert said.returncode == 2
+    assert said.stderr.startswith("narrowcast: executor.actors = 3 with 1 CPU each")
+    assert "room for 2 (10.0.0.1 2 CPU)" in said.stderr
+    assert {"torch", "ray", "mlflow", "sklearn", "numba", "pandas"}.isdisjoint(said.stdout.split())
+
+
 def test_a_node_holds_what_fits_on_it_whole() -> None:
     node = Node("10.0.0.1", False, {"CPU": 3.0, "GPU": 1.0, "link": 0.3})
     assert node.holds({"CPU": 2}) == 1
     assert node.holds({"CPU": 1, "GPU": 0.5}) == 2
     assert node.holds({"link": 0.1}) == 3  # though 0.3 / 0.1 is less than 3
     assert node.holds({"TPU": 1}) == 0
-
-
-def version_here() -> str:
-    import ray
-
-    return str(ray.__version__)
 
 
 @contextmanager

@@ -207,7 +207,7 @@ def test_places_that_cannot_be_had_are_one_line(tmp_path: Path) -> None:
     for place, message in (
         (f"{tmp_path}/file/checkpoint", "checkpoint_path: cannot write to .* give another"),
         ("nosuch://there", "checkpoint_path = nosuch://there: .*give a folder"),
-        ("s3://there", "checkpoint_path = s3://there: .*s3fs"),
+        ("gs://there", "checkpoint_path = gs://there: .*gcsfs"),
     ):
         with pytest.raises(UserError, match=message):
             check_place(place)

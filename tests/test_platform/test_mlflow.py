@@ -17,6 +17,7 @@ from narrowcast import session
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
+from narrowcast.run_result import git_commit
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -68,7 +69,7 @@ def test_tags_status_and_data_set(finished: Played) -> None:
         "algorithm": "scolr",
         "data": "ml-100k",
         "executor": "local",
-        "git_commit": session.git_commit() or "unknown",
+        "git_commit": git_commit() or "unknown",
         "model_sha256": finished.result["model_sha256"],
     }
     assert run.info.status == "FINISHED"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from narrowcast import session
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_run import Cursor
+from narrowcast.recording import Progress
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +42,7 @@ def server(once_started: MlflowServer) -> MlflowServer:
     return once_started
 
 
-def at(actions: Mapping[int, Callable[[], None]]) -> session.Progress:
+def at(actions: Mapping[int, Callable[[], None]]) -> Progress:
     """Do something once a round has been written down, and before the next is played."""
 
     def progress(row: Mapping[str, Any]) -> None:
@@ -98,6 +101,43 @@ def test_a_store_that_comes_back_in_time_has_everything_at_the_end(
     warnings = [record.getMessage() for record in caplog.records]
     assert "the MLflow store is down" in warnings[0]
     assert warnings[1:] == ["the MLflow store answers again"]
+
+
+def test_the_machines_load_is_logged_again_once_the_store_is_back(
+    server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+    monkeypatch.setattr(mlflow_run, "_RETRY_SECONDS", 0.2)
+    played = play(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
+    run_id = played.run.info.run_id
+    played.client.update_run(run_id, status="RUNNING")
+    stop = mlflow_run.monitor_system(server.uri, run_id, enabled=True, resume=False)
+
+    def samples(least: int) -> int:
+        deadline = time.monotonic() + 60
+        while len(found := played.history("system/cpu_utilization_percentage")) < least:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        return len(found)
+
+    try:
+        samples(1)
+        server.kill()
+        time.sleep(1.0)
+        server.start()
+        samples(samples(1) + 2)
+    finally:
+        stop()
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+def test_an_interrupted_run_that_is_sent_later_is_killed_and_not_failed(tmp_path: Path) -> None:
+    played = play(tmp_path, load("tracking.system_metrics=false"))
+    (played.folder / "result.json").unlink()
+    for status in ("KILLED", "FAILED"):
+        Cursor(Cursor.load(played.folder).uri, played.run.info.run_id, status=status).save(played.folder)
+        assert session.sync(played.folder, None) == ROUNDS
+        assert played.run.info.status == status
 
 
 def test_a_sync_that_a_dying_store_cuts_short_can_be_repeated(server: MlflowServer, tmp_path: Path) -> None:
@@ -171,16 +211,38 @@ class _Refusing(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_store_that_refuses_is_said_without_its_password(tmp_path: Path) -> None:
-    with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
-        thread = threading.Thread(target=refusing.serve_forever)
+class _Agreeing(_Refusing):
+    """Says an empty object to everything, as some other program on the port may."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+
+def test_a_server_that_is_none_of_mlflows_is_no_store(tmp_path: Path) -> None:
+    with answering(_Agreeing) as address, pytest.raises(UserError, match=r"no MLflow store answers at .*'{}'"):
+        session.prepare(load(f"tracking.uri=http://{address}"), tmp_path)
+
+
+@contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            uri = f"http://alice:{SECRET}@127.0.0.1:{refusing.server_port}"
-            with pytest.raises(UserError, match="401 Client Error") as refused:
-                session.prepare(load(f"tracking.uri={uri}"), tmp_path)
+            yield f"127.0.0.1:{server.server_port}"
         finally:
-            refusing.shutdown()
+            server.shutdown()
             thread.join()
+
+
+def test_a_store_that_refuses_is_said_without_its_password(tmp_path: Path) -> None:
+    with answering(_Refusing) as address, pytest.raises(UserError, match="401 Client Error") as refused:
+        session.prepare(load(f"tracking.uri=http://alice:{SECRET}@{address}"), tmp_path)
     assert SECRET not in str(refused.value)
     assert "***" in str(refused.value)

@@ -131,6 +131,8 @@ def test_an_interrupted_run_says_how_to_go_on(
     words = shlex.split(line.partition("go on with: ")[2])
     assert words == ["narrowcast", "run", "--resume", NAME, "--output", str(output)]
     assert command.survivors(30) == []
+    reached = Journal.open(output / NAME).last_round
+    assert load_checkpoint(output / NAME / "checkpoint")[0].round_index == reached  # no finished round is played again
     if executor == "local":
         again = start(*words[1:])
         assert again.wait() == 0, again.err
@@ -141,9 +143,12 @@ LOSES_A_SIGNAL = """
 import gc, pathlib, signal, sys, threading
 from narrowcast.cli import main
 
+def hears():
+    return getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == "_stop"  # and does not hold it back
+
 def in_a_callback(*_):
     here = threading.current_thread() is threading.main_thread()
-    if here and journal.exists() and journal.read_bytes().count(b"\\n") >= 3:
+    if here and hears() and journal.exists() and journal.read_bytes().count(b"\\n") >= 3:
         gc.callbacks.remove(in_a_callback)
         signal.raise_signal(signal.SIGTERM)
 

@@ -6,9 +6,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version as installed
 from pathlib import Path
 
-import ray
 import requests
 from packaging.version import Version
 
@@ -41,12 +41,14 @@ class Dashboard:
     def nodes(self) -> list[Node]:
         """The nodes that are alive."""
         answer = _get(self.address, "/api/v0/nodes?limit=10000")
-        rows = answer.json()["data"]["result"]["result"]
-        return [
-            Node(row["node_ip"], bool(row["is_head_node"]), row["resources_total"])
-            for row in rows
-            if row["state"] == "ALIVE"
-        ]
+        try:
+            return [
+                Node(row["node_ip"], bool(row["is_head_node"]), row["resources_total"])
+                for row in answer.json()["data"]["result"]["result"]
+                if row["state"] == "ALIVE"
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"the dashboard at {self.address} lists no nodes; look at the head's logs") from error
 
     def check_fits(self, actors: int, needed: Mapping[str, float]) -> None:
         """Raise `UserError` where so many actors with these needs each can never run, however idle the cluster is."""
@@ -68,13 +70,13 @@ def reach(address: str) -> Dashboard:
     answer = _get(address, "/api/version")
     try:
         version = str(answer.json()["ray_version"])
-        parsed, ours = Version(version), Version(ray.__version__)
+        parsed, ours = Version(version), Version(installed("ray"))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"what answers at {address} is no Ray dashboard; give the head's, http://HEAD:8265") from error
     if parsed.release[:2] != ours.release[:2]:
         raise UserError(
-            f"the cluster at {address} runs Ray {version}, this machine Ray {ray.__version__}; "
-            f"pip install ray=={version} here, or start the cluster with {ray.__version__}"
+            f"the cluster at {address} runs Ray {version}, this machine Ray {ours}; "
+            f"pip install ray=={version} here, or start the cluster with {ours}"
         )
     return Dashboard(address, version)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -31,12 +32,14 @@ class HostPool:
     """Trains the chunks of each round, one call per host; the chunks of hosts that fail start over on others.
 
     Since a chunk's result depends only on the chunk, so does the run's. `settled_round` is the last round that is
-    written down already; `incidents` says what failed since it was last emptied.
+    written down already; `incidents` says what failed since it was last emptied. Once `stopping` is set, training ends
+    in a `KeyboardInterrupt`.
     """
 
-    def __init__(self, hosts: Hosts, policy: FailurePolicy) -> None:
+    def __init__(self, hosts: Hosts, policy: FailurePolicy, stopping: threading.Event) -> None:
         self._hosts = hosts
         self._policy = policy
+        self._stopping = stopping
         self.settled_round = 0
         self.incidents: list[str] = []
 
@@ -46,12 +49,18 @@ class HostPool:
             return []
         self._hosts.look()
         results: dict[int, ChunkResult] = {}
-        calls = self._give(_shared(broadcast), chunks, self._hosts.ready() or self._hosts.wait())
+        ready = self._hosts.ready() or self._hosts.wait()
+        self._heed_stop()
+        calls = self._give(_shared(broadcast), chunks, ready)
         if not self._collect_all(list(calls), results):
             self._collect_each(broadcast, calls, results)
         self.incidents += self._hosts.problems
         self._hosts.problems.clear()
         return [results[chunk.index] for chunk in chunks]
+
+    def _heed_stop(self) -> None:
+        if self._stopping.is_set():
+            raise KeyboardInterrupt
 
     def _give(self, shared: Any, chunks: Sequence[Chunk], hosts: Sequence[Host]) -> dict[ray.ObjectRef[Any], _Call]:
         deadline = time.monotonic() + self._policy.round_timeout_seconds
@@ -80,6 +89,7 @@ class HostPool:
             until = min(call.deadline for call in calls.values())
             answered, _ = ray.wait(list(calls), timeout=max(0.0, until - time.monotonic()))
             reference = answered[0] if answered else min(calls, key=lambda each: calls[each].deadline)
+            self._heed_stop()
             call = calls.pop(reference)
             problem = (
                 self._collect(reference, results)

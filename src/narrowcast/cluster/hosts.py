@@ -154,6 +154,11 @@ class Hosts:
         actor = ClientHost.options(**self._wish.options(node)).remote(*self._arguments)  # type: ignore[attr-defined]
         self._hosts.append(Host(actor, node, time.monotonic(), actor.ready.remote()))
 
+    def kill(self) -> None:
+        """End all hosts there are, whoever waits for them, from a thread of its own."""
+        for host in list(self._hosts):
+            ray.kill(host.actor)
+
     def _stop(self, host: Host) -> None:
         ray.kill(host.actor)
         self._hosts.remove(host)

@@ -1,9 +1,14 @@
-"""Runs on the cluster ahead of a run, as a file of its own and with the standard library alone: says what is there."""
+"""Runs on the cluster ahead of a run, as a file of its own, with the standard library and Ray: says what nodes have."""
 
 import json
+import logging
+import platform
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+SECONDS_FOR_ALL_NODES = 30.0
 
 
 def versions(names: list[str]) -> dict[str, str | None]:
@@ -21,5 +26,33 @@ def versions(names: list[str]) -> dict[str, str | None]:
     return found
 
 
+def report(names: list[str]) -> dict[str, Any]:
+    """What the machine has on which this is called."""
+    return {"python": platform.python_version(), "packages": versions(names)}
+
+
+def reports(names: list[str]) -> dict[str, dict[str, Any] | None]:
+    """What each node of the cluster has, by its address; None where it does not say so in time."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    ask = ray.remote(num_cpus=0, max_retries=0)(report)
+    asked = {
+        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(names): node
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_FOR_ALL_NODES)
+    said: dict[str, dict[str, Any] | None] = {}
+    for reference, node in asked.items():
+        try:
+            answer = ray.get(reference) if reference in answered else None
+        except ray.exceptions.RayError:  # the node left, or cannot start a worker
+            answer = None
+        said[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = answer
+    return said
+
+
 if __name__ == "__main__":
-    print(json.dumps({"python": ".".join(map(str, sys.version_info[:3])), "packages": versions(sys.argv[1:])}))
+    print(json.dumps(reports(sys.argv[1:])))

@@ -20,6 +20,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 
 SCRIPT = Path(__file__).with_name("on_arrival.py")
 _SECONDS = 60.0
+_NODES_SHOWN = 3
 _NUMERICAL = ("numpy", "numba", "torch")
 _IMAGE = "use an image that has them (narrowcast manifest dockerfile)"
 
@@ -37,22 +38,41 @@ def check_packages(jobs: RayJobs, runtime_env: Mapping[str, Any]) -> list[str]:
     """Raise `UserError` where the cluster lacks a package; what else is worth a line."""
     needed = requirements()
     entrypoint = shlex.join(["python", SCRIPT.name, *(each.name for each in needed)])
-    there = _ask(jobs, entrypoint, runtime_env)
-    return judge(there["python"], there["packages"], needed)
+    return judge_nodes(_ask(jobs, entrypoint, runtime_env), needed)
 
 
-def judge(python: str, packages: Mapping[str, str | None], needed: list[Requirement]) -> list[str]:
-    """What to tell of the packages of a cluster, or a `UserError` where a run cannot begin there."""
+def judge_nodes(there: Mapping[str, Mapping[str, Any] | None], needed: list[Requirement]) -> list[str]:
+    """What to tell of the packages of a cluster's nodes, alike ones together, or a `UserError`; see `judge`."""
+    alike: dict[str, list[str]] = {}
+    for node, answer in there.items():
+        alike.setdefault(json.dumps(answer, sort_keys=True), []).append(node)
+    told = []
+    for kind, nodes in alike.items():
+        answer = json.loads(kind)
+        more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
+        shown = ", ".join(nodes[:_NODES_SHOWN]) + more
+        if answer is None:
+            told.append(f"these nodes did not say which packages they have: {shown}")
+            continue
+        where = "the cluster" if len(alike) == 1 else f"the cluster, at {shown},"
+        told += judge(answer["python"], answer["packages"], needed, where)
+    return told
+
+
+def judge(
+    python: str, packages: Mapping[str, str | None], needed: list[Requirement], where: str = "the cluster"
+) -> list[str]:
+    """What to tell of the packages of nodes, or a `UserError` where a run cannot begin there."""
     if Version(python) < Version("3.11"):
-        raise UserError(f"the cluster has Python {python}; narrowcast needs 3.11 or later there")
+        raise UserError(f"{where} has Python {python}; narrowcast needs 3.11 or later there")
     if packages["narrowcast"] is None:
-        raise UserError("the cluster has no narrowcast; use an image that has it, or send this one with --send-package")
+        raise UserError(f"{where} has no narrowcast; use an image that has it, or send this one with --send-package")
     missing = [each.name for each in needed if packages[each.name] is None]
     if missing:
-        raise UserError(f"the cluster lacks {', '.join(missing)}; {_IMAGE}")
+        raise UserError(f"{where} lacks {', '.join(missing)}; {_IMAGE}")
     if packages["narrowcast"] != __version__:
         raise UserError(
-            f"the cluster has narrowcast {packages['narrowcast']}, this machine {__version__}; "
+            f"{where} has narrowcast {packages['narrowcast']}, this machine {__version__}; "
             "use an image of this version, or send this one with --send-package"
         )
     old = [
@@ -61,9 +81,9 @@ def judge(python: str, packages: Mapping[str, str | None], needed: list[Requirem
         if not each.specifier.contains(str(packages[each.name]), prereleases=True)
     ]
     if old:
-        raise UserError(f"the cluster's packages are too old: it needs {', '.join(old)}; {_IMAGE}")
+        raise UserError(f"{where} has packages that are too old: narrowcast needs {', '.join(old)}; {_IMAGE}")
     return [
-        f"the cluster has {name} {packages[name]}, this machine {version(name)}: results may differ in their last bits"
+        f"{where} has {name} {packages[name]}, this machine {version(name)}: results may differ in their last bits"
         for name in _NUMERICAL
         if name in packages and packages[name] != version(name)
     ]

@@ -10,18 +10,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import ray
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from narrowcast.cluster.driver import Driver
+from narrowcast.cluster.demand import Demand
+from narrowcast.cluster.driver import Driver, HandedOn
 from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.head import LOOK_SECONDS, Head
 from narrowcast.cluster.hosts import Wish, alive_nodes
@@ -29,9 +31,10 @@ from narrowcast.cluster.placement import Node, Policy
 from narrowcast.platform.config import suggest
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Outcome
-from narrowcast.platform.run_state import RunState
+from narrowcast.platform.run_state import Interrupted, RunState
 from narrowcast.platform.sampling import cohort_size
 
 logger = logging.getLogger(__name__)
@@ -40,10 +43,11 @@ _PROBE_SECONDS = 5.0
 _HEALTH_SECONDS = 9.0
 _SHAKE_HANDS = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 _FRUITLESS_DRIVERS = 3
+_STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the last checkpoint has to do
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
 
 
-class RayRuntime(BaseModel):
+class RayRuntime(Demand):
     """Client hosts and the driver as Ray actors, on a cluster that is started for the run or joined.
 
     Without `address`, the cluster of a surrounding Ray job (RAY_ADDRESS) is used, else one is started on this machine
@@ -52,28 +56,12 @@ class RayRuntime(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["ray"] = "ray"
-    actors: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
-        2, description="client hosts; auto: as many as the nodes of the moment have room for, and a round has chunks"
-    )
-    clients_per_actor: int | None = Field(None, ge=1, description="in place of actors: clients of a round on each")
-    cpus_per_actor: float = Field(1.0, ge=0)
-    gpus_per_actor: float = Field(0.0, ge=0, description="0.5 lets two client hosts share a GPU")
-    resources_per_actor: dict[str, float] = Field({}, description="custom resources of nodes, such as {edge: 1}")
     placement: Policy = Field("spread", description="hosts evenly over the nodes, or on as few as hold them")
     address: str | None = Field(None, description="host:port of a running cluster, or auto")
     on_failure: Reaction = Field("redo", description="the clients of a host that fails: train elsewhere, or give up on")
     max_failures: int = Field(20, ge=0, description="hosts or nodes that may fail in a run before it is given up")
     round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
     placement_timeout_seconds: float = Field(120.0, gt=0, description="for a first host to start, before giving up")
-
-    @field_validator("resources_per_actor")
-    @classmethod
-    def _are_custom(cls, value: dict[str, float]) -> dict[str, float]:
-        for name, amount in value.items():
-            if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount <= 1e6:
-                raise ValueError(f"{name}: {amount:g}: give custom resources, each above 0; CPUs and GPUs have fields")
-        return value
 
     def check(self, plan: Plan, task: Task) -> None:
         """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
@@ -106,15 +94,6 @@ class RayRuntime(BaseModel):
         if self.clients_per_actor is not None:
             return -(-cohort // self.clients_per_actor)
         return -(-cohort // plan.chunk_size) if self.actors == "auto" else self.actors
-
-    @property
-    def least_actors(self) -> int:
-        """The client hosts without which no round begins, as far as that is known before the cohort is."""
-        return 1 if self.actors == "auto" or self.clients_per_actor is not None else self.actors
-
-    def need(self) -> dict[str, float]:
-        """What a client host needs of its node, by the names of Ray's resources."""
-        return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}
 
     def _fits(self, hosts: int, nodes: Sequence[Node], where: str) -> None:
         offered = {kind for node in nodes for kind, there in node.offers.items() if there}
@@ -192,7 +171,8 @@ class RayRuntime(BaseModel):
             }
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(address=address, **options)
+            with interruptible():
+                ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
             if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
                 signal.alarm(0)
@@ -213,20 +193,42 @@ def _stream(driver: Any, plan: Plan, state: RunState, head: Head) -> Generator[O
     """What the driver hands on, round by round; what failed meanwhile is logged."""
     options = driver.play.options(num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD)
     stream = options.remote(plan, state)
+    stop_by = math.inf
     try:
         while True:
-            while not ray.wait([stream], timeout=LOOK_SECONDS)[0]:
-                head.look()
-            head.look()
             try:
-                outcomes, incidents = ray.get(next(stream))
+                with interruptible() if stop_by == math.inf else nullcontext():
+                    _wait(stream, head, stop_by)
+            except KeyboardInterrupt:
+                if stop_by < math.inf:
+                    raise
+                driver.stop.remote()
+                stop_by = time.monotonic() + _STOP_SECONDS
+                continue
+            try:
+                handed_on: HandedOn = ray.get(next(stream))
             except StopIteration:
                 return
-            for incident in incidents:
+            for incident in handed_on.incidents:
                 logger.warning(incident)
-            yield from outcomes
+            yield from handed_on.outcomes
+            if handed_on.stopped is not None:
+                raise Interrupted([handed_on.stopped])
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
+    except RayActorError:
+        if stop_by < math.inf:
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _wait(stream: Any, head: Head, stop_by: float) -> None:
+    """Wait for what the driver hands on next; `KeyboardInterrupt` once it has had its time to stop."""
+    while not ray.wait([stream], timeout=LOOK_SECONDS)[0]:
+        head.look()
+        if time.monotonic() > stop_by:
+            raise KeyboardInterrupt
+    head.look()
 
 
 def probe(address: str) -> None:

@@ -8,7 +8,6 @@ import click
 from rich.table import Table
 
 from narrowcast.commands.terminal import console
-from narrowcast.platform.data import fetch
 
 
 @click.group()
@@ -19,6 +18,8 @@ def data() -> None:
 @data.command("list")
 def list_data() -> None:
     """List the data sets, their licences and where they were found."""
+    from narrowcast.platform.data import fetch
+
     table = Table("name", "what it is", "licence", "found", box=None, pad_edge=False)
     for row in fetch.status():
         table.add_row(row.name, row.description, row.licence, str(row.found or f"no: narrowcast data fetch {row.name}"))
@@ -30,4 +31,6 @@ def list_data() -> None:
 @click.argument("name")
 def fetch_data(name: str) -> None:
     """Download the data set NAME, check it and unpack it."""
+    from narrowcast.platform.data import fetch
+
     click.echo(f"{name} is in {fetch.fetch(name, progress=sys.stderr.isatty())}")

@@ -15,7 +15,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.progress import Progress
 
 if TYPE_CHECKING:
-    from narrowcast.session import Prepared
+    from narrowcast.recording import Prepared
 
 
 @click.command()
@@ -107,8 +107,8 @@ def _progress_of(runs: Sequence[Prepared], output: Path) -> Iterator[Progress]:
 
 def _report(runs: Sequence[Prepared], results: Sequence[dict[str, Any] | RunFailed]) -> None:
     from narrowcast.platform.tracking.compare import load_run, result_table
-    from narrowcast.platform.tracking.mlflow_run import hide_password
     from narrowcast.platform.tracking.spread import spread_table
+    from narrowcast.platform.tracking.store_address import hide_password
 
     terminal, folder = console(), runs[0].folder
     finished = [(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)]

@@ -39,9 +39,11 @@ def submit(
     Everything else is said in docs/running-on-a-cluster.md.
     """  # noqa: D301 - click wants the character
     from narrowcast.cluster.dashboard import reach
+    from narrowcast.room import check_room
 
-    dashboard = reach(address)  # seconds before what is imported next
-    from narrowcast import submission
+    dashboard = reach(address)
+    check_room(source, overrides, dashboard)
+    from narrowcast import submission  # which takes seconds to import
     from narrowcast.cluster.ray_jobs import RayJobs
 
     sent = submission.prepare(source, overrides, name=name, output=output, environment=environment)

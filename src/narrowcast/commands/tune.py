@@ -92,7 +92,7 @@ def _play(file: StudyFile, output: Path, again: str) -> None:
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; go on with: {again}") from None
     _report(file, result)
-    from narrowcast.platform.tracking.mlflow_run import hide_password
+    from narrowcast.platform.tracking.store_address import hide_password
 
     for path in result.files:
         click.echo(path)

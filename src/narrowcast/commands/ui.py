@@ -18,7 +18,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 def ui(output: Path, port: int) -> None:
     """Open the MLflow UI on the runs of the output folder, for this machine only (127.0.0.1)."""
-    from narrowcast.platform.tracking.mlflow_run import Tracking
+    from narrowcast.platform.tracking.store_address import Tracking
 
     uri = Tracking().resolve(output)
     if uri.startswith(("http://", "https://")):

@@ -15,7 +15,7 @@ from narrowcast.platform.contracts import Algorithm, Broadcast, Discounts, Execu
 from narrowcast.platform.flights import Airspace, Flights
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Outcome, commit, cut, downloads, rotation, step_server
-from narrowcast.platform.run_state import Progress, RunState
+from narrowcast.platform.run_state import Progress, RunState, stoppable
 from narrowcast.platform.sampling import drawn_from, next_in
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.seeds import generator
@@ -27,7 +27,7 @@ from narrowcast.platform.types import Arrays, ChunkResult, ClientLedger, IntArra
 def buffered(
     plan: Plan, schedule: Buffered, algorithm: Algorithm, task: Task, executor: Executor, state: RunState
 ) -> Generator[Outcome, None, None]:
-    """Play the steps that `state` has not seen yet, one `Outcome` each."""
+    """Play the steps that `state` has not seen yet, one `Outcome` each; `Interrupted` where it is stopped in one."""
     progress = Progress.of(state, algorithm, task)
     order = rotation(plan, task.data.n_clients)
     air = Airspace.of(progress.schedule)
@@ -38,7 +38,8 @@ def buffered(
             air, now = wait(plan, schedule, algorithm, task, progress, order, broadcast, air)
             landed = air.flights.take(air.flights.arrives_at <= now).take(slice(schedule.buffer_size))
             ready = time.perf_counter()
-            results, partials = train(plan, schedule, algorithm, task, executor, progress, air, landed)
+            with stoppable(progress):
+                results, partials = train(plan, schedule, algorithm, task, executor, progress, air, landed)
             trained = time.perf_counter()
             air = air.without_first(len(landed))
             progress.schedule = air.kept()

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
@@ -25,6 +24,7 @@ from safetensors.numpy import load, save
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
+from narrowcast.platform.object_store import file_system
 from narrowcast.platform.run_state import RunState
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Folder:
     def at(cls, place: str | Path) -> Folder:
         """Raises `UserError` for a protocol that is unknown, or whose package is not installed."""
         try:
-            files, path = fsspec.core.url_to_fs(str(place))
+            files, path = file_system(str(place))
         except (ValueError, ImportError) as error:
             raise UserError(f"checkpoint_path = {place}: {error}; give a folder, or a URL that fsspec knows") from error
         return cls(files, path)

@@ -1,11 +1,34 @@
-"""Signals held back while something is written."""
+"""Signals held back, so that a run is only ever stopped between two things that belong together."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+_Handler = Callable[[int, FrameType | None], object] | int
+
+STOPPING = threading.Event()
+"""Set once the process is asked to stop, for an interrupt that Python lost in a callback."""
+
+
+@dataclass(eq=False)
+class _HeldBack:
+    """The handler of a signal that is held back, and the one that will hear of it."""
+
+    heir: _Handler
+    came: bool = False
+
+    def __call__(self, *_: object) -> None:
+        self.came = True
+
+    def chain(self) -> list[_HeldBack]:
+        """It, and those around it, of blocks within blocks."""
+        return [self, *(self.heir.chain() if isinstance(self.heir, _HeldBack) else [])]
 
 
 @contextmanager
@@ -14,16 +37,42 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: held.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not None  # None was not set by Python, and Python cannot set it back
+    holding = {
+        number: _HeldBack(heir)
+        for number in _STOPS
+        if (heir := signal.getsignal(number)) is not None  # None was not set by Python, and Python cannot set it back
     }
+    for number, handler in holding.items():
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in holding.items():
+            signal.signal(number, handler.heir)
+        came = [number for number, handler in holding.items() if handler.came]
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside `uninterrupted`: let signals be heard in this block, those that came before it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if STOPPING.is_set():
+        raise KeyboardInterrupt
+    holding = {number: handler for number in _STOPS if isinstance(handler := signal.getsignal(number), _HeldBack)}
+    try:
+        for number, handler in holding.items():
+            signal.signal(number, handler.chain()[-1].heir)
+        for number, handler in holding.items():
+            came = [each for each in handler.chain() if each.came]
+            for each in came:
+                each.came = False
+            if came:
+                signal.raise_signal(number)
+        yield
+    finally:
+        for number, handler in holding.items():
             signal.signal(number, handler)
-        if held:
-            signal.raise_signal(held[0])

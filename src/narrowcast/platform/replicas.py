@@ -15,7 +15,7 @@ from narrowcast.platform.contracts import Algorithm, LocalCall, Task, TrainsThen
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Outcome, close_round, open_round, rotation
-from narrowcast.platform.run_state import Progress, RunState
+from narrowcast.platform.run_state import Progress, RunState, stoppable
 from narrowcast.platform.stragglers import OpenRound, chunks_with_late, renewed
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import ChunkResult
@@ -37,7 +37,7 @@ def play_together(
     """Play a round of every replica that has one left; what came of it by the replica's place.
 
     A replica that fails is not played on; the others are, less those whose places are sent back as ended early.
-    `wall_seconds` is an equal share of the time for all.
+    `wall_seconds` is an equal share of the time for all. Stopped in a round, it raises `Interrupted`.
     """
     progress = [Progress.of(each.state, each.algorithm, each.task) for each in replicas]
     orders = [rotation(each.plan, each.task.data.n_clients) for each in replicas]
@@ -52,7 +52,8 @@ def play_together(
                 for each in [replicas[place]]
             ]
             ready = time.perf_counter()
-            results = train_in_time([replicas[place] for place in playing], opened)
+            with stoppable(*progress):
+                results = train_in_time([replicas[place] for place in playing], opened)
             trained = time.perf_counter()
             for place, its_round, its_results in zip(playing, opened, results, strict=True):
                 each = replicas[place]

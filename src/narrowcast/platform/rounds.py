@@ -25,7 +25,7 @@ from narrowcast.platform.contracts import (
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
-from narrowcast.platform.run_state import Progress, RunState
+from narrowcast.platform.run_state import Progress, RunState, stoppable
 from narrowcast.platform.sampling import cohort_size, drawn_from, next_in, rotation_of
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.stragglers import (
@@ -106,7 +106,7 @@ def start(algorithm: Algorithm, task: Task) -> RunState:
 def rounds(
     plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, state: RunState
 ) -> Generator[Outcome, None, None]:
-    """Play the rounds that `state` has not seen yet, one `Outcome` each."""
+    """Play the rounds that `state` has not seen yet, one `Outcome` each; `Interrupted` where it is stopped in one."""
     progress = Progress.of(state, algorithm, task)
     order = rotation(plan, task.data.n_clients)
     while progress.round_index < plan.rounds:
@@ -114,12 +114,13 @@ def rounds(
         with one_thread():
             opened = open_round(plan, algorithm, task, progress, order)
             ready = time.perf_counter()
-            results = executor.train(opened.broadcast.arrays, opened.chunks)
-            if again := chunks_with_late(plan, task, opened, results):
-                results = renewed(results, executor.train(opened.broadcast.arrays, again))
-            trained = time.perf_counter()
-            if isinstance(executor, Gathers):
-                results = executor.gather(results)
+            with stoppable(progress):
+                results = executor.train(opened.broadcast.arrays, opened.chunks)
+                if again := chunks_with_late(plan, task, opened, results):
+                    results = renewed(results, executor.train(opened.broadcast.arrays, again))
+                trained = time.perf_counter()
+                if isinstance(executor, Gathers):
+                    results = executor.gather(results)
             outcome = close_round(plan, algorithm, task, progress, opened, results)
         yield outcome.timed((began, ready, trained, time.perf_counter()), results)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.population import Population
 from narrowcast.platform.types import Arrays, IntArray
 
@@ -35,6 +38,14 @@ class RunState:
     schedule: Arrays = field(default_factory=dict)
     settled_round: int = 0
     resumed_after: int = 0
+
+
+class Interrupted(KeyboardInterrupt):
+    """The runs that were played were stopped; `states` has what the last finished round of each left."""
+
+    def __init__(self, states: Sequence[RunState]) -> None:
+        super().__init__()
+        self.states = states
 
 
 @dataclass
@@ -96,3 +107,13 @@ class Progress:
             schedule=self.schedule,
             resumed_after=self.keys_since(),
         )
+
+
+@contextmanager
+def stoppable(*runs: Progress) -> Iterator[None]:
+    """The part of a round in which it may be stopped, since it changes nothing yet; `Interrupted` where it is."""
+    try:
+        with interruptible():
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted([each.snapshot() for each in runs]) from None

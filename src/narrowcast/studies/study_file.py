@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast import packaged
-from narrowcast.experiment import Experiment, build_experiment, read_experiment
+from narrowcast.experiment import Experiment, build_experiment
 from narrowcast.platform.config import apply_overrides, read_yaml, set_value, validate
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError
@@ -114,7 +114,7 @@ def _experiment(section: Any, origin: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise UserError(f"{origin}: experiment: name a packaged one or a file, or write one here; got {section!r}")
     base = section.pop("base", None)
-    values = read_experiment(str(base))[0] if base is not None else {}
+    values = packaged.read_experiment(str(base))[0] if base is not None else {}
     if "replicas" in {**values, **section}:
         raise UserError(f"{origin}: experiment.replicas: a study has study.seeds and study.trials_together instead")
     return _merged(values, section)

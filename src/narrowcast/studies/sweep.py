@@ -19,11 +19,13 @@ from narrowcast.cluster.step_hosts import StepHosts
 from narrowcast.experiment import Experiment
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.steps import Here, Lost, Over, Places
-from narrowcast.platform.tracking.mlflow_run import check_store, hide_password, open_run
+from narrowcast.platform.tracking.mlflow_run import check_store, open_run
+from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
-from narrowcast.progress import STOPPING
-from narrowcast.session import git_commit, writable
+from narrowcast.run_result import git_commit
+from narrowcast.session import writable
 from narrowcast.studies.result import StudyResult, in_words, why_none, write_result
 from narrowcast.studies.retest import Retested, retest
 from narrowcast.studies.study_file import StudyFile

@@ -66,6 +66,7 @@ class Machines(_Part):
     private_key: str = "~/.ssh/id_ed25519"
     head: str = "head.example.org"
     workers: tuple[str, ...] = ("worker-1.example.org", "worker-2.example.org")
+    container: bool = Field(True, description="start the image there; false: what the user's login shell has")
 
 
 class Deployment(_Part):

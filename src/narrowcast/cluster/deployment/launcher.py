@@ -7,7 +7,10 @@ from typing import Any
 
 from narrowcast.cluster.deployment.description import Deployment
 
-_TOKEN = "/home/ray/.ray/auth_token"
+# `ray up` asks for Ray's second autoscaler, which never starts a worker on machines of one's own (seen with 2.60).
+_AUTOSCALER = "RAY_enable_autoscaler_v2=0"
+_TOKEN = "~/.ray/auth_token"
+_TOKEN_IN_CONTAINER = "/home/ray/.ray/auth_token"
 
 
 def launcher(deployment: Deployment) -> dict[str, Any]:
@@ -15,7 +18,6 @@ def launcher(deployment: Deployment) -> dict[str, Any]:
     machines = deployment.machines
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in deployment.environment().items())
     start = "--disable-usage-stats --object-manager-port=8076"
-    mounts = [f"-v {disk.path}:{disk.path}" for disk in (deployment.runs, deployment.data)]
     return {
         "cluster_name": deployment.name,
         "provider": {"type": "local", "head_ip": machines.head, "worker_ips": list(machines.workers)},
@@ -23,21 +25,26 @@ def launcher(deployment: Deployment) -> dict[str, Any]:
         "max_workers": len(machines.workers),
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 60,
-        "docker": {
-            "image": deployment.image,
-            "container_name": deployment.name,
-            "pull_before_run": False,
-            "run_options": ["--ulimit nofile=65536:65536", *mounts, *(["--gpus all"] if deployment.gpus else [])],
-        },
-        "file_mounts": {_TOKEN: "~/.ray/auth_token"},
+        **({"docker": _container(deployment)} if machines.container else {}),
+        "file_mounts": {_TOKEN_IN_CONTAINER if machines.container else _TOKEN: _TOKEN},
         "initialization_commands": [],
         "setup_commands": [],
         "head_setup_commands": [],
         "worker_setup_commands": [],
         "head_start_ray_commands": [
             "ray stop",
-            f"{environment} ray start --head --port=6379 --dashboard-host=127.0.0.1 {start} "
+            f"{_AUTOSCALER} {environment} ray start --head --port=6379 --dashboard-host=127.0.0.1 {start} "
             "--autoscaling-config=~/ray_bootstrap_config.yaml",
         ],
         "worker_start_ray_commands": ["ray stop", f"{environment} ray start --address=$RAY_HEAD_IP:6379 {start}"],
+    }
+
+
+def _container(deployment: Deployment) -> dict[str, Any]:
+    mounts = [f"-v {disk.path}:{disk.path}" for disk in (deployment.runs, deployment.data)]
+    return {
+        "image": deployment.image,
+        "container_name": deployment.name,
+        "pull_before_run": False,
+        "run_options": ["--ulimit nofile=65536:65536", *mounts, *(["--gpus all"] if deployment.gpus else [])],
     }

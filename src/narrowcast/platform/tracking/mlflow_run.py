@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import psutil
 import requests
-from pydantic import BaseModel, ConfigDict, Field
 
 # Bounds on how long a call to a store that is down may take, and no calls home; all are read by MLflow at run time.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -42,17 +41,18 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_TYPE,
     MLFLOW_USER,
 )
+from packaging.version import Version
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.store_address import HIDDEN, Tracking, hide_password, is_hidden
 
 logger = logging.getLogger(__name__)
 STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)
 _CURSOR = "tracking.json"
-_HIDDEN = "***"
 _RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PARAMS_AT_ONCE = 100
@@ -63,43 +63,15 @@ for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
     logging.getLogger(_noisy).setLevel(logging.CRITICAL)
 
 
-class Tracking(BaseModel):
-    """Where runs are tracked: `uri`, else MLFLOW_TRACKING_URI, else an SQLite file in the output folder."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    uri: str | None = None
-    experiment: str = Field("narrowcast", min_length=1, description="the MLflow experiment that runs go to")
-    system_metrics: bool = True
-    flush_seconds: float = Field(30.0, ge=0, description="wait at the end for a store that lags or is down")
-
-    def resolve(self, output: Path) -> str:
-        """The tracking URI in force."""
-        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.resolve()}/mlflow.db"
-
-    def without_secrets(self) -> Tracking:
-        """The same without a user's name and password in the URI."""
-        return self.model_copy(update={"uri": hide_password(self.uri) if self.uri else None})
-
-
-def hide_password(uri: str) -> str:
-    """The URI with `***` in place of what stands before its @."""
-    return re.sub(r"//[^/?#]*@", f"//{_HIDDEN}@", uri, count=1)
-
-
-def is_hidden(uri: str) -> bool:
-    """Whether the URI went through `hide_password` and lost something."""
-    return f"//{_HIDDEN}@" in uri
-
-
 @dataclass(frozen=True)
 class Cursor:
-    """How much of a run the store has; `uri` without secrets."""
+    """How much of a run the store has; `uri` without secrets, `status` what became of the run in MLflow's words."""
 
     uri: str
     run_id: str
     sent_rounds: int = 0
     closed: bool = False
+    status: str = "FAILED"
 
     @classmethod
     def load(cls, folder: Path) -> Cursor:
@@ -123,7 +95,9 @@ def check_store(uri: str) -> None:
         raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
     try:
         if urlsplit(uri).scheme in ("http", "https"):
-            requests.get(f"{uri.rstrip('/')}/health", timeout=_PROBE_SECONDS).raise_for_status()
+            answer = requests.get(f"{uri.rstrip('/')}/version", timeout=_PROBE_SECONDS)
+            answer.raise_for_status()
+            Version(answer.text)  # which other servers do not say, whatever else they answer
         elif re.split(r"[+:]", uri)[0] in DATABASE_ENGINES:
             if uri.startswith("sqlite:///"):
                 Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +117,7 @@ def short_reason(error: BaseException) -> str:
     while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
         error = getattr(error.args[0], "reason", None) or error.args[0]
     lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
-    text = re.sub(r"//[^/\s]*@", f"//{_HIDDEN}@", lines[0] if lines else "")
+    text = re.sub(r"//[^/\s]*@", f"//{HIDDEN}@", lines[0] if lines else "")
     return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
 
 
@@ -280,21 +254,32 @@ class Sender:
     def _caught_up(self) -> bool:
         return self.cursor.sent_rounds >= len(self._rounds)
 
-    def close(self, wait_seconds: float) -> bool:
-        """Send what is left, for at most this long; whether all was sent."""
+    def close(self, wait_seconds: float, status: str) -> bool:
+        """Send what is left of a run that ended so, for at most this long; whether all was sent."""
         self._closing.set()
         self._news.set()
         self._thread.join(wait_seconds)
+        self.cursor = replace(self.cursor, status=status)
         if not self._thread.is_alive():
             self.cursor.save(self._folder)
         return self._caught_up()
+
+
+class _PatientMonitor(SystemMetricsMonitor):
+    """Goes on once the store is back, where MLflow's own gives up for good."""
+
+    def monitor(self) -> None:
+        """Until the end of the run."""
+        while not self._shutdown_event.is_set():
+            super().monitor()  # type: ignore[no-untyped-call]
+            self._shutdown_event.wait(_RETRY_SECONDS)
 
 
 def monitor_system(uri: str, run_id: str, *, enabled: bool, resume: bool) -> Callable[[], None]:
     """Log the machine's load to the run until the returned function is called."""
     if not enabled:
         return lambda: None
-    monitor = SystemMetricsMonitor(run_id, resume_logging=resume, tracking_uri=uri)
+    monitor: Any = _PatientMonitor(run_id, resume_logging=resume, tracking_uri=uri)  # type: ignore[no-untyped-call]
     monitor.start()
     return monitor.finish
 
@@ -309,9 +294,7 @@ def reopen_run(uri: str, run_id: str) -> None:
         ) from error
 
 
-def close_run(
-    folder: Path, uri: str, cursor: Cursor, status: str, tags: Mapping[str, str], metrics: Mapping[str, float]
-) -> bool:
+def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], metrics: Mapping[str, float]) -> bool:
     """Log the run's folder as artifacts and what is known at its end, and end the MLflow run; False where it is down.
 
     The metrics bear the time of `result.json`, so that closing a run twice leaves one copy of them.
@@ -329,7 +312,7 @@ def close_run(
             metrics=[Metric(metric_name(name), float(value), finished, 0) for name, value in metrics.items()],
             tags=[RunTag(key, value) for key, value in tags.items()],
         )
-        client.set_terminated(cursor.run_id, status)
+        client.set_terminated(cursor.run_id, cursor.status)
     except STORE_ERRORS as error:
         logger.warning("the MLflow store is down (%s)", short_reason(error))
         return False

@@ -23,11 +23,11 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.mlflow_run import (
     STORE_ERRORS,
     as_params,
-    hide_password,
     metric_name,
     origin_tags,
     short_reason,
 )
+from narrowcast.platform.tracking.store_address import hide_password
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0

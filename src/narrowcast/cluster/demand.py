@@ -1,0 +1,39 @@
+"""What the client hosts of a run ask of a cluster; importing this imports neither Ray nor torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class Demand(BaseModel):
+    """How many client hosts, and what each needs of its node."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["ray"] = "ray"
+    actors: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        2, description="client hosts; auto: as many as the nodes of the moment have room for, and a round has chunks"
+    )
+    clients_per_actor: int | None = Field(None, ge=1, description="in place of actors: clients of a round on each")
+    cpus_per_actor: float = Field(1.0, ge=0)
+    gpus_per_actor: float = Field(0.0, ge=0, description="0.5 lets two client hosts share a GPU")
+    resources_per_actor: dict[str, float] = Field({}, description="custom resources of nodes, such as {edge: 1}")
+
+    @field_validator("resources_per_actor")
+    @classmethod
+    def _are_custom(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if name in ("CPU", "GPU", "memory", "object_store_memory") or not 0 < amount <= 1e6:
+                raise ValueError(f"{name}: {amount:g}: give custom resources, each above 0; CPUs and GPUs have fields")
+        return value
+
+    @property
+    def least_actors(self) -> int:
+        """The client hosts without which no round begins, as far as that is known before the cohort is."""
+        return 1 if self.actors == "auto" or self.clients_per_actor is not None else self.actors
+
+    def need(self) -> dict[str, float]:
+        """What a client host needs of its node, by the names of Ray's resources."""
+        return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}

@@ -1,0 +1,40 @@
+"""Where runs are tracked, and the address as it may be shown; importing this does not import MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+HIDDEN = "***"
+
+
+class Tracking(BaseModel):
+    """Where runs are tracked: `uri`, else MLFLOW_TRACKING_URI, else an SQLite file in the output folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str | None = None
+    experiment: str = Field("narrowcast", min_length=1, description="the MLflow experiment that runs go to")
+    system_metrics: bool = True
+    flush_seconds: float = Field(30.0, ge=0, description="wait at the end for a store that lags or is down")
+
+    def resolve(self, output: Path) -> str:
+        """The tracking URI in force."""
+        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.resolve()}/mlflow.db"
+
+    def without_secrets(self) -> Tracking:
+        """The same without a user's name and password in the URI."""
+        return self.model_copy(update={"uri": hide_password(self.uri) if self.uri else None})
+
+
+def hide_password(uri: str) -> str:
+    """The URI with `***` in place of what stands before its @."""
+    return re.sub(r"//[^/?#]*@", f"//{HIDDEN}@", uri, count=1)
+
+
+def is_hidden(uri: str) -> bool:
+    """Whether the URI went through `hide_password` and lost something."""
+    return f"//{HIDDEN}@" in uri
