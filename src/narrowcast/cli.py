@@ -23,7 +23,7 @@ from narrowcast.commands.submit import submit
 from narrowcast.commands.sync import sync
 from narrowcast.commands.tune import tune
 from narrowcast.commands.ui import ui
-from narrowcast.log_format import write_json_lines
+from narrowcast.log_format import write_log
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import STOPPING
 
@@ -57,8 +57,7 @@ def cli(log_format: str) -> None:
     narrowcast submit my.yaml --address http://HEAD:8265   on a Ray cluster
     narrowcast ui                                     all runs in the MLflow UI
     """  # noqa: D301 - click wants the character
-    if log_format == "json":
-        write_json_lines()
+    write_log(as_json=log_format == "json")
 
 
 for command in (run, show, tune, compare, reproduce, submit, jobs, manifest, doctor, data, keys, ui, sync):
@@ -67,7 +66,7 @@ for command in (run, show, tune, compare, reproduce, submit, jobs, manifest, doc
 
 def main() -> NoReturn:
     """Run the command line: status 0, 1 for a failed run, 2 for bad input, always without a traceback."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    logging.basicConfig()
     STOPPING.clear()
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

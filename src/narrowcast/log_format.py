@@ -26,8 +26,8 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def write_json_lines() -> None:
-    """From here on, write the log as JSON, with a record for each round."""
+def write_log(*, as_json: bool) -> None:
+    """From here on, write warnings as lines, or everything as JSON with a record for each round."""
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonLines())
-    logging.getLogger("narrowcast").setLevel(logging.INFO)
+        handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(levelname)s: %(message)s"))
+    logging.getLogger("narrowcast").setLevel(logging.INFO if as_json else logging.WARNING)

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import click
 
-from narrowcast.algorithms.secure.extra import library
-from narrowcast.algorithms.secure.schemes import NoProtection
-from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 
 
@@ -31,12 +28,15 @@ def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
     narrowcast keys make ~/keys colr-ckks-ml1m
     narrowcast run colr-ckks-ml1m secure.keys=~/keys
     """  # noqa: D301 - click wants the character
+    from narrowcast.algorithms.secure.extra import library
+    from narrowcast.algorithms.secure.key_files import make_key_files, parameters
+    from narrowcast.algorithms.secure.schemes import NoProtection
+    from narrowcast.experiment import load_experiment
+
     scheme = load_experiment(experiment, overrides).secure
     if isinstance(scheme, NoProtection):
         raise UserError(f"{experiment} protects nothing; add secure=ckks or secure=masked")
     for name in scheme.needs:
         library(name, f"secure.kind = {scheme.kind}")
-    from narrowcast.algorithms.secure.key_files import make_key_files, parameters
-
     path = make_key_files(folder.expanduser(), scheme)
     click.echo(f"keys for {parameters(scheme)} are in {path}; run with secure.keys={path.parent}")
