@@ -11,7 +11,7 @@ from narrowcast.reproduce.wanted import Wanted
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 _SECONDS = 48.7
-_RARELY = "checkpoint_seconds=100000"  # a memory of errors for all clients is gigabytes
+_RARELY = ("checkpoint_every=1000", "checkpoint_seconds=100000")  # a memory of errors for all clients is gigabytes
 _MORE = ("#56B4E9", "#8C6D31", "0.5")
 
 
@@ -24,7 +24,7 @@ def _levels(levels: int) -> str:
 
 
 def _fedmf(name: str, colour: str, rate: float, settings: dict[str, tuple[str, ...]]) -> Series:
-    common = ("algorithm.rows=touched", _RARELY)
+    common = ("algorithm.rows=touched", *_RARELY)
     return Series(name, "fedmf-ml1m", common, settings, dict.fromkeys(settings, rate), colour)
 
 
