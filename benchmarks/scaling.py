@@ -6,11 +6,12 @@ driver does in a round is one after the other, and is taken to cost
     a + b H + c C + d K + e K M + s (f + g H)
 
 seconds for H hosts, C clients in K chunks and a model of M bytes, s being 1 where it travels through the object store
-(above 64 KiB) and 0 where it travels in the calls. The factors, none below 0, are fitted on the CPU
-seconds that the driver's process took with fewer hosts; the rounds with the most hosts are held out. To that the round
-adds C t(M) / min(H, cores) for the training, t(M) being the CPU seconds of a client in one process; and between
-machines what crosses the driver's link: a broadcast of M for each node, and a partial sum of M for each chunk. CPU
-seconds, since those of a wall clock depend on who else is at work; the wall clock is shown beside the prediction.
+(above 64 KiB) and 0 where it travels in the calls. The factors, none below 0, are fitted on the CPU seconds that the
+driver's process took with fewer hosts, since those of a wall clock depend on who else is at work; the rounds with the
+most hosts are held out. To that the round adds the time of ceil(K / p) chunks for the training, with
+p = min(H, K, cores) at work side by side, a client's time being what is left of the round with one host; and between
+machines what crosses the driver's link: a broadcast of M for each node, and a partial sum of M for each chunk. The wall
+clock is shown beside the prediction.
 
     python benchmarks/scaling.py [--rounds 10] [--json FILE] [--measured FILE]
 """
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from threading import Event
@@ -82,7 +84,7 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, help="fit what an earlier --json FILE has, and measure nothing")
     arguments = parser.parse_args()
     earlier = json.loads(arguments.measured.read_text()) if arguments.measured else {}
-    cases = earlier.get("cases") or measure_all(arguments.rounds)
+    cases = with_training(earlier.get("cases") or measure_all(arguments.rounds))
     fitted = [case for case in cases if case["hosts"] in HOSTS]
     held_out = [case for case in cases if case["hosts"] in HELD_OUT_HOSTS]
     factors = fit(fitted)
@@ -121,8 +123,7 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
                     seconds, cpu, digest = measured(task, pool, cohort, chunk, n_rounds)
                     assert digest == alone[cohort, chunk][2], "results must not depend on the hosts"
                     case = {"hosts": count, "clients": cohort, "chunk": chunk, "bytes": size}
-                    per_client = alone[cohort, chunk][1] / cohort
-                    cases.append(case | {"seconds": seconds, "driver": cpu, "training": per_client})
+                    cases.append(case | {"seconds": seconds, "driver": cpu})
                     print(f"{case}: {1e3 * seconds:.1f} ms, {1e3 * cpu:.1f} ms of the driver's CPU", flush=True)
             finally:
                 ray.shutdown()
@@ -149,6 +150,13 @@ def measured(task: Task, executor: Executor, cohort: int, chunk: int, n_rounds: 
     return min(walls[WARM_UP_ROUNDS:-1]), median(cpus[WARM_UP_ROUNDS:-1]), model_sha256(algorithm, state)
 
 
+def with_training(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cases with the seconds that a client's training takes, from the same round with one host."""
+    key = itemgetter("bytes", "clients", "chunk")
+    alone = {key(case): (case["seconds"] - case["driver"]) / case["clients"] for case in cases if case["hosts"] == 1}
+    return [case | {"training": alone[key(case)]} for case in cases]
+
+
 def terms(case: dict[str, Any]) -> list[float]:
     clients, size = case["clients"], case["bytes"]
     chunks = -(-clients // case["chunk"])
@@ -165,7 +173,8 @@ def driver(case: dict[str, Any], factors: np.ndarray) -> float:
 def training(case: dict[str, Any]) -> float:
     """Seconds of a round in which its hosts are at work."""
     chunks = -(-case["clients"] // case["chunk"])
-    return float(case["clients"] * case["training"] / min(case["hosts"], chunks, case.get("cores", CORES)))
+    turns = -(-chunks // min(case["hosts"], chunks, case.get("cores", CORES)))
+    return float(turns * min(case["chunk"], case["clients"]) * case["training"])
 
 
 def fit(cases: Sequence[dict[str, Any]]) -> np.ndarray:
