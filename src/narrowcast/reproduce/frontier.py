@@ -115,9 +115,10 @@ class Frontier:
             )  # fmt: skip
         full = float(np.mean(_accuracies(results[self.reference.label], self.metric)))
         axes.axhline(full, color=BLACK, linestyle="--", linewidth=1, label="full updates in float32")
-        axes.plot([1 / each for each in self.aims], list(self.aims.values()), "k+", label="aims")
+        if self.aims:
+            axes.plot([1 / each for each in self.aims], list(self.aims.values()), "k+", label="aims")
         axes.set_xscale("log", base=2)
-        ticks = [1 / 2**power for power in range(4, 15)]
+        ticks = [1 / 4**power for power in range(2, 9)]
         axes.set_xticks(ticks, [f"1/{1 / tick:.0f}" for tick in ticks])
         axes.set(xlabel="uplink, of full updates in float32", ylabel=f"{self.metric} (%)")
         axes.legend(fontsize=8, frameon=False)

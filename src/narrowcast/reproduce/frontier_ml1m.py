@@ -29,7 +29,7 @@ def _fedmf(name: str, colour: str, rate: float, settings: dict[str, tuple[str, .
 
 
 def _factors(kind: str, *first: str) -> dict[str, tuple[str, ...]]:
-    sizes = ((1, 5), (1, 16), (1, 64), (4, 64))
+    sizes = ((1, 3), (1, 5), (1, 16), (1, 64), (4, 64))
     return {
         f"rank {rank}, k = {levels}": _codec(*first, f"{{kind: {kind}, rank: {rank}}}", _levels(levels))
         for rank, levels in sizes
