@@ -82,12 +82,8 @@ def git_commit() -> str | None:
     """The commit of the checkout that narrowcast is imported from, marked where it has changes; None elsewhere."""
     git = ["git", "-C", str(Path(__file__).parent)]
     commands = (
-        [
-            *git,
-            "ls-files",
-            "--error-unmatch",
-            Path(__file__).name,
-        ],  # fails where another project's checkout surrounds us
+        # fails where another project's checkout surrounds us
+        [*git, "ls-files", "--error-unmatch", Path(__file__).name],
         [*git, "describe", "--always", "--dirty", "--abbrev=40"],
     )
     try:

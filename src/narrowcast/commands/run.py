@@ -55,10 +55,8 @@ def run(
     if experiment is not None and "=" in experiment and resume:
         overrides, experiment = (experiment, *overrides), None
     if executor is not None:
-        overrides = (
-            f"executor.kind={executor}",
-            *overrides,
-        )  # first, for another kind forgets the fields of the former
+        # first, for another kind forgets the fields of the former
+        overrides = (f"executor.kind={executor}", *overrides)
     if address is not None:
         overrides = ("executor.kind=ray", *overrides, f'executor.address="{address}"')
     if experiment is None and not resume:
