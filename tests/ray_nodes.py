@@ -22,7 +22,9 @@ _START_SECONDS = 90.0
 class RayNodes:
     """A head with its dashboard, and nodes that joined it; each keeps its files apart, as machines do."""
 
-    def __init__(self, nodes: int, cpus: int = 1) -> None:
+    def __init__(self, nodes: int, cpus: int = 1, path: str | None = None) -> None:
+        # Jobs call `python`, which is to be this one, as where its environment is active.
+        self._path = path or os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         # Ray's sockets lie in these folders, and the path of a socket is short.
         self._folders = [Path(tempfile.mkdtemp(prefix="nc", dir="/tmp")) for _ in range(nodes)]
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -49,7 +51,7 @@ class RayNodes:
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *given],
-                    env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token},
+                    env={**os.environ, "PATH": self._path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token},
                     cwd=self._folders[place],
                     stdout=log,
                     stderr=log,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +200,21 @@ def test_what_cannot_run_there_is_said_in_one_line(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert_refused(narrowcast("submit", *SETTINGS, *to), "wants a token", "RAY_AUTH_TOKEN")
     assert not os.path.lexists(tmp_path / "runs")
+
+
+def test_nodes_whose_python_is_not_rays_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = ("submit", *SETTINGS, "executor.actors=1", "--output", tmp_path / "runs")
+    other = tmp_path / "bin" / "python"
+    other.parent.mkdir()
+    for needed in ("bash", "sh", "sleep"):  # by Ray
+        (other.parent / needed).symlink_to(str(shutil.which(needed)))
+    cluster = RayNodes(1, path=str(other.parent))
+    try:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", cluster.token)
+        for said in ("python: not found", "No module named 'ray'"):
+            refused = narrowcast(*submit, "--address", cluster.address)
+            assert_refused(refused, said, "its own python first on PATH", status=1)
+            other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # -S: without installed packages
+            other.chmod(0o755)
+    finally:
+        cluster.kill()

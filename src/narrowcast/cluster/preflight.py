@@ -21,6 +21,8 @@ from narrowcast.platform.errors import RunFailed, UserError
 SCRIPT = Path(__file__).with_name("on_arrival.py")
 _SECONDS = 60.0
 _NODES_SHOWN = 3
+_OF_RAY = "Running entrypoint for job"  # which may come after the job's first lines
+_NOT_FOUND = 127  # of a shell that knows no such command
 _NUMERICAL = ("numpy", "numba", "torch")
 _IMAGE = "use an image that has them (narrowcast manifest dockerfile)"
 
@@ -102,8 +104,17 @@ def _ask(jobs: RayJobs, entrypoint: str, runtime_env: Mapping[str, Any]) -> dict
     try:
         answer: dict[str, Any] = json.loads(log.splitlines()[-1])
     except (IndexError, ValueError) as error:
-        raise RunFailed(f"the cluster could not run a check: {job.message or log[-300:]}") from error
+        raise RunFailed(f"the cluster could not run a check: {_why(job, log)}") from error
     return answer
+
+
+def _why(job: Job, log: str) -> str:
+    """The last line that the check wrote, and what to do where the nodes' `python` is not the one Ray runs with."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith(_OF_RAY)]
+    said = lines[-1][-300:] if lines else job.message
+    if job.exit_code == _NOT_FOUND or "No module named 'ray'" in said:
+        said += "; start Ray on its nodes with the folder of its own python first on PATH, as in an active environment"
+    return said
 
 
 def _withdraw(jobs: RayJobs, job: Job) -> None:
