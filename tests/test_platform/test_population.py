@@ -44,7 +44,7 @@ def test_a_broadcast_zero_takes_no_memory_until_it_is_touched() -> None:
 def test_above_the_limit_rows_live_in_a_sparse_file_that_goes_away(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(population, "MEMORY_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(population, "SHARE_OF_MEMORY", 1e-9)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     clients = Population.fresh({"control": np.broadcast_to(np.float32(0), (10**6, 50))}, 10**6)
     assert isinstance(clients.arrays["control"], np.memmap)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from narrowcast.platform.types import Arrays, IntArray
 
-MEMORY_LIMIT_BYTES = 4 * 2**30
-"""An array above this size lives in a sparse temporary file, whose untouched pages take no room."""
+SHARE_OF_MEMORY = 0.5
+"""An array above this share of what is free lives in a sparse temporary file, which may outgrow the memory."""
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Population:
 def _own(values: NDArray[Any]) -> NDArray[Any]:
     """A writable copy; a broadcast zero becomes zeros of which only touched rows take memory."""
     if values.size and not any(values.strides) and not values.flat[0]:
-        if values.nbytes > MEMORY_LIMIT_BYTES:
+        if values.nbytes > SHARE_OF_MEMORY * psutil.virtual_memory().available:
             with tempfile.TemporaryFile(prefix="narrowcast-clients-") as file:
                 file.truncate(values.nbytes)
                 return np.memmap(file, dtype=values.dtype, mode="r+", shape=values.shape)
