@@ -21,7 +21,8 @@ MAY_IMPORT = {
 }
 ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform/tracking"}
 OF_PLATFORM = {
-    "narrowcast.platform." + name for name in ("types", "contracts", "seeds", "errors", "kinds", "data", "models")
+    "narrowcast.platform." + name
+    for name in ("types", "contracts", "seeds", "errors", "kinds", "data", "models", "whole_files")
 }
 
 

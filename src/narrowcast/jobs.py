@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from narrowcast import session
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.whole_files import write_atomically
 from narrowcast.recording import write_config
 from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.timing import measure_times

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.experiment import Experiment
-from narrowcast.platform.checkpoint import save_checkpoint, write_atomically
+from narrowcast.platform.checkpoint import save_checkpoint
 from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
@@ -22,6 +22,7 @@ from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
 from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.targets import as_metrics
+from narrowcast.platform.whole_files import write_atomically
 from narrowcast.run_result import run_tags, write_result
 
 logger = logging.getLogger(__name__)

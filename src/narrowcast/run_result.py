@@ -12,7 +12,6 @@ from narrowcast import __version__
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment
-from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.rounds import model_sha256
@@ -21,6 +20,7 @@ from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.plots import draw_plots
 from narrowcast.platform.tracking.targets import reached
+from narrowcast.platform.whole_files import write_atomically
 
 
 def write_result(

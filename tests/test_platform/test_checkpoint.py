@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.numpy import load, save
 
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.platform.checkpoint import check_place, load_checkpoint, save_checkpoint, write_atomically
+from narrowcast.platform.checkpoint import check_place, load_checkpoint, save_checkpoint
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds import RunState, model_sha256
@@ -224,12 +224,3 @@ def test_a_store_that_fails_says_so_as_a_file_system_would(monkeypatch: pytest.M
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
     with pytest.raises(OSError, match="RuntimeError: 403"):
         save_checkpoint("memory://refused", make_state(), "digest")
-
-
-def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"former")
-    (tmp_path / "file.part").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"former"

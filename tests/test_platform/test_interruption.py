@@ -11,7 +11,6 @@ import pytest
 from small_tasks import Counting, network_task
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.interruption import STOPPING, interruptible, uninterrupted
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
@@ -19,6 +18,7 @@ from narrowcast.platform.rounds import model_sha256, start
 from narrowcast.platform.run_state import Interrupted
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.whole_files import write_atomically
 
 
 @pytest.fixture

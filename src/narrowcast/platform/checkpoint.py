@@ -7,9 +7,7 @@ it. Loading never runs code.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,12 +18,13 @@ from typing import Any
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.object_store import file_system
 from narrowcast.platform.run_state import RunState
+from narrowcast.platform.whole_files import read_tensors, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -162,28 +161,6 @@ def _as_os_errors() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file by new content, wholly or not at all, and lasting; nothing is left where that fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with uninterrupted():
-        try:
-            with part.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(path)
-        except OSError:
-            with suppress(OSError):
-                part.unlink()
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # else a power cut may take the new name back
-        finally:
-            os.close(folder)
-
-
 def _round(name: str) -> int:
     return int(name.removeprefix(_OURS).partition(".")[0])
 
@@ -206,9 +183,7 @@ def _unpacked(content: bytes, name: str) -> tuple[RunState, str]:
     """Raises `ValueError`, `KeyError` or `SafetensorError` for anything but what was saved under this name."""
     if (found := hashlib.sha256(content).hexdigest()) != name.split(".")[1]:
         raise ValueError(f"its {len(content)} bytes have another sha256, {found[:12]}...")
-    tensors = load(content)
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    metadata = header.get("__metadata__", {})
+    tensors, metadata = read_tensors(content)
     if metadata.get("format") != _FORMAT:
         raise ValueError(f'format "{metadata.get("format")}"; this version reads {_FORMAT}')
     state = RunState(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.checkpoint import write_atomically
+from narrowcast.platform.whole_files import write_atomically
 from narrowcast.studies.progress import settings_line, shown
 from narrowcast.studies.retest import Retested
 from narrowcast.tuning.summary import TrialRow

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.steps import Lost, Over, Places
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
+from narrowcast.platform.whole_files import write_atomically
 from narrowcast.studies.study_file import StudyFile
 from narrowcast.studies.trial_player import Job, Jobs
 from narrowcast.tuning.summary import TrialRow

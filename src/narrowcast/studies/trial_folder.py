@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.checkpoint import write_atomically
 from narrowcast.platform.config import write_yaml
+from narrowcast.platform.whole_files import write_atomically
 from narrowcast.tuning.summary import TrialRow
 
 RESULT = "result.json"

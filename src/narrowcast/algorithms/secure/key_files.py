@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.schemes import CKKS, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.whole_files import read_tensors, write_atomically
 
 FILE = "clients.key"
 _FORMAT = "narrowcast-keys-1"
@@ -51,7 +50,7 @@ def parameters(scheme: Protection) -> str:
 
 def make_key_files(folder: Path, scheme: Protection) -> Path:
     """Write new keys into a folder, for its owner alone; raises `UserError` where there are some, or it cannot be."""
-    path, part = folder / FILE, folder / (FILE + ".part")
+    path = folder / FILE
     if path.exists():
         raise UserError(f"{path} is there already, and runs may have been begun with it; give another folder")
     keys = Keys.new(scheme)
@@ -59,17 +58,9 @@ def make_key_files(folder: Path, scheme: Protection) -> Path:
     metadata = {"format": _FORMAT, "parameters": parameters(scheme), "sha256": _sha256(keys)}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(save(tensors, metadata))
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.rename(path)
+        write_atomically(path, save(tensors, metadata), mode=0o600)
     except OSError as error:
         raise UserError(f"cannot write keys to {folder} ({error.strerror}); give another folder") from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
     return path
 
 
@@ -91,8 +82,7 @@ def read_key_files(folder: Path, scheme: Protection) -> Keys:
     except OSError as error:
         raise UserError(f"secure.keys: cannot read {path} ({error.strerror}); {advice}") from error
     try:
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        tensors, header = read_tensors(content)
         keys = Keys(tensors["root"].tobytes(), tensors["context"].tobytes())
         whole = header["format"] == _FORMAT and header["sha256"] == _sha256(keys)
     except (SafetensorError, ValueError, KeyError):

@@ -1,0 +1,47 @@
+"""Files that are there wholly or not at all, and safetensors with what stands in their header; no code is ever run."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors.numpy import load
+
+from narrowcast.platform.interruption import uninterrupted
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace a file by new content, wholly or not at all, and lasting; nothing is left where that fails.
+
+    `mode`: who may do what with it, less the process's umask, from its first byte on.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with uninterrupted():
+        try:
+            part.unlink(missing_ok=True)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # else a power cut may take the new name back
+        finally:
+            os.close(folder)
+
+
+def read_tensors(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file; raises `SafetensorError` or `ValueError` where it is none."""
+    tensors = load(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors, header.get("__metadata__", {})
