@@ -16,6 +16,7 @@ from narrowcast.algorithms.codecs.coded_rows import decode_rows, encode_rows
 from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
 from narrowcast.algorithms.codecs.quantise import Quantise
+from narrowcast.algorithms.codecs.svd import SVD
 from narrowcast.algorithms.codecs.topk import TopK
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
@@ -56,6 +57,16 @@ def test_rows_come_back_whatever_was_likely(seed: int, n: int, sent: float, know
     for cut in (1, len(packed[0].to_bytes()) // 2):
         with pytest.raises(PayloadError):
             decode_rows(Codec(), packed[0].to_bytes()[:-cut], likely, 6, seed)
+
+
+def test_factors_are_of_all_rows_at_once() -> None:
+    random = np.random.default_rng(0)
+    rows, likely = np.arange(0, 60, 2), random.random(60) < 0.7
+    values = np.outer(random.standard_normal(30), random.standard_normal(6)).astype(np.float32)
+    payload, _ = encode_rows(Codec((SVD(rank=1),)), rows, values, likely, 0) or pytest.fail("nothing was sent")
+    indices, _ = encode_rows(Codec(), rows, values[:, :0], likely, 0) or pytest.fail("nothing was sent")
+    assert payload.wire_bits() == indices.wire_bits() + 32 * (30 + 6)
+    assert np.allclose(decode_rows(Codec((SVD(rank=1),)), payload.to_bytes(), likely, 6, 0)[1], values, atol=1e-5)
 
 
 def test_likely_rows_are_nearly_all_that_a_client_draws() -> None:

@@ -112,6 +112,11 @@ class Codec:
         return next((int(stage.levels) for stage in self.stages if isinstance(stage, Quantiser)), None)
 
     @property
+    def of_whole(self) -> bool:
+        """Whether a stage wants all rows of a matrix in one tensor."""
+        return any(stage.of_whole for stage in self.stages)
+
+    @property
     def levels_allowed(self) -> range | None:
         """The levels that the quantiser can have; None for a codec without one."""
         return next((stage.levels_allowed for stage in self.stages if isinstance(stage, Quantiser)), None)

@@ -60,7 +60,9 @@ def encode_rows(
     sent[rows] = True
     head = varint(values.shape[1]) + _places(~sent[likely]) + _places(sent[~likely])
     left = budget_bits - 8 * len(head)
-    tensors = {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]} if not state else {LIKELY: values}
+    tensors = {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]}
+    if codec.of_whole:
+        tensors = {LIKELY: values}
     if basis is not None:
         tensors[BASIS] = basis
     if np.isinf(left):
@@ -79,7 +81,6 @@ def decode_rows(
     most_columns: int,
     key: int,
     *,
-    stateful: bool = False,
     dimension: int | None = None,
 ) -> tuple[IntArray, NDArray[np.float32]]:
     """The rows [m] and their values [m, k] as the receiver gets them, or `PayloadError`.
@@ -92,16 +93,16 @@ def decode_rows(
     sent[np.flatnonzero(likely)[_read_places(reader, int(likely.sum()))]] = False
     sent[np.flatnonzero(~likely)[_read_places(reader, int((~likely).sum()))]] = True
     rows = np.flatnonzero(sent)
-    expected = np.ones(len(rows), dtype=bool) if stateful else likely[rows]
+    expected = np.ones(len(rows), dtype=bool) if codec.of_whole else likely[rows]
     shapes = {LIKELY: (int(expected.sum()), columns)}
-    if not stateful:
+    if not codec.of_whole:
         shapes[OTHER] = (int((~expected).sum()), columns)
     if dimension is not None:
         shapes[BASIS] = (dimension, columns)
     tensors = codec.decode(bytes(reader.rest()), shapes, key)
     values = np.empty((len(rows), columns), dtype=np.float32)
     values[expected] = tensors[LIKELY]
-    if not stateful:
+    if not codec.of_whole:
         values[~expected] = tensors[OTHER]
     return rows, values if dimension is None else values @ tensors[BASIS].T
 

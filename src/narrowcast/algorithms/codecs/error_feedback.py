@@ -5,7 +5,7 @@ Reference: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019 (arXiv:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class ErrorFeedback(ValueStage):
     counts as received: a client does not hear that an upload was lost.
     """
 
+    of_whole: ClassVar[bool] = True
     kind: Literal["error_feedback"] = "error_feedback"
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:

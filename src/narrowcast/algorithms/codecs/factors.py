@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import prod
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ class Factored(Transform):
     A tensor of more dimensions is the matrix of its first one and all others.
     """
 
+    of_whole: ClassVar[bool] = True
     rank: Rank = 4
 
     @abstractmethod

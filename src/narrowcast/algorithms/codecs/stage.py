@@ -41,6 +41,8 @@ class Stage(BaseModel, ABC):
 
     takes: ClassVar[Signal] = "values"
     gives: ClassVar[Signal] = "values"
+    of_whole: ClassVar[bool] = False
+    """Whether all rows of a matrix belong together: a memory is of all of them, and factors cost least for all."""
     kind: str
 
 

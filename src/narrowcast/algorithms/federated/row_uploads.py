@@ -166,7 +166,7 @@ def _send_rows(
     if fitting is None:
         return None
     payload, after = fitting
-    _, received = decode_rows(codec, payload.to_bytes(), likely, changes.shape[1], key, stateful=bool(kept))
+    _, received = decode_rows(codec, payload.to_bytes(), likely, changes.shape[1], key)
     return _Sending(payload.wire_bits(), received, with_memory_of_rows(kept, rows, after))
 
 
