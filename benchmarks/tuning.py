@@ -35,7 +35,6 @@ from narrowcast.studies.study_file import load_study
 from narrowcast.tuning.summary import TrialRow, hypervolume, trial_row
 
 SEEDS = (0, 1, 2)
-SHORT = ("experiment.rounds=40", "experiment.clients_per_round=20")  # of the study of ranks and bits
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
 MOVIES = ("study.trials=30",)  # of the study of rates
 HERE = ("study.trials=6", "study.pruner=none", "study.retest.trials=0", "study.executor=local", "study.parallel=1")
@@ -63,11 +62,11 @@ def spread(values: list[float]) -> str:
 
 def compare_hypervolume(output: Path) -> None:
     """HR@10 against the decimal logarithm of the uplink, beyond 10 % (a random ranking) and 1 GB."""
-    found: dict[str, list[float]] = {"tpe": [], "random": []}
-    rounds: dict[str, int] = {"tpe": 0, "random": 0}
+    found: dict[str, list[float]] = {"gp": [], "random": []}
+    rounds: dict[str, int] = {"gp": 0, "random": 0}
     for seed in SEEDS:
         for sampler, volumes in found.items():
-            settings = (f"study.sampler.kind={sampler}", f"study.seed={seed}", *SHORT)
+            settings = (f"study.sampler.kind={sampler}", f"study.seed={seed}")
             rows, seconds = tune("scolr-ml100k-rank-bits", f"hv-{sampler}-{seed}", output, *settings)
             points = np.array([[float(row["validation.hr@10"]), -np.log10(float(row["uplink_bits"]))] for row in rows])
             volumes.append(hypervolume(points, np.array([0.1, -np.log10(8e9)])))

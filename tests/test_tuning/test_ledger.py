@@ -70,6 +70,25 @@ def test_every_sampler_proposes_the_same_twice_and_after_a_pause(tmp_path: Path,
     assert len({each["rate"] for each in drawn["whole"]}) == 14
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("same", [True, False])
+def test_a_gaussian_process_is_of_the_logarithm_of_a_cost(tmp_path: Path, same: bool) -> None:
+    """A cost squared is the same to it, since its logarithm is only doubled; one that is shifted is not."""
+    settings, drawn = {**TWO, "sampler": "gp"}, []
+    for name in ("plain", "other"):
+        one = ledger(tmp_path / name, settings)
+        for _ in range(10):
+            asked = one.ask()
+            assert asked is not None
+            quality, cost = asked.drawn["rate"] * asked.drawn["rank"], 10 ** (4 * asked.drawn["rate"])
+            spent = cost if name == "plain" else cost**2 if same else cost + 1e6
+            one.tell(asked.number, row(1, quality, spent))
+        proposed = one.ask()
+        assert proposed is not None
+        drawn.append(proposed.drawn)
+    assert (drawn[0]["rate"] == pytest.approx(drawn[1]["rate"], rel=1e-3)) == same
+
+
 def test_two_processes_walk_a_grid_once(tmp_path: Path) -> None:
     grid = {name: SPACE[name] for name in ("rank", "kind", "bits")}
     settings = {**ONE, "trials": None, "sampler": "grid"}

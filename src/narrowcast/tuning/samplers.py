@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from copy import copy
+from typing import Any, ClassVar, Literal, Protocol
 
-from optuna import Study
+from optuna import Study, create_study
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
@@ -22,6 +24,9 @@ from narrowcast.tuning.space import Space
 class Sampler(Protocol):
     """A sampler as a study file names it."""
 
+    of_values: ClassVar[bool]
+    """Whether it models values, not their order, and is to see costs by their logarithm."""
+
     @property
     def kind(self) -> str:
         """Its name."""
@@ -34,6 +39,8 @@ class Sampler(Protocol):
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of_values: ClassVar[bool] = False
 
 
 class TPE(_Settings):
@@ -54,8 +61,9 @@ class TPE(_Settings):
 
 
 class GP(_Settings):
-    """Bayesian optimisation with a Gaussian process: about a second a trial, for few and costly trials."""
+    """Bayesian optimisation with a Gaussian process, of costs by their logarithm: a second a trial, for few trials."""
 
+    of_values: ClassVar[bool] = True
     kind: Literal["gp"] = "gp"
     startup_trials: int = Field(10, ge=1)
 
@@ -148,37 +156,59 @@ class Keyed(BaseSampler):
     some process's generator had come.
     """
 
-    def __init__(self, settings: Sampler, seed: int, space: Space, objectives: int) -> None:
-        self._settings, self._seed, self._space, self._objectives = settings, seed, space, objectives
+    def __init__(self, settings: Sampler, seed: int, space: Space, costs: Sequence[bool]) -> None:
+        """`costs`: which of the objectives spread over orders of magnitude."""
+        self._settings, self._seed, self._space, self._costs = settings, seed, space, costs
         self._sampler = self._make(0)
+        self._view: Study | None = None
 
     def _make(self, number: int) -> BaseSampler:
         seed = int(generator(self._seed, "sampler", number).integers(2**31))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            return self._settings.make(seed, self._space, self._objectives)
+            return self._settings.make(seed, self._space, len(self._costs))
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Make this trial's sampler."""
+        """Make this trial's sampler, and its view of the study."""
         self._sampler = self._make(trial.number)
+        self._view = _in_decades(study, self._costs) if self._settings.of_values and any(self._costs) else None
         self._sampler.before_trial(study, trial)
+
+    def _seen(self, study: Study, trial: FrozenTrial) -> tuple[Study, FrozenTrial]:
+        return (self._view, self._view.get_trials(deepcopy=False)[trial.number]) if self._view else (study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As the sampler does."""
-        return self._sampler.infer_relative_search_space(study, trial)
+        return self._sampler.infer_relative_search_space(*self._seen(study, trial))
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """As the sampler does."""
-        return self._sampler.sample_relative(study, trial, search_space)
+        from narrowcast.platform.threads import one_thread  # and so torch, which `submit` can do without
+
+        with one_thread():
+            return self._sampler.sample_relative(*self._seen(study, trial), search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """As the sampler does."""
-        return self._sampler.sample_independent(study, trial, param_name, param_distribution)
+        return self._sampler.sample_independent(*self._seen(study, trial), param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """As the sampler does."""
         self._sampler.after_trial(study, trial, state, values)
+
+
+def _in_decades(study: Study, costs: Sequence[bool]) -> Study:
+    """The same trials in memory, with costs by their decimal logarithm: what an estimate of them can be fitted to."""
+    view = create_study(directions=study.directions)
+    for trial in study.get_trials(deepcopy=False):
+        seen = copy(trial)
+        if trial.state == TrialState.COMPLETE:
+            seen.values = [
+                math.log10(max(value, 1.0)) if cost else value for value, cost in zip(trial.values, costs, strict=True)
+            ]
+        view.add_trial(seen)
+    return view

@@ -100,6 +100,11 @@ class StudySettings(BaseModel):
         return [name for name in self.objectives if name not in COSTS]
 
     @property
+    def costs(self) -> list[bool]:
+        """Which of the objectives are what a trial spends."""
+        return [name in COSTS for name in self.objectives]
+
+    @property
     def pruned_on(self) -> str | None:
         """The objective that pruning looks at."""
         if self.pruner.kind == "none":

@@ -60,7 +60,7 @@ class Ledger:
         self._settings, self._space = settings, space
         directions = list(settings.objectives.values())
         pruner, several = settings.pruner.make(), len(directions) > 1
-        sampler = Keyed(settings.sampler, settings.seed, space, len(directions))
+        sampler = Keyed(settings.sampler, settings.seed, space, settings.costs)
         options: dict[str, Any] = {"storage": storage, "sampler": sampler}
         options["pruner"] = NopPruner() if several else pruner
         try:
@@ -253,7 +253,7 @@ def draw_some(settings: StudySettings, space: Space, count: int) -> list[dict[st
     """What trials may have, without beginning a study: the first trial's values, and others from all over the space."""
     directions = list(settings.objectives.values())
     study = optuna.create_study(
-        directions=directions, sampler=Keyed(settings.sampler, settings.seed, space, len(directions))
+        directions=directions, sampler=Keyed(settings.sampler, settings.seed, space, settings.costs)
     )
     if settings.sampler.kind == "grid":
         combinations = space.grid()
