@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,6 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from narrowcast.platform.whole_files import write_atomically
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_for_the_end_of_the_block_and_is_then_heard_once(number: int) -> None:
     heard: list[int] = []
@@ -44,7 +34,6 @@ def test_a_signal_waits_for_the_end_of_the_block_and_is_then_heard_once(number: 
         signal.signal(number, before)
 
 
-@pytest.mark.usefixtures("ctrl_c")
 def test_a_file_is_written_whole_before_an_interrupt_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
@@ -60,7 +49,6 @@ def test_a_thread_writes_without_touching_the_signals(tmp_path: Path) -> None:
     assert (tmp_path / "state").read_bytes() == b"whole"
 
 
-@pytest.mark.usefixtures("ctrl_c")
 def test_what_is_held_back_is_heard_where_it_may_be_and_held_back_again_after_it() -> None:
     reached = []
     with pytest.raises(KeyboardInterrupt), uninterrupted():
@@ -96,7 +84,6 @@ class Stopped(Counting):
         return results
 
 
-@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("schedule", [{}, {"schedule": Buffered(concurrency=5, buffer_size=3)}])
 def test_a_run_stopped_in_a_round_goes_on_from_the_round_before(schedule: dict[str, Buffered]) -> None:
     plan, algorithm, task = (
