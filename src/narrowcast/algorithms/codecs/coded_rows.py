@@ -60,9 +60,7 @@ def encode_rows(
     sent[rows] = True
     head = varint(values.shape[1]) + _places(~sent[likely]) + _places(sent[~likely])
     left = budget_bits - 8 * len(head)
-    tensors = {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]}
-    if codec.of_whole:
-        tensors = {LIKELY: values}
+    tensors = {LIKELY: values} if codec.of_whole else {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]}
     if basis is not None:
         tensors[BASIS] = basis
     if np.isinf(left):
