@@ -26,7 +26,7 @@ _BAND = "radio={channel: {kind: rayleigh, access: shared}, allocation: %s, uploa
 class Series:
     """A way to send at several settings: overrides of all of them, and of each.
 
-    `rates`: the server's learning rate of each setting, chosen on validation users.
+    `rates`: the server's learning rate of each setting.
     """
 
     name: str
