@@ -195,3 +195,12 @@ def test_the_warm_factors_are_no_rows() -> None:
     assert {name: np.shape(values) for name, values in after.items()} == {MEMORY + "Q": (30, 8), WARM + "Q": (8, 2)}
     assert np.any(after[WARM + "Q"])
     assert not np.any(np.asarray(after[MEMORY + "Q"])[1::2])
+
+
+@pytest.mark.parametrize("kind", ["svd", "power_sgd"])
+def test_a_direction_has_one_norm_on_either_side(kind: str) -> None:
+    """Four norms, where one for each whole factor makes two."""
+    chain = codec({"kind": kind, "rank": 2}, quantise(levels=1, norms="column", norm_type="bfloat16"))
+    symbols = codec({"kind": kind, "rank": 2}, quantise(levels=1, norm_type="bfloat16"))
+    shape = {"Q": (40, 90)}
+    assert chain.max_bits(shape) == symbols.max_bits(shape) + 8 * 2 * 2

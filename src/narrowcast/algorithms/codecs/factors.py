@@ -17,11 +17,11 @@ from narrowcast.platform.types import Arrays
 
 Rank = Annotated[int, Field(ge=1, description="columns of the factors; less where a matrix is smaller")]
 LEFT, RIGHT = "/left", "/right"
-"""NAME/left [m, r] and NAME/right [r, d] stand for NAME [m, d]."""
+"""NAME/left [m, r] and NAME/right [d, r] stand for NAME [m, d]; a column of either is one direction, with one norm."""
 
 
 class Factored(Transform):
-    """Send a matrix M [m, d] as factors L [m, r] and R [r, d] where that is less than the matrix; vectors go whole.
+    """Send a matrix M [m, d] as factors L [m, r] and R [d, r] where that is less than the matrix; vectors go whole.
 
     A tensor of more dimensions is the matrix of its first one and all others.
     """
@@ -37,11 +37,11 @@ class Factored(Transform):
 
     def factor_shapes(self, name: str, rows: int, columns: int, rank: int) -> Shapes:
         """The shapes of what `factor` gives."""
-        return {name + LEFT: (rows, rank), name + RIGHT: (rank, columns)}
+        return {name + LEFT: (rows, rank), name + RIGHT: (columns, rank)}
 
     def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
         """The matrix that the factors stand for."""
-        return factors[name + LEFT] @ factors[name + RIGHT]
+        return factors[name + LEFT] @ factors[name + RIGHT].T
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """The factors of the matrices, and the tensors that go whole."""

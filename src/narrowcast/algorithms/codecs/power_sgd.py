@@ -40,9 +40,9 @@ class PowerSGD(Factored):
         warm = np.flatnonzero(kept[:, :rank].any(axis=0))
         start[:, warm] = kept[:, warm]
         left, _ = np.linalg.qr(matrix.astype(np.float64) @ start)
-        right = left.T @ matrix
+        right = matrix.T @ left
         if right.any():  # an update of zeros teaches nothing
-            kept[:, :rank] = right.T[:, : kept.shape[1]]
+            kept[:, :rank] = right[:, : kept.shape[1]]
         factors = {name + LEFT: left.astype(np.float32), name + RIGHT: right.astype(np.float32)}
         return factors, {WARM + name: kept}
 

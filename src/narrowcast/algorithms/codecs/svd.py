@@ -32,7 +32,7 @@ class SVD(Factored):
     parts: Literal["uv", "usv"] = "uv"
 
     def factor_shapes(self, name: str, rows: int, columns: int, rank: int) -> Shapes:
-        """U [m, r] and V [r, d], and the singular values [r] with `usv`."""
+        """U [m, r] and V [d, r], and the singular values [r] with `usv`."""
         shapes = dict(super().factor_shapes(name, rows, columns, rank))
         return shapes if self.parts == "uv" else {**shapes, name + _VALUES: (rank,)}
 
@@ -43,18 +43,18 @@ class SVD(Factored):
         del key, state
         left, values, right = truncated_svd(matrix, rank)
         if self.parts == "uv":
-            return {name + LEFT: (left * values).astype(np.float32), name + RIGHT: right.astype(np.float32)}, {}
+            return {name + LEFT: (left * values).astype(np.float32), name + RIGHT: right.T.astype(np.float32)}, {}
         return {
             name + LEFT: left.astype(np.float32),
-            name + RIGHT: right.astype(np.float32),
+            name + RIGHT: right.T.astype(np.float32),
             name + _VALUES: values.astype(np.float32),
         }, {}
 
     def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
-        """U S V; rows of zeros in U cost nothing."""
+        """U S V^T; rows of zeros in U cost nothing."""
         if self.parts == "uv":
             return super().product(name, factors)
-        left, right = factors[name + LEFT], factors[name + RIGHT] * factors[name + _VALUES][:, None]
+        left, right = factors[name + LEFT], factors[name + RIGHT].T * factors[name + _VALUES][:, None]
         used = np.flatnonzero(left.any(axis=1))
         matrix = np.zeros((len(left), right.shape[1]), dtype=np.float32)
         matrix[used] = left[used] @ right
