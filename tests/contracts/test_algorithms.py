@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
@@ -89,12 +90,14 @@ def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[Any]:
             for codec, stages in codecs.items():
                 if name == "cnn" and stages:
                     continue  # what is sent of a network does not depend on how it was trained
-                chosen: Any = algorithm.model_validate({"codec": stages})
-                try:
-                    chosen.check(task_of(model))
-                except UserError:
-                    continue
-                yield pytest.param(chosen, model, id=f"{kind}-{name}-{codec}")
+                for own in (False, True):
+                    basis = {"basis": "own", "rank": 3} if own else {}
+                    try:
+                        chosen: Any = algorithm.model_validate({"codec": stages, **basis})
+                        chosen.check(task_of(model))
+                    except (UserError, ValidationError):
+                        continue
+                    yield pytest.param(chosen, model, id=f"{kind}-{name}-{codec}" + "-own" * own)
 
 
 every = pytest.mark.parametrize(("algorithm", "model"), list(cases()))

@@ -65,6 +65,8 @@ CHAINS: dict[str, Codec] = {
     "SVD, coded": codec({"kind": "svd", "rank": 1}, quantise(norms="column", scale="max"), "entropy"),
     "PowerSGD": codec("error_feedback", {"kind": "power_sgd", "rank": 1}),
     "PowerSGD, half": codec("error_feedback", {"kind": "power_sgd", "rank": 2}, "cast"),
+    "ATOMO": codec({"kind": "atomo", "rank": 3, "fraction": 0.5}),
+    "ATOMO, coded": codec({"kind": "atomo"}, quantise(norms="column", rounding="dithered"), "entropy"),
     "basis": codec({"kind": "basis", "rank": 2}),
     "projected": codec("error_feedback", {"kind": "basis", "rank": 1, "scale": "projection"}, quantise(), "entropy"),
     "remembered Top-K": codec("error_feedback", {"kind": "top_k", "fraction": 0.2}, "cast"),
@@ -73,6 +75,6 @@ CHAINS: dict[str, Codec] = {
 """Chains by what they are called in the tests' names."""
 
 EXACT = {
-    name for name, chain in CHAINS.items() if not {stage.kind for stage in chain.stages} & {"entropy", "top_k"}
+    name for name, chain in CHAINS.items() if not {stage.kind for stage in chain.stages} & {"entropy", "top_k", "atomo"}
 } | {"Top-K as released"}
-"""Those whose updates weigh the same whatever they hold."""
+"""Those whose updates weigh the same whatever they hold and whichever key they have."""

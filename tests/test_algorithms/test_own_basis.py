@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.own_basis import NORM_BITS, best_choice, encode_in_own_basis
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.types import PayloadError
 
 ROWS, DIMENSION, ITEMS = 700, 64, 3000
@@ -126,5 +124,3 @@ def test_what_it_does_not_go_with_is_said() -> None:
     ):
         with pytest.raises(UserError, match=message):
             algorithm.check(task)
-    with pytest.raises(UserError, match="a network; use fedavg with a codec of svd"):
-        SCoLR(basis="own", codec=COARSE).check(replace(task, model=MLP()))

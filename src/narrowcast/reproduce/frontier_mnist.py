@@ -10,7 +10,7 @@ from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, VERMI
 from narrowcast.reproduce.frontier import Frontier, Series, band
 from narrowcast.reproduce.wanted import Wanted
 
-BUDGETS = (32, 64, 128, 256)
+BUDGETS = (32, 64, 128, 256, 512, 1024)
 _SECONDS = 12.0
 _PARAMETERS = 215_370
 _SHORT = ("rounds=30",)
@@ -29,12 +29,14 @@ def _series(name: str, colour: str, common: tuple[str, ...], settings: dict[str,
     return Series(name, "scolr-mnist", common, settings, dict.fromkeys(settings, 1.0), colour)
 
 
-CHANNEL = _series(
-    "SCoLR, channel",
+_CHANNEL = (*_SHORT, "algorithm.rank_policy=channel", *_codec(_levels(8)))
+OWN = _series(
+    "SCoLR, channel, own basis",
     BLUE,
-    (*_SHORT, "algorithm.rank_policy=channel", *_codec(_levels(8))),
+    (*_CHANNEL, "algorithm.basis=own", "algorithm.rank=64"),
     band("max_min", _SECONDS, BUDGETS),
 )
+SHARED = _series("SCoLR, channel, shared basis", "#56B4E9", _CHANNEL, band("max_min", _SECONDS, BUDGETS[:4]))
 FIXED = _series(
     "CoLR",
     ORANGE,
@@ -71,6 +73,6 @@ MNIST = Frontier(
     BUDGETS,
     {},
     Wanted("mnist-fedavg", "scolr-mnist", _FEDAVG),
-    CHANNEL,
-    (FIXED, QUANTISED, EDEN, POWER_SGD, TOP_K),
+    OWN,
+    (SHARED, FIXED, QUANTISED, EDEN, POWER_SGD, TOP_K),
 )

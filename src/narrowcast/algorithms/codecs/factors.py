@@ -48,12 +48,12 @@ class Factored(Transform):
         inner: dict[str, tuple[int, ...]] = {}
         for name, shape in shapes.items():
             rank = self.rank_for(shape)
-            inner |= self.factor_shapes(name, *_matrix(shape), rank) if rank else {name: shape}
+            inner |= self.factor_shapes(name, *as_matrix(shape), rank) if rank else {name: shape}
         return inner
 
     def rank_for(self, shape: tuple[int, ...]) -> int:
         """The rank at which a tensor of this shape is sent; 0 where it goes whole."""
-        rows, columns = _matrix(shape)
+        rows, columns = as_matrix(shape)
         rank = min(self.rank, rows, columns)
         return rank if len(shape) > 1 and rank * (rows + columns) < rows * columns else 0
 
@@ -81,5 +81,6 @@ class Factored(Transform):
         }
 
 
-def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The rows and columns of a tensor of this shape: its first dimension, and all others."""
     return (shape[0], prod(shape[1:])) if shape else (1, 1)

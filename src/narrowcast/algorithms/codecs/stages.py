@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 
+from narrowcast.algorithms.codecs.atomo import Atomo
 from narrowcast.algorithms.codecs.basis import Basis
 from narrowcast.algorithms.codecs.cast import Cast
 from narrowcast.algorithms.codecs.chain import check_order
@@ -26,6 +27,7 @@ STAGES: Mapping[str, type[BaseModel]] = {
     "basis": Basis,
     "svd": SVD,
     "power_sgd": PowerSGD,
+    "atomo": Atomo,
     "top_k": TopK,
     "rotate": Rotate,
     "quantise": Quantise,

@@ -68,7 +68,7 @@ class LowRank(BaseModel):
                 "basis that each round draws anew; use it with fedmf or fedavg"
             )
         if self.basis == "own":
-            self._check_own_basis(task)
+            self._check_own_basis()
         if not isinstance(task.model, MatrixFactorisation):
             return
         dimension = task.model.embedding_dim
@@ -78,9 +78,8 @@ class LowRank(BaseModel):
                 f"use a rank of 1 to {dimension}, or a larger embedding_dim"
             )
 
-    def _check_own_basis(self, task: Task) -> None:
+    def _check_own_basis(self) -> None:
         wrong = {
-            "a network; use fedavg with a codec of svd": not isinstance(task.model, MatrixFactorisation),
             "a codec that does not quantise; put quantise into algorithm.codec": Codec(self.codec).levels is None,
             "algorithm.aggregation = per_component_mean; use per_item_mean": self.aggregation == "per_component_mean",
         }
@@ -91,7 +90,7 @@ class LowRank(BaseModel):
         """Q, and the low-rank change that the last round made to it."""
         server = task.model.init_server(task.data, task.seed)
         if ITEM_FACTORS not in server:
-            return init_network(server, self.rank)
+            return init_network(self, server)
         n_items = task.data.n_items
         width = len(self.draw_basis(server[ITEM_FACTORS].shape[1], task.seed))
         update = np.zeros((n_items, width), dtype=np.float32)
@@ -111,8 +110,7 @@ class LowRank(BaseModel):
         """Q for a newcomer; the last round's A and the seed of its B for a client that holds the rest."""
         seed = basis_seed(task.seed, round_index)
         if ITEM_FACTORS not in server:
-            assert self.basis != "own"
-            return broadcast_network(server, self.rank, self.basis, seed, first=round_index == 1)
+            return broadcast_network(self, server, seed, first=round_index == 1)
         item_factors = np.asarray(server[ITEM_FACTORS])
         n_items, dimension = item_factors.shape
         changed = np.flatnonzero(server[_CHANGED])
@@ -135,7 +133,7 @@ class LowRank(BaseModel):
         """The local training of a network; the rows of Q are trained by a program of their own."""
         if ITEM_FACTORS in broadcast:
             return None
-        return network_call(self.rank, broadcast, chunk, task, self.ranks(broadcast, chunk, task))
+        return network_call(self, broadcast, chunk, task, self.ranks(broadcast, chunk, task))
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """What the clients of a network send."""
@@ -161,7 +159,7 @@ class LowRank(BaseModel):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """A = mean of the clients' A, times the server's learning rate; Q += A B."""
         if ITEM_FACTORS not in server:
-            return step_network(server, broadcast, total, self.rank, self.server_learning_rate)
+            return step_network(self, server, broadcast, total)
         update = mean_change(total) * np.float32(self.server_learning_rate)
         change = torch.from_numpy(update) @ torch.from_numpy(np.array(broadcast[_BASIS]))
         item_factors = np.asarray(server[ITEM_FACTORS]) + change.numpy()

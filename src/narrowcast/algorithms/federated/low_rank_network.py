@@ -2,7 +2,8 @@
 
 A weight is seen as the matrix W [m, d] whose shorter side is d, transposed where that is the first. Clients train
 A [m, r] of W + A B, where B [r, d] is drawn from the round's seed and the weight's name, and r is `rank`, or d where
-that is less. Biases and other vectors are trained and sent whole.
+that is less. Biases and other vectors are trained and sent whole. With `basis: own` all weights are trained whole, and
+what clients send of them is theirs to choose (`own_basis_network`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -39,8 +40,18 @@ class LowRankSettings(Protocol):
         ...
 
     @property
+    def basis(self) -> BasisKind | Literal["own"]:
+        """Where B comes from."""
+        ...
+
+    @property
     def aggregation(self) -> Aggregation:
         """What a component is divided by."""
+        ...
+
+    @property
+    def server_learning_rate(self) -> float:
+        """Times the mean."""
         ...
 
     @property
@@ -74,15 +85,17 @@ class Factor:
         return (product.T if self.transposed else product).reshape(self.shape)
 
 
-def factors_of(model: Arrays, rank: int) -> dict[str, Factor]:
+def factors_of(algorithm: LowRankSettings, model: Arrays) -> dict[str, Factor]:
     """The factors of all weights that have one."""
-    factors = {name: Factor.of(values.shape, rank) for name, values in model.items()}
+    if algorithm.basis == "own":
+        return {}
+    factors = {name: Factor.of(values.shape, algorithm.rank) for name, values in model.items()}
     return {name: factor for name, factor in factors.items() if factor}
 
 
-def init_network(model: Arrays, rank: int) -> Arrays:
+def init_network(algorithm: LowRankSettings, model: Arrays) -> Arrays:
     """The parameters, and the change that the last round made to them."""
-    factors = factors_of(model, rank)
+    factors = factors_of(algorithm, model)
     shapes = {
         name: (factors[name].long, factors[name].rank) if name in factors else model[name].shape for name in model
     }
@@ -94,38 +107,45 @@ def final_network(server: Arrays) -> Arrays:
     return {name: values for name, values in server.items() if not name.startswith(_UPDATE)}
 
 
-def broadcast_network(server: Arrays, rank: int, basis: BasisKind, seed: int, *, first: bool) -> Broadcast:
+def broadcast_network(algorithm: LowRankSettings, server: Arrays, seed: int, *, first: bool) -> Broadcast:
     """All parameters for a newcomer; the last round's A and vectors for a client that holds the rest."""
     model = final_network(server)
-    bases = {
-        _BASIS + name: draw_basis(basis, factor.rank, factor.short, seed, name)
-        for name, factor in factors_of(model, rank).items()
-    }
+    bases = (
+        {}
+        if algorithm.basis == "own"
+        else {
+            _BASIS + name: draw_basis(algorithm.basis, factor.rank, factor.short, seed, name)
+            for name, factor in factors_of(algorithm, model).items()
+        }
+    )
+    sent = seed if bases else None
     update = {name: values for name, values in server.items() if name.startswith(_UPDATE)}
     return Broadcast(
         {**model, **bases},
-        full=DensePayload.of(model, seed=seed),
-        update=None if first else DensePayload.of(update, seed=seed),
+        full=DensePayload.of(model, seed=sent),
+        update=None if first else DensePayload.of(update, seed=sent),
     )
 
 
-def network_bits_at_rank(model: Arrays, rank: int) -> IntArray:
+def network_bits_at_rank(algorithm: LowRankSettings, broadcast: Arrays) -> IntArray:
     """The weight of an update of rank 0, 1, ..., `rank`: [rank + 1]."""
-    model = _model(model)
-    factors = factors_of(model, rank).values()
+    model = _model(broadcast)
+    factors = factors_of(algorithm, model).values()
     vectors = sum(values.size for values in model.values() if values.ndim < 2)
     return np.array(
         [
             dense_wire_bits(vectors + sum(factor.long * min(each, factor.rank) for factor in factors))
-            for each in range(rank + 1)
+            for each in range(algorithm.rank + 1)
         ]
     )
 
 
-def network_call(rank: int, broadcast: Arrays, chunk: Chunk, task: Task, ranks: IntArray) -> LocalCall:
-    """Train `ranks[u]` components of each weight on client u."""
+def network_call(algorithm: LowRankSettings, broadcast: Arrays, chunk: Chunk, task: Task, ranks: IntArray) -> LocalCall:
+    """Train `ranks[u]` components of each weight on client u, or whole weights with `basis: own`."""
     model = _model(broadcast)
-    factors = factors_of(model, rank)
+    if algorithm.basis == "own":
+        return LocalCall(model, chunk, task, LocalTerms())
+    factors = factors_of(algorithm, model)
     components = _components(factors, chunk, task, ranks)
     start = {
         name: np.zeros((factors[name].long, factors[name].rank), dtype=np.float32) if name in factors else values
@@ -148,9 +168,13 @@ def network_upload(
     Each component is divided by the examples of the clients that sent it (`per_item_mean`), or of all (`weighted`).
     """
     model = _model(broadcast)
-    factors = factors_of(model, algorithm.rank)
+    factors = factors_of(algorithm, model)
     components = _components(factors, chunk, task, ranks)
-    uploads = send_tensors(task, chunk, updates, updates.changes, Codec(algorithm.codec), Columns(ranks, components))
+    codec = Codec(algorithm.codec)
+    if algorithm.basis == "own":
+        uploads = send_tensors(task, chunk, updates, updates.changes, codec, own_rank=algorithm.rank)
+    else:
+        uploads = send_tensors(task, chunk, updates, updates.changes, codec, Columns(ranks, components))
     weight = client_weights("examples", task, chunk, uploads.delivered)
     kept = np.flatnonzero(weight)
     partial: dict[str, NDArray[np.floating]] = {WEIGHT: np.array(weight.sum())}
@@ -158,17 +182,19 @@ def network_upload(
         partial[SUM + name] = np.tensordot(weight[kept].astype(np.float32), values[kept], axes=1)
         if name in factors and algorithm.aggregation != "weighted":
             partial[COMPONENT_WEIGHT + name] = weight @ components[name]
-    return finish_dense(chunk, updates, uploads, partial, rank=ranks)
+    return finish_dense(chunk, updates, uploads, partial, rank=ranks if uploads.ranks is None else uploads.ranks)
 
 
-def step_network(server: Arrays, broadcast: Arrays, total: Arrays, rank: int, rate: float) -> Arrays:
+def step_network(algorithm: LowRankSettings, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
     """W += rate * mean(A) B for each weight, and the mean change at that rate for each vector."""
     model = final_network(server)
-    factors = factors_of(model, rank)
+    factors = factors_of(algorithm, model)
     after: dict[str, NDArray[np.float32]] = {}
     for name, values in model.items():
         divisor = total.get(COMPONENT_WEIGHT + name, total[WEIGHT])
-        mean = (rate * total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
+        mean = (algorithm.server_learning_rate * total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(
+            np.float32
+        )
         after[_UPDATE + name] = mean
         change = mean
         if name in factors:

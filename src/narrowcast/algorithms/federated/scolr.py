@@ -47,8 +47,10 @@ class SCoLR(LowRank):
     rank_policy: RankPolicy = UniformRank()
 
     def ranks(self, broadcast: Arrays, chunk: Chunk, task: Task) -> IntArray:
-        """As many components as each client's link affords."""
-        at_rank = network_bits_at_rank(broadcast, self.rank)
+        """As many components as each client's link affords; with a basis of its own it chooses after its training."""
+        if self.basis == "own":
+            return np.full(len(chunk.clients), self.rank)
+        at_rank = network_bits_at_rank(self, broadcast)
         bits = np.broadcast_to(at_rank, (len(chunk.clients), self.rank + 1))
         if self.rank_policy.kind != "channel" or chunk.budget_bits is None:
             return self.rank_policy.ranks(task.profiles.take(chunk.clients), bits, task.seed, chunk.round_index)

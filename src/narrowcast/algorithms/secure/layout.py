@@ -138,7 +138,7 @@ def _rows(algorithm: FedMF | LowRank, task: Task, cohort: int) -> Layout:
 def _components(algorithm: LowRank, task: Task, cohort: int) -> Layout:
     """Of a network: the vectors, and each component of each weight, with the examples of the clients that sent it."""
     model = task.model.init_server(task.data, task.seed)
-    factors = factors_of(model, algorithm.rank)
+    factors = factors_of(algorithm, model)
     vectors = {name: values for name, values in model.items() if name not in factors}
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {TENSOR_WEIGHT: ((), np.float64)}
     shapes |= {TENSOR + name: (values.shape, np.float32) for name, values in vectors.items()}
