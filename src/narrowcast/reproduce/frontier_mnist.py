@@ -6,7 +6,7 @@ throughout: every client sends in every round here, and each tensor's mean is ov
 
 from __future__ import annotations
 
-from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION
+from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from narrowcast.reproduce.frontier import Frontier, Series, band
 from narrowcast.reproduce.wanted import Wanted
 
@@ -47,6 +47,15 @@ QUANTISED = _series("FedAvg, quantised", BLACK, _FEDAVG, {f"k = {k}": _codec(_le
 EDEN = _series(
     "FedAvg, EDEN", "#8C6D31", _FEDAVG, {f"{k} levels": _codec(f"{{kind: eden, levels: {k}}}") for k in (2, 4)}
 )
+ATOMO = _series(
+    "FedAvg, ATOMO",
+    PURPLE,
+    _FEDAVG,
+    {
+        f"{100 * share:g} %": _codec(f"{{kind: atomo, fraction: {share:g}}}", _levels(24))
+        for share in (0.2, 0.05, 0.0125)
+    },
+)
 POWER_SGD = _series(
     "PowerSGD",
     VERMILLION,
@@ -74,5 +83,5 @@ MNIST = Frontier(
     {},
     Wanted("mnist-fedavg", "scolr-mnist", _FEDAVG),
     OWN,
-    (SHARED, FIXED, QUANTISED, EDEN, POWER_SGD, TOP_K),
+    (SHARED, FIXED, QUANTISED, EDEN, ATOMO, POWER_SGD, TOP_K),
 )

@@ -1,8 +1,8 @@
 """A network's change in bases of the client's own: directions of its weights, drawn such that their mean is the change.
 
 Sixty steps of SGD change a network in few directions: of a LeNet-like one on MNIST, 28 hold nine tenths of the change.
-To send the strongest alone leaves out the same ones in every round, which costs accuracy that noise does not. So a client
-draws them, and sends the more of each the less likely it was (`codecs.atomo`).
+To send the strongest alone leaves out the same ones in every round, which costs accuracy that noise does not. So a
+client draws them, and sends the more of each the less likely it was (`codecs.atomo`).
 """
 
 from __future__ import annotations
