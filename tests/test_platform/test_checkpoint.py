@@ -221,6 +221,6 @@ def test_a_store_that_fails_says_so_as_a_file_system_would(monkeypatch: pytest.M
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("403")
 
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    monkeypatch.setattr(MemoryFileSystem, "put_file", refuse)
     with pytest.raises(OSError, match="RuntimeError: 403"):
         save_checkpoint("memory://refused", make_state(), "digest")

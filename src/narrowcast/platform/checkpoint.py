@@ -13,18 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.object_store import file_system
 from narrowcast.platform.run_state import RunState
-from narrowcast.platform.whole_files import read_tensors, write_atomically
+from narrowcast.platform.types import Arrays
+from narrowcast.platform.whole_files import read_tensors, replace_by
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,8 @@ _NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
 def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int = KEPT) -> None:
     """Write the state of a run whose configuration has this digest, and keep the last few; raises `OSError`."""
     folder = Folder.at(place)
-    content = _packed(state, digest)
-    name = f"{_OURS}{state.round_index:09d}.{hashlib.sha256(content).hexdigest()}.safetensors"
     with uninterrupted():
-        folder.write(name, content)
+        folder.write(state.round_index, *_of_state(state, digest))
         # What is ahead of this state was refused when the run was resumed before it.
         past = [each for each in folder.checkpoints() if _round(each) <= state.round_index]
         folder.remove_all_but(past[-keep:])
@@ -80,8 +80,7 @@ def check_place(place: str | Path) -> None:
     """Raise `UserError` unless a new run's checkpoints can be written there, and no other run's are there already."""
     try:
         folder = Folder.at(place)
-        probe = f"{_OURS}probe"
-        folder.write(probe, b"")
+        folder.write_empty(probe := f"{_OURS}probe")
         folder.remove(probe)
         taken = folder.checkpoints()
     except OSError as error:
@@ -129,14 +128,28 @@ class Folder:
             content: bytes = self.files.cat_file(f"{self.path}/{name}")
             return content
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file wholly or not at all: an object store shows a put when it is through."""
-        if isinstance(self.files, LocalFileSystem):
-            write_atomically(Path(self.path, name), content)
-            return
+    def write_empty(self, name: str) -> None:
+        """Write a file of nothing, to see whether that can be done."""
         with _as_os_errors():
             self.files.makedirs(self.path, exist_ok=True)
-            self.files.pipe_file(f"{self.path}/{name}", content)
+            self.files.pipe_file(f"{self.path}/{name}", b"")
+
+    def write(self, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> None:
+        """Write a checkpoint wholly or not at all, and no copy of the tensors: they may be most of the memory."""
+        if isinstance(self.files, LocalFileSystem):
+            Path(self.path).mkdir(parents=True, exist_ok=True)
+            part = Path(self.path, f"{_OURS}{round_index:09d}.part")
+            try:
+                replace_by(part, part.with_name(_saved(part, round_index, tensors, metadata)))
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
+            return
+        with TemporaryDirectory(prefix="narrowcast-checkpoint-") as folder:
+            name = _saved(part := Path(folder, "part"), round_index, tensors, metadata)
+            with _as_os_errors():  # an object store shows a put when it is through
+                self.files.makedirs(self.path, exist_ok=True)
+                self.files.put_file(str(part), f"{self.path}/{name}")
 
     def remove(self, name: str) -> None:
         """Remove a file, unless it is gone already."""
@@ -165,7 +178,17 @@ def _round(name: str) -> int:
     return int(name.removeprefix(_OURS).partition(".")[0])
 
 
-def _packed(state: RunState, digest: str) -> bytes:
+def _saved(part: Path, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> str:
+    """The name of a checkpoint of this content, once that is in the file `part`."""
+    try:
+        save_file(dict(tensors), part, metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    with part.open("rb") as file:
+        return f"{_OURS}{round_index:09d}.{hashlib.file_digest(file, 'sha256').hexdigest()}.safetensors"
+
+
+def _of_state(state: RunState, digest: str) -> tuple[Arrays, dict[str, str]]:
     tensors = {name: getattr(state, name) for name in _TENSORS}
     for prefix in ("server", "clients", "schedule"):
         tensors |= {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in getattr(state, prefix).items()}
@@ -176,7 +199,7 @@ def _packed(state: RunState, digest: str) -> bytes:
         "config": digest,
         "format": _FORMAT,
     }
-    return save(tensors, metadata)
+    return tensors, metadata
 
 
 def _unpacked(content: bytes, name: str) -> tuple[RunState, str]:

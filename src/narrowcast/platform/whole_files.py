@@ -26,18 +26,26 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
             part.unlink(missing_ok=True)
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
                 stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(path)
+            replace_by(part, path)
         except OSError:
             with suppress(OSError):
                 part.unlink()
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # else a power cut may take the new name back
-        finally:
-            os.close(folder)
+
+
+def replace_by(part: Path, path: Path) -> None:
+    """Give a file that is written another one's name in the same folder, for good."""
+    _sync(part)
+    part.replace(path)
+    _sync(path.parent)  # else a power cut may take the new name back
+
+
+def _sync(place: Path) -> None:
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_tensors(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
