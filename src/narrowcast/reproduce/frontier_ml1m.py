@@ -11,6 +11,7 @@ from narrowcast.reproduce.frontier import Frontier, Series, band
 from narrowcast.reproduce.wanted import Wanted
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
+_BEYOND = (3072, 4096, 8192)
 _SECONDS = 48.7
 _RARELY = ("checkpoint_every=1000", "checkpoint_seconds=100000")  # a memory of errors for all clients is gigabytes
 _MORE = ("#56B4E9", "#8C6D31", "0.5")
@@ -41,8 +42,8 @@ OWN = Series(
     "SCoLR, channel, own basis",
     _SCOLR,
     ("algorithm.basis=own", "algorithm.rank=4", "algorithm.aggregation=per_item_mean"),
-    band("min_error", _SECONDS, (*BUDGETS, 4096, 8192)),
-    dict.fromkeys(map(str, (*BUDGETS, 4096, 8192)), 1.0),
+    band("min_error", _SECONDS, (*BUDGETS, *_BEYOND)),
+    dict.fromkeys(map(str, (*BUDGETS, *_BEYOND)), 1.0),
     BLUE,
 )
 SHARED = Series(
