@@ -1,0 +1,30 @@
+"""One thread where results are computed, and as many as before once they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from narrowcast.platform.threads import one_thread
+
+
+def blas_threads() -> set[int]:
+    return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+
+def test_torch_and_numpy_have_one_thread_and_get_theirs_back() -> None:
+    before = torch.get_num_threads()
+    with threadpool_limits(2, user_api="blas"):
+        with one_thread():
+            assert (torch.get_num_threads(), blas_threads()) == (1, {1})
+        assert (torch.get_num_threads(), blas_threads()) == (before, {2})
+
+
+def test_products_are_the_same_whatever_the_machine_has() -> None:
+    tall = np.random.default_rng(0).standard_normal((1568, 128))
+    grams = []
+    for threads in (1, 2, 4):
+        with threadpool_limits(threads, user_api="blas"), one_thread():
+            grams.append(tall.T @ tall)
+    assert all(np.array_equal(grams[0], each) for each in grams[1:])
