@@ -98,3 +98,9 @@ def test_beyond_its_rank_a_matrix_is_cut() -> None:
     data = codec({"kind": "atomo", "fraction": 2, "rank": 3}).encode({"Q": values}, 0).to_bytes()
     with pytest.raises(PayloadError):
         codec({"kind": "atomo", "rank": 2}).decode(data, {"Q": (100, 12)}, 0)
+
+
+def test_updates_without_rows_are_sent() -> None:
+    chain, tensors = codec("atomo", "cast"), {"Q": np.empty((0, 4), "f"), "bias": np.ones(3, "f")}
+    back = round_trip(chain, tensors, 0)
+    assert back["Q"].shape == (0, 4) and back["bias"].tolist() == [1, 1, 1]

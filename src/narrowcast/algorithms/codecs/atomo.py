@@ -43,7 +43,7 @@ class Directions:
             if tensor.ndim > 1:
                 shape = as_matrix(tensor.shape)
                 left, strength, right = truncated_svd(tensor.reshape(shape), min(most, *shape))
-                real = strength > _ROUNDING * strength[0]
+                real = strength > _ROUNDING * strength[:1]
                 left, strength, right = left[:, real], strength[real], right[real]
                 largest = np.abs(right).argmax(axis=1)  # whose sign is arbitrary, and would decide how it is rounded
                 sign = np.where(right[np.arange(len(right)), largest] < 0, -1.0, 1.0)

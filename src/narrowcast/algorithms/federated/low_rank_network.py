@@ -110,14 +110,13 @@ def final_network(server: Arrays) -> Arrays:
 def broadcast_network(algorithm: LowRankSettings, server: Arrays, seed: int, *, first: bool) -> Broadcast:
     """All parameters for a newcomer; the last round's A and vectors for a client that holds the rest."""
     model = final_network(server)
-    bases = (
-        {}
-        if algorithm.basis == "own"
-        else {
+    bases: Arrays = {}
+    if algorithm.basis != "own":
+        factors = factors_of(algorithm, model)
+        bases = {
             _BASIS + name: draw_basis(algorithm.basis, factor.rank, factor.short, seed, name)
-            for name, factor in factors_of(algorithm, model).items()
+            for name, factor in factors.items()
         }
-    )
     sent = seed if bases else None
     update = {name: values for name, values in server.items() if name.startswith(_UPDATE)}
     return Broadcast(
@@ -188,13 +187,11 @@ def network_upload(
 def step_network(algorithm: LowRankSettings, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
     """W += rate * mean(A) B for each weight, and the mean change at that rate for each vector."""
     model = final_network(server)
-    factors = factors_of(algorithm, model)
+    factors, rate = factors_of(algorithm, model), algorithm.server_learning_rate
     after: dict[str, NDArray[np.float32]] = {}
     for name, values in model.items():
         divisor = total.get(COMPONENT_WEIGHT + name, total[WEIGHT])
-        mean = (algorithm.server_learning_rate * total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(
-            np.float32
-        )
+        mean = (rate * total[SUM + name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
         after[_UPDATE + name] = mean
         change = mean
         if name in factors:
