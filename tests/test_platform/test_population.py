@@ -53,6 +53,15 @@ def test_above_the_limit_rows_live_in_a_sparse_file_that_goes_away(
     assert not list(tmp_path.iterdir())  # it has no name, so no crash leaves it behind
 
 
+def test_arrays_that_are_too_large_together_live_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = {name: np.broadcast_to(np.float32(0), (1000, 60)) for name in ("errors", "warm")}
+    share = 300_000 / psutil.virtual_memory().available  # either is 240 kB
+    monkeypatch.setattr(population, "SHARE_OF_MEMORY", share)
+    assert not isinstance(Population.fresh({"errors": zeros["errors"]}, 1000).arrays["errors"], np.memmap)
+    both = Population.fresh({**zeros, "factors": np.ones((1000, 2))}, 1000).arrays
+    assert [isinstance(each, np.memmap) for each in both.values()] == [True, True, False]
+
+
 @pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
 def test_a_cohort_of_a_million_is_distinct_and_drawn_from_all(sampling: str) -> None:
     plan = Plan(clients_per_round=1000, sampling=sampling)

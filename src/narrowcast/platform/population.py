@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from narrowcast.platform.types import Arrays, IntArray
 
 SHARE_OF_MEMORY = 0.5
-"""An array above this share of what is free lives in a sparse temporary file, which may outgrow the memory."""
+"""Zeros above this share of what is free live in sparse temporary files, which may outgrow the memory."""
 
 
 @dataclass
@@ -29,7 +29,10 @@ class Population:
     @classmethod
     def fresh(cls, initial: Arrays, n_clients: int) -> Population:
         """Nobody has taken part yet; `initial` is not written to."""
-        return cls({name: _own(values) for name, values in initial.items()}, np.zeros(n_clients, dtype=np.int64))
+        zeros = sum(values.nbytes for values in initial.values() if _is_zero(values))
+        in_files = zeros > SHARE_OF_MEMORY * psutil.virtual_memory().available
+        arrays = {name: _own(values, in_files) for name, values in initial.items()}
+        return cls(arrays, np.zeros(n_clients, dtype=np.int64))
 
     def take(self, clients: IntArray) -> Arrays:
         """The rows of some clients."""
@@ -45,12 +48,17 @@ class Population:
         return np.flatnonzero(self.last_round)
 
 
-def _own(values: NDArray[Any]) -> NDArray[Any]:
-    """A writable copy; a broadcast zero becomes zeros of which only touched rows take memory."""
-    if values.size and not any(values.strides) and not values.flat[0]:
-        if values.nbytes > SHARE_OF_MEMORY * psutil.virtual_memory().available:
-            with tempfile.TemporaryFile(prefix="narrowcast-clients-") as file:
-                file.truncate(values.nbytes)
-                return np.memmap(file, dtype=values.dtype, mode="r+", shape=values.shape)
+def _is_zero(values: NDArray[Any]) -> bool:
+    """Whether it is a zero that is broadcast."""
+    return bool(values.size and not any(values.strides) and not values.flat[0])
+
+
+def _own(values: NDArray[Any], in_file: bool) -> NDArray[Any]:
+    """A writable copy; a broadcast zero becomes zeros of which only touched rows take memory, or room in a file."""
+    if not _is_zero(values):
+        return values.copy()
+    if not in_file:
         return np.zeros(values.shape, dtype=values.dtype)
-    return values.copy()
+    with tempfile.TemporaryFile(prefix="narrowcast-clients-") as file:
+        file.truncate(values.nbytes)
+        return np.memmap(file, dtype=values.dtype, mode="r+", shape=values.shape)
