@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import requests
 
 from command_line import TINY, assert_refused, narrowcast, run_folders, terminated_after
 
@@ -292,6 +296,29 @@ def test_a_run_that_was_damaged(
 def test_a_port_that_is_taken(runs: Path, silent_server: int) -> None:
     said = narrowcast("ui", "--output", runs, "--port", silent_server)
     assert_refused(said, f"port {silent_server} is taken (Address already in use); give another with --port")
+
+
+def test_the_ui_says_where_the_runs_are_and_ends_with_ctrl_c(runs: Path, closed_port: int) -> None:
+    command = [sys.executable, "-m", "narrowcast", "ui", "--output", str(runs), "--port", str(closed_port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"narrowcast: http://127.0.0.1:{closed_port}/#/experiments/1/runs\n"
+        until = time.monotonic() + 60
+        while True:
+            try:
+                assert requests.get(f"http://127.0.0.1:{closed_port}/", timeout=5).ok
+                break
+            except requests.ConnectionError:
+                assert time.monotonic() < until, "the UI does not answer"
+                time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_runs_that_no_store_holds_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("garbage")
+    said = narrowcast("ui", "--output", tmp_path)
+    assert_refused(said, "no MLflow store answers at sqlite:", "file is not a database", "tracking.uri")
 
 
 def test_the_ui_of_a_server_is_at_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
