@@ -1,7 +1,8 @@
 """The frontier of a network on MNIST: 30 rounds of 10 clients, accuracy against a fraction of FedAvg's float32 uplink.
 
-100 clients with Dirichlet(0.5) labels and the LeNet-like network of `scolr-mnist`. The learning rate of the server is 1
-throughout: every client sends in every round here, and each tensor's mean is over all that do.
+100 clients with Dirichlet(0.5) labels and the LeNet-like network of `scolr-mnist`. Over steady links, SCoLR has what
+the rivals have: the same bits for every client in every round. The learning rate of the server is 1 throughout: every
+client sends in every round here, and each tensor's mean is over all that do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from narrowcast.reproduce.wanted import Wanted
 BUDGETS = (32, 64, 128, 256, 512, 1024)
 _SECONDS = 12.0
 _PARAMETERS = 215_370
+_SECONDS_ALONE = 32 * _PARAMETERS / 2**21  # a whole update on a link of 2 Mibit/s
 _SHORT = ("rounds=30",)
 _FEDAVG = (*_SHORT, "algorithm=fedavg")
 
@@ -30,11 +32,21 @@ def _series(name: str, colour: str, common: tuple[str, ...], settings: dict[str,
 
 
 _CHANNEL = (*_SHORT, "algorithm.rank_policy=channel", *_codec(_levels(8)))
+_OWN = ("algorithm.basis=own", "algorithm.rank=64")
 OWN = _series(
     "SCoLR, channel, own basis",
     BLUE,
-    (*_CHANNEL, "algorithm.basis=own", "algorithm.rank=64"),
+    (*_CHANNEL, *_OWN),
     band("max_min", _SECONDS, BUDGETS),
+)
+STEADY = _series(
+    "SCoLR, own basis, steady links",
+    "0.5",
+    (*_CHANNEL, *_OWN),
+    {
+        f"{each}": (f"radio={{channel: {{kind: fixed}}, upload_seconds: {_SECONDS_ALONE / each:g}}}",)
+        for each in (64, 256, 1024)
+    },
 )
 SHARED = _series("SCoLR, channel, shared basis", "#56B4E9", _CHANNEL, band("max_min", _SECONDS, BUDGETS[:4]))
 FIXED = _series(
@@ -83,5 +95,5 @@ MNIST = Frontier(
     {},
     Wanted("mnist-fedavg", "scolr-mnist", _FEDAVG),
     OWN,
-    (SHARED, FIXED, QUANTISED, EDEN, ATOMO, POWER_SGD, TOP_K),
+    (STEADY, SHARED, FIXED, QUANTISED, EDEN, ATOMO, POWER_SGD, TOP_K),
 )
