@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,19 @@ def test_rivals_are_read_at_the_bits_that_were_taken() -> None:
     at_16 = verdicts["1/16: ours, took 1/16"]
     assert at_16.verdict == "above the next best, rival with 0.00"  # it cannot send so little
     assert verdicts["rival, a"].verdict == "for 1/2"
+
+
+def test_scolr_is_no_rival_of_itself() -> None:
+    name = replace(RIVAL, name="SCoLR otherwise")
+    judged = replace(STUDY, others=(RIVAL, name)).judge(
+        {
+            **results(),
+            name.wanted("a").label: run(1 / 2, 90, 90),
+            **{name.wanted(each).label: run(1 / 9, 80, 80) for each in "bc"},
+        }
+    )
+    assert any(verdict.verdict == "above the next best, rival with 58.00" for verdict in judged)
+    assert any(verdict.what == "SCoLR otherwise, a" for verdict in judged)
 
 
 def test_losing_and_being_level_are_said() -> None:

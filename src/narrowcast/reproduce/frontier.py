@@ -75,9 +75,8 @@ class Frontier:
         for budget in self.budgets:
             wanted = self.best.wanted(f"{budget}")
             ours, share = _accuracies(results[wanted.label], self.metric), self._share(results, wanted)
-            rivals = {
-                each.name: self._at(results, each, share) for each in self.others if not each.name.startswith("SCoLR")
-            }
+            others = [series for series in self.others if not series.name.startswith("SCoLR")]
+            rivals = {series.name: self._at(results, series, share) for series in others}
             name = max(rivals, key=lambda each: rivals[each])
             ahead = float(np.mean(ours)) - rivals[name]
             spread = float(np.std(ours, ddof=1)) if len(ours) > 1 else 0.0
