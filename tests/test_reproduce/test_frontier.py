@@ -13,7 +13,7 @@ from narrowcast.reproduce.wanted import Wanted
 
 OURS = Series("ours", "scolr-channel-ml1m", (), band("min_error", 1.0, (4, 16)), {"4": 1.0, "16": 0.5}, "k")
 RIVAL = Series("rival", "fedmf-ml1m", (), {"a": (), "b": (), "c": ()}, dict.fromkeys("abc", 1.0), "r")
-STUDY = Frontier("t", "test.hr@10", 1000, (4, 16), {4: 60.0}, Wanted("full", "fedmf-ml1m"), OURS, (RIVAL,))
+STUDY = Frontier("t", "test.hr@10", 1000, (4, 16), {4: 60.0}, Wanted("full", "fedmf-ml1m"), OURS, (RIVAL,), 55.0)
 
 
 def run(share: float, *accuracies: float) -> list[dict[str, Any]]:

@@ -52,7 +52,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Series to be compared; `full_bits` are a round's updates in float32, `aims` percent at 1 / key of them."""
+    """Series to be compared; `full_bits` are a round's updates in float32, `aims` percent at 1 / key of them.
+
+    The plot ends at `lowest` percent; what is below stands at its foot, as an arrow.
+    """
 
     title: str
     metric: str
@@ -62,6 +65,7 @@ class Frontier:
     reference: Wanted
     best: Series
     others: tuple[Series, ...]
+    lowest: float
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
@@ -109,20 +113,24 @@ class Frontier:
             values = [_accuracies(results[each.label], self.metric) for each in wanted]
             order, spread = np.argsort(shares), np.array([np.std(each, ddof=min(1, len(each) - 1)) for each in values])
             means = np.array([np.mean(each) for each in values])
+            spread = np.where(means < self.lowest, 0.0, spread)
             wide = 2.4 if series is self.best else 1.4
             axes.errorbar(
                 shares[order], means[order], spread[order],
                 color=series.colour, marker=".", capsize=2, linewidth=wide, label=series.name,
             )  # fmt: skip
+            below = shares[means < self.lowest]
+            axes.plot(below, np.full(len(below), self.lowest), "v", color=series.colour, clip_on=False)
         full = float(np.mean(_accuracies(results[self.reference.label], self.metric)))
         axes.axhline(full, color=BLACK, linestyle="--", linewidth=1, label="full updates in float32")
         if self.aims:
             axes.plot([1 / each for each in self.aims], list(self.aims.values()), "k+", label="aims")
         axes.set_xscale("log", base=2)
-        ticks = [1 / 4**power for power in range(2, 9)]
+        ticks = [1 / 4**power for power in range(2, 8)]
         axes.set_xticks(ticks, [f"1/{1 / tick:.0f}" for tick in ticks])
+        axes.set_ylim(bottom=self.lowest)
         axes.set(xlabel="uplink, of full updates in float32", ylabel=f"{self.metric} (%)")
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="lower right")
         figure.savefig(path, dpi=150)
 
     @property

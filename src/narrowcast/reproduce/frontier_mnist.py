@@ -96,4 +96,5 @@ MNIST = Frontier(
     Wanted("mnist-fedavg", "scolr-mnist", _FEDAVG),
     OWN,
     (STEADY, SHARED, FIXED, QUANTISED, EDEN, ATOMO, POWER_SGD, TOP_K),
+    lowest=92.0,
 )
