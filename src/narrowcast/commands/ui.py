@@ -18,6 +18,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 def ui(output: Path, port: int) -> None:
     """Open the MLflow UI on the runs of the output folder, for this machine only (127.0.0.1)."""
+    from narrowcast.platform.tracking.mlflow_run import pages_of_runs
     from narrowcast.platform.tracking.store_address import Tracking
 
     uri = Tracking().resolve(output)
@@ -31,7 +32,7 @@ def ui(output: Path, port: int) -> None:
             free.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
-    for name, place in _pages(uri).items():  # the first page is for something else
+    for name, place in pages_of_runs(uri).items():  # the first page is for something else
         click.echo(f"{name}: http://127.0.0.1:{port}/{place}")
     click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
     command = [
@@ -52,19 +53,3 @@ def ui(output: Path, port: int) -> None:
         raise RunFailed(f"the MLflow UI stopped with status {error.returncode}") from error
     except KeyboardInterrupt:
         click.echo()
-
-
-def _pages(uri: str) -> dict[str, str]:
-    """Where the UI shows the runs of each experiment that has any."""
-    from mlflow import MlflowClient
-
-    from narrowcast.platform.tracking.mlflow_run import check_store
-
-    check_store(uri)
-    client = MlflowClient(uri)
-    experiments = {str(each.experiment_id): each.name for each in client.search_experiments()}
-    return {
-        name: f"#/experiments/{number}/runs"
-        for number, name in experiments.items()
-        if client.search_runs([number], max_results=1)
-    }

@@ -45,8 +45,8 @@ class Directions:
                 left, strength, right = truncated_svd(tensor.reshape(shape), min(most, *shape))
                 real = strength > _ROUNDING * strength[:1]
                 left, strength, right = left[:, real], strength[real], right[real]
-                largest = np.abs(right).argmax(axis=1)  # whose sign is arbitrary, and would decide how it is rounded
-                sign = np.where(right[np.arange(len(right)), largest] < 0, -1.0, 1.0)
+                # the signs are arbitrary, and would decide how values are rounded: the largest is to be positive
+                sign = np.where(right.max(axis=1, initial=0) < -right.min(axis=1, initial=0), -1.0, 1.0)
                 factors[name] = left * (strength * sign), right.T * sign
                 strengths.append(strength)
                 lengths.append(np.full((len(strength), 2), shape, dtype=np.float64))

@@ -112,6 +112,17 @@ def check_store(uri: str) -> None:
         ) from error
 
 
+def pages_of_runs(uri: str) -> dict[str, str]:
+    """Where the MLflow UI of a store shows the runs of each experiment that has any; raises as `check_store`."""
+    check_store(uri)
+    client = MlflowClient(uri)
+    return {
+        each.name: f"#/experiments/{each.experiment_id}/runs"
+        for each in client.search_experiments()
+        if client.search_runs([each.experiment_id], max_results=1)
+    }
+
+
 def short_reason(error: BaseException) -> str:
     """What a store's error says, in one line and without a password."""
     while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
