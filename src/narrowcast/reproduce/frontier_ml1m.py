@@ -72,7 +72,7 @@ COLR = Series(
 )
 QUANTISED = _fedmf("FedMF, quantised", BLACK, 1.0, {f"k = {k}": _codec(_levels(k)) for k in (4, 12, 40)})
 EDEN = _fedmf("FedMF, EDEN", _MORE[1], 1.0, {f"{k} levels": _codec(f"{{kind: eden, levels: {k}}}") for k in (2, 4)})
-_FINE = ((1, 16), (1, 64), (4, 64))  # coarser ones with error feedback diverge: 27 and 22 % with 5 and 3 levels
+_FINE = ((1, 16), (1, 64), (4, 64))  # with coarser ones error feedback diverges
 SVD = _fedmf("SVD", VERMILLION, 1.0, _factors("svd", ((1, 3), (1, 5), *_FINE)))
 POWER_SGD = _fedmf("PowerSGD", _MORE[2], 1.0, _factors("power_sgd", _FINE, "error_feedback"))
 TOP_K = _fedmf(
