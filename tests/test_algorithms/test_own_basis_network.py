@@ -55,7 +55,7 @@ def test_budgets_are_kept_and_the_error_is_what_the_choice_expects(budget: int) 
     rounding = directions.lengths.sum(axis=1) / (12 * levels**2)
     model = (directions.strength**2 * ((1 + rounding) / p - 1)).sum() / ENERGY
     errors, weights, ranks = [], [], []
-    for key in range(150):
+    for key in range(60):
         sent = send(budget, key)
         assert sent is not None
         payload, rank, received = sent
@@ -74,7 +74,7 @@ def test_the_draw_is_better_than_at_other_levels() -> None:
 
     def measured(levels: int | None) -> float:
         errors = []
-        for key in range(60):
+        for key in range(25):
             if levels is None:
                 sent = send(budget, key)
                 assert sent is not None
@@ -97,12 +97,12 @@ def test_the_draw_is_better_than_at_other_levels() -> None:
 
 
 def test_what_arrives_is_the_change_on_average() -> None:
-    received = [sent[2] for key in range(400) if (sent := send(9000, key))]
-    assert len(received) == 400
+    received = [sent[2] for key in range(150) if (sent := send(9000, key))]
+    assert len(received) == 150
     flat = np.array([np.concatenate([each[name].ravel() for name in UPDATE]) for each in received], dtype=np.float64)
     wanted = np.concatenate([values.ravel() for values in UPDATE.values()])
     error_of_mean, mean_error = np.square(flat.mean(axis=0) - wanted).sum(), np.square(flat - wanted).sum(axis=1).mean()
-    assert 400 * error_of_mean < 1.2 * mean_error
+    assert 150 * error_of_mean < 2 * mean_error  # a dozen rare directions decide it
 
 
 def test_without_a_budget_the_strongest_are_sent_and_with_too_little_nothing() -> None:
