@@ -67,7 +67,7 @@ def test_every_sampler_proposes_the_same_twice_and_after_a_pause(tmp_path: Path,
     assert drawn["whole"] == drawn["paused"]
     assert len(drawn["whole"]) == 14
     assert all(("bits" in each) == (each["kind"] == "coded") for each in drawn["whole"])
-    assert len({each["rate"] for each in drawn["whole"]}) == 14
+    assert len({each["rate"] for each in drawn["whole"][:10]}) == 10  # an estimate may propose a bound twice
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
