@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 
@@ -298,7 +299,8 @@ def test_a_port_that_is_taken(runs: Path, silent_server: int) -> None:
     assert_refused(said, f"port {silent_server} is taken (Address already in use); give another with --port")
 
 
-def test_the_ui_says_where_the_runs_are_and_ends_with_ctrl_c(runs: Path, closed_port: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_ui_says_where_the_runs_are_and_leaves_no_process(runs: Path, closed_port: int, number: int) -> None:
     command = [sys.executable, "-m", "narrowcast", "ui", "--output", str(runs), "--port", str(closed_port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -311,8 +313,11 @@ def test_the_ui_says_where_the_runs_are_and_ends_with_ctrl_c(runs: Path, closed_
             except requests.ConnectionError:
                 assert time.monotonic() < until, "the UI does not answer"
                 time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        servers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
         assert process.wait(30) == 0
+        assert len(servers) > 1
+        assert not psutil.wait_procs(servers, 10)[1]
 
 
 def test_runs_that_no_store_holds_are_one_line(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from narrowcast.commands.terminal import FOLDER
 from narrowcast.platform.errors import RunFailed, UserError
+
+_SECONDS_TO_END = 10.0
 
 
 @click.command()
@@ -35,21 +40,35 @@ def ui(output: Path, port: int) -> None:
     for name, place in pages_of_runs(uri).items():  # the first page is for something else
         click.echo(f"{name}: http://127.0.0.1:{port}/{place}")
     click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
-    command = [
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        uri,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
+    if status := _serve(uri, port):
+        raise RunFailed(f"the MLflow UI stopped with status {status}")
+
+
+def _serve(uri: str, port: int) -> int:
+    """The status of a server that ends by itself; 0 for one that Ctrl-C, SIGTERM or a closed terminal ends."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri),
+            *("--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
+        ],
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # seven processes that evaluate LLMs
+        start_new_session=True,  # it starts others, and all are to end with it
+    )
     try:
-        subprocess.run([sys.executable, "-m", *command], check=True)
-    except subprocess.CalledProcessError as error:
-        raise RunFailed(f"the MLflow UI stopped with status {error.returncode}") from error
+        return server.wait()
     except KeyboardInterrupt:
         click.echo()
+        return 0
+    finally:
+        _end_group(server)
+
+
+def _end_group(leader: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        leader.wait(_SECONDS_TO_END)
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
