@@ -69,6 +69,7 @@ def test_it_is_interrupted_and_goes_on_to_a_table(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "colr-table4.csv")
     assert [row["what"] for row in rows[:2]] == ["HR@10, SCoLR r_g = 64", "HR@10, SCoLR r_g = 32"]
     assert {row["verdict"] for row in rows} == {"shortened to 20 of 1000 rounds"}
+    assert not list(runs.glob("*/checkpoint"))  # nobody goes on from them
     result = json.loads((runs / names[0] / "result.json").read_text())
     shown = next(row for row in rows if row["what"] == "HR@10, SCoLR r_g = 16")
     assert shown["ours"] == f"{100 * result['final']['test.hr@10']:.2f}"

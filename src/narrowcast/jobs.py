@@ -77,8 +77,10 @@ class Job:
         if self.wanted.measure != "accuracy":
             return self._measure()
         if session.is_begun(self.folder):
-            return session.run(session.prepare_resume(self.folder, self.experiment), _unseen)
-        return session.run(session.prepare(self.experiment, self.output), _unseen)
+            prepared = session.prepare_resume(self.folder, self.experiment)
+        else:
+            prepared = session.prepare(self.experiment, self.output)
+        return session.run(prepared, _unseen, keep_state=False)
 
     def _measure(self) -> Mapping[str, Any]:
         experiment = self.experiment

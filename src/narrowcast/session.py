@@ -132,8 +132,11 @@ def free_folder(output: Path, name: str) -> Path:
     return folder
 
 
-def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
-    """Play a run to its end and return its result; on failure or interruption what was reached is kept for a resume."""
+def run(prepared: Prepared, progress: Progress, *, keep_state: bool = True) -> dict[str, Any]:
+    """Play a run to its end and return its result; on failure or interruption what was reached is kept for a resume.
+
+    Without `keep_state` the folder's checkpoints, which may be gigabytes, go once the result is written.
+    """
     experiment = prepared.experiment
     with recorded(prepared, progress) as recorder:
         outcomes = experiment.executor.play(experiment, experiment.played, prepared.task, prepared.state)
@@ -144,7 +147,10 @@ def run(prepared: Prepared, progress: Progress) -> dict[str, Any]:
             except Interrupted as stop:
                 recorder.keep(stop.states[0])
                 raise
-        return recorder.finish()
+        result = recorder.finish()
+        if not keep_state:
+            shutil.rmtree(prepared.folder / "checkpoint")
+        return result
 
 
 def run_together(runs: Sequence[Prepared], progress: Progress) -> list[dict[str, Any] | RunFailed]:

@@ -96,14 +96,17 @@ ML1M = Frontier(
     (SHARED, RANKS, COLR, QUANTISED, EDEN, SVD, POWER_SGD, TOP_K),
     lowest=45.0,
 )
+FLOAT32 = Series("FedMF, float32", "fedmf-ml1m", (), {"d = 64": ("model.embedding_dim=64",)}, {"d = 64": 1.0}, BLACK)
+_RATES = (0.5, 1.0, 1.5, 2.0)
 TRIED = (
-    (QUANTISED, "k = 12", (0.5, 1.0)),
-    (EDEN, "2 levels", (0.5, 1.0)),
-    (SVD, "rank 1, k = 16", (0.5, 1.0)),
-    (COLR, "r = 4", (0.5, 1.0)),
-    (POWER_SGD, "rank 1, k = 16", (0.5, 1.0)),
-    (TOP_K, "2 %", (0.5, 1.0)),
-    (OWN, "2048", (0.75, 1.0)),
-    (RANKS, "256", (0.5, 1.0)),
+    (FLOAT32, "d = 64", _RATES),
+    (OWN, "2048", _RATES),
+    (SVD, "rank 1, k = 16", _RATES),
+    (POWER_SGD, "rank 1, k = 16", _RATES),
+    (EDEN, "2 levels", _RATES),
+    (QUANTISED, "k = 12", _RATES),
+    (COLR, "r = 4", _RATES),
+    (RANKS, "256", _RATES),
+    (TOP_K, "2 %", _RATES),
     (SHARED, "512", (0.35, 0.5, 0.65)),
 )
