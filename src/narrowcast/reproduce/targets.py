@@ -125,7 +125,7 @@ def _rates(tried: Tried, metric: str) -> Target:
     return Target(
         OWN,
         "frontier-ml1m's learning rates of the server, on validation users",
-        f"{len(wanted)} runs a seed, 1 h",
+        f"{len(wanted)} runs a seed, 3 h",
         finish,
         wanted,
     )
@@ -153,7 +153,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "colr-fig3": Target(COLR, "Figure 3: CoLR and FedMF", "13 runs a seed, 8 min", _figure_3, _wanted(FIGURE_3)),
     "colr-fig4": Target(COLR, "Figure 4: CoLR, SVD, Top-K", "18 runs a seed, 25 min", _figure_4, _wanted(FIGURE_4)),
-    "frontier-ml1m": _frontier("accuracy against bits, ml-1m", "2 h", ML1M),
+    "frontier-ml1m": _frontier("accuracy against bits, ml-1m", "3 h", ML1M),
     "frontier-mnist": _frontier("the same of a network on MNIST", "1 h", MNIST),
     "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),
 }
