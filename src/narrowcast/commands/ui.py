@@ -68,7 +68,9 @@ def _serve(uri: str, port: int) -> int:
 def _end_group(leader: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(leader.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        leader.wait(_SECONDS_TO_END)
-    with suppress(ProcessLookupError):
-        os.killpg(leader.pid, signal.SIGKILL)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            leader.wait(_SECONDS_TO_END)
+    finally:  # at a second Ctrl-C, at once
+        with suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
