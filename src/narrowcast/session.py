@@ -135,7 +135,7 @@ def free_folder(output: Path, name: str) -> Path:
 def run(prepared: Prepared, progress: Progress, *, keep_state: bool = True) -> dict[str, Any]:
     """Play a run to its end and return its result; on failure or interruption what was reached is kept for a resume.
 
-    Without `keep_state` the folder's checkpoints, which may be gigabytes, go once the result is written.
+    Without `keep_state` its checkpoints on this machine, which may be gigabytes, go once the result is written.
     """
     experiment = prepared.experiment
     with recorded(prepared, progress) as recorder:
@@ -149,7 +149,7 @@ def run(prepared: Prepared, progress: Progress, *, keep_state: bool = True) -> d
                 raise
         result = recorder.finish()
         if not keep_state:
-            shutil.rmtree(prepared.folder / "checkpoint")
+            shutil.rmtree(checkpoint_place(experiment, prepared.folder))
         return result
 
 
