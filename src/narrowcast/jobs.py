@@ -72,6 +72,10 @@ class Job:
         result: dict[str, Any] = json.loads(path.read_text())
         return result if result.get("rounds") == self.experiment.rounds else None
 
+    def tidy(self) -> None:
+        """Remove what it, killed at its very end, has left beside its result."""
+        session.forget_state(self.experiment, self.folder)
+
     def play(self) -> Mapping[str, Any]:
         """Begin it, or go on with it, and return its result."""
         if self.wanted.measure != "accuracy":

@@ -69,6 +69,9 @@ def reproduce(
 def _play_missing(jobs: list[Job], at_once: int, say: Callable[[str], None]) -> dict[str, Mapping[str, Any]]:
     jobs[0].experiment.data.load()  # missing data is one line here, not one from each process
     results = {job.name: result for job in jobs if (result := job.finished()) is not None}
+    for job in jobs:
+        if job.name in results:
+            job.tidy()
     missing = [job for job in jobs if job.name not in results]
     if not missing:
         say(f"all {len(jobs)} runs were there already")

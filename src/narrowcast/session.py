@@ -138,9 +138,9 @@ def run(prepared: Prepared, progress: Progress, *, keep_state: bool = True) -> d
     Without `keep_state` its checkpoints on this machine, which may be gigabytes, go once the result is written.
     """
     experiment = prepared.experiment
-    with recorded(prepared, progress) as recorder:
+    with recorded(prepared, progress) as recorder, uninterrupted():
         outcomes = experiment.executor.play(experiment, experiment.played, prepared.task, prepared.state)
-        with closing(outcomes), uninterrupted():
+        with closing(outcomes):
             try:
                 for outcome in outcomes:
                     recorder.write(outcome)
@@ -149,8 +149,13 @@ def run(prepared: Prepared, progress: Progress, *, keep_state: bool = True) -> d
                 raise
         result = recorder.finish()
         if not keep_state:
-            shutil.rmtree(checkpoint_place(experiment, prepared.folder))
+            forget_state(experiment, prepared.folder)
         return result
+
+
+def forget_state(experiment: Experiment, folder: Path) -> None:
+    """Remove the checkpoints on this machine of a run that is over, if there are any."""
+    shutil.rmtree(checkpoint_place(experiment, folder), ignore_errors=True)
 
 
 def run_together(runs: Sequence[Prepared], progress: Progress) -> list[dict[str, Any] | RunFailed]:

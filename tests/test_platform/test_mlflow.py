@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,11 +15,11 @@ from mlflow import MlflowClient
 from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
 
 from mlflow_server import MlflowServer
-from narrowcast import session
+from narrowcast import recording, session
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
-from narrowcast.run_result import git_commit
+from narrowcast.run_result import git_commit, write_result
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -116,6 +118,24 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: Played, tmp_path
     assert after.run.info.status == "FINISHED"
     assert after.run.data.params == params
     assert_each_round_is_there_once(after)
+
+
+def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
+    finished: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_interrupted(*args: Any) -> dict[str, Any]:
+        signal.raise_signal(signal.SIGINT)
+        return write_result(*args)
+
+    monkeypatch.setattr(recording, "write_result", write_interrupted)
+    prepared = session.prepare(load("tracking.system_metrics=false"), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        session.run(prepared, nothing, keep_state=False)
+    result = json.loads((prepared.folder / "result.json").read_text())
+    assert result["model_sha256"] == finished.result["model_sha256"]
+    assert not (prepared.folder / "checkpoint").exists()
+    run = MlflowClient(prepared.uri).get_run(result["mlflow_run_id"])
+    assert (run.info.status, run.data.tags["model_sha256"]) == ("FINISHED", result["model_sha256"])
 
 
 @pytest.fixture(scope="module")
