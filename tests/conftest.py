@@ -29,4 +29,4 @@ def _no_process_left() -> Iterator[None]:
     yield
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
     _, alive = psutil.wait_procs(left, timeout=20)
-    assert not alive, f"processes left behind: {[process.cmdline() for process in alive]}"
+    assert not alive, f"processes left behind: {alive}"

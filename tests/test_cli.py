@@ -310,7 +310,7 @@ def test_the_ui_says_where_the_runs_are_and_leaves_no_process(runs: Path, closed
             try:
                 assert requests.get(f"http://127.0.0.1:{closed_port}/", timeout=5).ok
                 break
-            except requests.ConnectionError:
+            except requests.RequestException:
                 assert time.monotonic() < until, "the UI does not answer"
                 time.sleep(0.2)
         servers = psutil.Process(process.pid).children(recursive=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from narrowcast.cluster.runtime import RayRuntime
@@ -14,6 +12,7 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.in_process import LocalRuntime
 from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -41,21 +40,6 @@ def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
     state = outcomes[-1].state
     assert state is not None
     return model_sha256(experiment.algorithm, state)
-
-
-def kill_one(actor: str) -> int:
-    """SIGKILL the first process of this actor class among our descendants."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for process in psutil.Process().children(recursive=True):
-            try:
-                if any(f"ray::{actor}" in part for part in process.cmdline()):
-                    process.send_signal(signal.SIGKILL)
-                    return process.pid
-            except psutil.NoSuchProcess:
-                continue
-        time.sleep(0.05)
-    raise AssertionError(f"no process of {actor} to kill")
 
 
 @pytest.mark.parametrize("actors", [1, 2, 4])

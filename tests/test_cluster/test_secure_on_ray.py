@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
-import psutil
 import pytest
 
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.in_process import LocalRuntime
 from narrowcast.platform.rounds import Runtime, model_sha256, start
+from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -31,9 +30,7 @@ def play(secure: str, runtime: Runtime, *, kill_after: int = 0) -> tuple[str, li
         state = outcome.state or start(algorithm, task)
         if outcome.record.round == kill_after:
             time.sleep(0.05)  # the driver is now at work on the next round
-            processes = psutil.Process().children(recursive=True)
-            hosts = [each for each in processes if any("ray::ClientHost" in part for part in each.cmdline())]
-            hosts[0].send_signal(signal.SIGKILL)
+            kill_one("ClientHost")
     return model_sha256(algorithm, state), records
 
 

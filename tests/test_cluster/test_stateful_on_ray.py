@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.in_process import LocalRuntime
 from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -27,12 +26,7 @@ def play(experiment: Experiment, runtime: Runtime, *, kill_after: int = 0) -> li
         outcomes.append(outcome)
         if outcome.record.round == kill_after:
             time.sleep(0.05)  # the driver is now at work on the next round
-            hosts = [
-                process
-                for process in psutil.Process().children(recursive=True)
-                if any("ray::ClientHost" in part for part in process.cmdline())
-            ]
-            hosts[0].send_signal(signal.SIGKILL)
+            kill_one("ClientHost")
     return outcomes
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-import psutil
 import pytest
 
 from narrowcast.cluster.runtime import RayRuntime
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.in_process import LocalRuntime
 from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -38,8 +38,7 @@ def play(experiment: Experiment, runtime: Runtime, *, kill: str = "") -> list[Ou
         outcomes.append(outcome)
         if kill and outcome.record.round == 3:
             time.sleep(0.05)  # the driver is now at work on the next round
-            family = psutil.Process().children(recursive=True)
-            next(each for each in family if any(f"ray::{kill}" in part for part in each.cmdline())).kill()
+            kill_one(kill)
     return outcomes
 
 

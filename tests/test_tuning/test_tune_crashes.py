@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 
 from mlflow_server import MlflowServer
 from postgres import Postgres
+from ray_actors import actor_processes
 from test_tuning.studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, write_study
 
 pytestmark = [
@@ -66,20 +67,15 @@ def test_killed_worker_and_killed_study(tmp_path: Path) -> None:
     folder = tmp_path / "digits"
     with tuning(*words) as process:
         wait_until(lambda: ended(folder) >= 1, process)
-        hosts = [
-            child
-            for child in psutil.Process(process.pid).children(recursive=True)
-            if "_StepHost" in " ".join(child.cmdline())
-        ]
+        hosts = actor_processes("_StepHost", process.pid)
         assert len(hosts) == 2
         hosts[0].kill()
         wait_until(lambda: ended(folder) >= 3, process)
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
-        gone, left = psutil.wait_procs(children, timeout=10)
-        assert {host.pid for host in hosts[1:]} <= {child.pid for child in gone}
-        for child in left:  # Ray's agents take minutes to notice
+        assert not psutil.wait_procs(hosts[1:], timeout=30)[1]
+        for child in psutil.wait_procs(children, timeout=5)[1]:  # Ray's agents take minutes to notice
             child.kill()
     with tuning(*words) as process:
         said, _ = process.communicate(timeout=200)
