@@ -24,10 +24,10 @@ def results(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     labels = {"full": run(1.0, 65, 66)}
     for series, setting, value in (
         (OURS, "4", run(1 / 4, 62, 64)),
-        (OURS, "16", run(1 / 16, 50, 52)),
-        (RIVAL, "a", run(1 / 2, 60, 60)),
-        (RIVAL, "b", run(1 / 8, 56, 56)),
-        (RIVAL, "c", run(1 / 8, 55, 55)),
+        (OURS, "16", run(1 / 16, 51, 51)),
+        (RIVAL, "a", run(1 / 2, 59, 61)),
+        (RIVAL, "b", run(1 / 8, 55, 57)),
+        (RIVAL, "c", run(1 / 8, 54, 56)),
     ):
         labels[series.wanted(setting).label] = changes.get(setting, value)
     return labels
@@ -36,10 +36,10 @@ def results(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def test_rivals_are_read_at_the_bits_that_were_taken() -> None:
     verdicts = {verdict.what: verdict for verdict in STUDY.judge(results())}
     at_4 = verdicts["1/4: ours, took 1/4"]
-    assert at_4.verdict == "above the next best, rival with 58.00"  # half way between 1/8 and 1/2
+    assert at_4.verdict == "above the next best, rival with 58.00: +5.00 ± 0.00"  # half way between 1/8 and 1/2
     assert (at_4.paper, at_4.difference, at_4.by_seed) == ("60.00", "+3.00", (62.0, 64.0))
     at_16 = verdicts["1/16: ours, took 1/16"]
-    assert at_16.verdict == "above the next best, rival with 0.00"  # it cannot send so little
+    assert at_16.verdict == "above the next best, rival with 0.00: +51.00 ± 0.00"  # it cannot send so little
     assert verdicts["rival, a"].verdict == "for 1/2"
 
 
@@ -52,17 +52,29 @@ def test_scolr_is_no_rival_of_itself() -> None:
             **{name.wanted(each).label: run(1 / 9, 80, 80) for each in "bc"},
         }
     )
-    assert any(verdict.verdict == "above the next best, rival with 58.00" for verdict in judged)
+    assert any(verdict.verdict == "above the next best, rival with 58.00: +5.00 ± 0.00" for verdict in judged)
     assert any(verdict.what == "SCoLR otherwise, a" for verdict in judged)
 
 
 def test_losing_and_being_level_are_said() -> None:
-    lost = STUDY.judge(results(**{"4": run(1 / 4, 50, 51)}))
-    assert any(verdict.verdict == "below the next best, rival with 58.00" for verdict in lost)
-    level = STUDY.judge(results(**{"4": run(1 / 4, 56, 61)}))
-    assert any(verdict.verdict == "level with the next best, rival with 58.00" for verdict in level)
+    lost = STUDY.judge(results(**{"4": run(1 / 4, 50, 52)}))
+    assert any(verdict.verdict == "below the next best, rival with 58.00: -7.00 ± 0.00" for verdict in lost)
     more = STUDY.judge(results(**{"a": run(1 / 2, 40, 40)}))  # more bits that serve worse need not be sent
-    assert any(verdict.verdict == "above the next best, rival with 56.00" for verdict in more)
+    assert any(verdict.verdict == "above the next best, rival with 56.00: +7.00 ± 0.00" for verdict in more)
+
+
+def test_the_differences_of_the_same_seeds_decide() -> None:
+    ours = replace(OURS, settings={"4": OURS.settings["4"]}, rates={"4": 1.0})
+    rival = replace(RIVAL, settings={"a": ()}, rates={"a": 1.0})
+    study = replace(STUDY, budgets=(4,), best=ours, others=(rival,))
+
+    def said(*accuracies: float) -> str:
+        values = {ours.wanted("4").label: run(1 / 4, *accuracies), rival.wanted("a").label: run(1 / 4, 50, 60, 70)}
+        return study.judge({"full": run(1.0, 65, 65, 65), **values})[1].verdict
+
+    # Student's t at two degrees of freedom is 4.303; the differences' standard deviation is 0.1, and then 10.
+    assert said(51.0, 61.1, 70.9) == "above the next best, rival with 60.00: +1.00 ± 0.25"
+    assert said(71.0, 61.0, 51.0) == "level with the next best, rival with 60.00: +1.00 ± 49.68"
 
 
 def test_the_plot_is_drawn(tmp_path: Path) -> None:

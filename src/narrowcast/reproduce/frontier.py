@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtrit
 
 from narrowcast.platform.tracking.plots import BLACK, new_figure
+from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.verdict import Verdict, mean_and_spread
 from narrowcast.reproduce.wanted import Results, Wanted
 
@@ -81,17 +83,14 @@ class Frontier:
             ours, share = _accuracies(results[wanted.label], self.metric), self._share(results, wanted)
             others = [series for series in self.others if not series.name.startswith("SCoLR")]
             rivals = {series.name: self._at(results, series, share) for series in others}
-            name = max(rivals, key=lambda each: rivals[each])
-            ahead = float(np.mean(ours)) - rivals[name]
-            spread = float(np.std(ours, ddof=1)) if len(ours) > 1 else 0.0
-            order = "level with" if abs(ahead) <= spread else "above" if ahead > 0 else "below"
+            name = max(rivals, key=lambda each: float(np.mean(rivals[each])))
             aim = self.aims.get(budget)
             verdicts.append(
                 Verdict(
                     f"1/{budget}: {self.best.name}, took 1/{1 / share:.0f}",
                     "" if aim is None else f"{aim:.2f}",
                     mean_and_spread(ours),
-                    f"{order} the next best, {name} with {rivals[name]:.2f}",
+                    _against(np.array(ours) - rivals[name], f"{name} with {np.mean(rivals[name]):.2f}"),
                     "" if aim is None else f"{np.mean(ours) - aim:+.2f}",
                     tuple(ours),
                 )
@@ -141,15 +140,16 @@ class Frontier:
         runs = results[wanted.label]
         return float(np.mean([run["uplink_bits"] / (run["rounds"] * self.full_bits) for run in runs]))
 
-    def _at(self, results: Results, series: Series, share: float) -> float:
-        """A series' accuracy for so much: on straight lines in the logarithm of the bits; nothing below its least."""
+    def _at(self, results: Results, series: Series, share: float) -> FloatArray:
+        """A series' accuracies for so much: on straight lines in the logarithm of the bits; nothing below its least."""
         shares = np.array([self._share(results, series.wanted(each)) for each in series.settings])
-        means = np.array(
-            [np.mean(_accuracies(results[series.wanted(each).label], self.metric)) for each in series.settings]
-        )
         order = np.argsort(shares)
-        best_so_far = np.maximum.accumulate(means[order])  # more bits than are useful need not be sent
-        return float(np.interp(np.log(share), np.log(shares[order]), best_so_far, left=0.0))
+        values = np.array([_accuracies(results[series.wanted(each).label], self.metric) for each in series.settings])
+        values, means = values[order], values[order].mean(axis=1)
+        # More bits than are useful need not be sent.
+        best_so_far = [int(np.argmax(means[: place + 1])) for place in range(len(means))]
+        log_shares = np.log(shares[order])
+        return np.array([np.interp(np.log(share), log_shares, each, left=0.0) for each in values[best_so_far].T])
 
 
 Tried = tuple[tuple[Series, str, tuple[float, ...]], ...]
@@ -178,6 +178,15 @@ def judge_rates(tried: Tried, results: Results, metric: str) -> list[Verdict]:
 def band(allocation: str, seconds_for_all: float, budgets: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
     """Settings on a shared band that carries a cohort's full updates in so many seconds, for 1 / budget of them."""
     return {f"{each}": (_BAND % (allocation, seconds_for_all / each),) for each in budgets}
+
+
+def _against(ahead: FloatArray, rival: str) -> str:
+    """Where the differences of the same seeds put us: level where their mean's 95 % interval has zero in it."""
+    mean, half = float(np.mean(ahead)), 0.0
+    if len(ahead) > 1:
+        half = float(stdtrit(len(ahead) - 1, 0.975) * np.std(ahead, ddof=1) / np.sqrt(len(ahead)))
+    order = "level with" if abs(mean) <= half else "above" if mean > 0 else "below"
+    return f"{order} the next best, {rival}: {mean:+.2f}" + (f" ± {half:.2f}" if len(ahead) > 1 else "")
 
 
 def _accuracies(runs: object, metric: str) -> list[float]:

@@ -22,7 +22,7 @@ from narrowcast.reproduce.colr_accuracy import (
     plot_points,
 )
 from narrowcast.reproduce.frontier import Frontier, Tried, judge_rates
-from narrowcast.reproduce.frontier_ml1m import ML1M, TRIED
+from narrowcast.reproduce.frontier_ml1m import ML1M, TRIED, TUNED
 from narrowcast.reproduce.frontier_mnist import MNIST
 from narrowcast.reproduce.verdict import Verdict
 from narrowcast.reproduce.wanted import Results, Wanted
@@ -156,5 +156,6 @@ TARGETS: Mapping[str, Target] = {
     "frontier-ml1m": _frontier("accuracy against bits, ml-1m", "3 h", ML1M),
     "frontier-mnist": _frontier("the same of a network on MNIST", "1 h", MNIST),
     "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),
+    "frontier-ml1m-tuned": _frontier("frontier-ml1m at the learning rates that are best", "1 h", TUNED),
 }
 """`takes` is for three seeds on 2 cores."""
