@@ -19,6 +19,7 @@ from narrowcast import recording, session
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import mlflow_run
 from narrowcast.run_result import git_commit, write_result
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
@@ -91,6 +92,23 @@ def test_artifacts_are_the_files_of_the_run(finished: Played, tmp_path: Path) ->
     local = {path.relative_to(finished.folder): path.read_bytes() for path in finished.folder.rglob("*.*")}
     assert any(path.parent.name == "plots" for path in stored)
     assert stored == {path: local[path] for path in local if path.name not in ("journal.jsonl", "tracking.json")}
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_too_large_for_the_store_stays_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mlflow_run, "_LARGEST_ARTIFACT_BYTES", 400_000)
+    played = play(tmp_path, load("tracking.system_metrics=false"))
+    large = {name for name, size in sizes(played.folder).items() if size > 400_000}
+    assert {name.partition("-")[0] for name in large} == {"round"}
+    copy = Path(played.client.download_artifacts(played.run.info.run_id, "", str(tmp_path / "copy")))
+    assert sizes(copy).keys() == sizes(played.folder).keys() - large - {"journal.jsonl", "tracking.json"}
+    assert caplog.text.count("is not sent to MLflow; it stays there") == len(large)
+    assert played.run.info.status == "FINISHED"
 
 
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: Played, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ _RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PARAMS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000  # of one request, by MLflow's own limit
+_LARGEST_ARTIFACT_BYTES = 10**9  # what error feedback keeps of all clients is more, and of use to a resume alone
 
 # One line of ours says that the store is down; theirs would be many, with the password in some.
 for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
@@ -308,15 +309,19 @@ def reopen_run(uri: str, run_id: str) -> None:
 def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], metrics: Mapping[str, float]) -> bool:
     """Log the run's folder as artifacts and what is known at its end, and end the MLflow run; False where it is down.
 
-    The metrics bear the time of `result.json`, so that closing a run twice leaves one copy of them.
+    Files of more than 1 GB stay in the folder. The metrics bear the time of `result.json`, so that closing a run twice
+    leaves one copy of them.
     """
     client = MlflowClient(uri)
     try:
-        for path in sorted(folder.iterdir()):
-            if path.is_dir():
-                client.log_artifacts(cursor.run_id, str(path), path.name)
-            elif path.name not in (_CURSOR, "journal.jsonl"):
-                client.log_artifact(cursor.run_id, str(path))
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file() or path.name in (_CURSOR, "journal.jsonl"):
+                continue
+            if path.stat().st_size > _LARGEST_ARTIFACT_BYTES:
+                logger.warning("%s (%.1f GB) is not sent to MLflow; it stays there", path, path.stat().st_size / 1e9)
+                continue
+            within = path.parent.relative_to(folder).as_posix()
+            client.log_artifact(cursor.run_id, str(path), None if within == "." else within)
         finished = int((folder / "result.json").stat().st_mtime * 1000) if metrics else 0
         client.log_batch(
             cursor.run_id,
