@@ -34,6 +34,7 @@ KEPT = 2
 _FORMAT = "narrowcast-3"
 _NAME = re.compile(r"round-\d{9}\.[0-9a-f]{64}\.safetensors")
 _OURS = "round-"
+_TEMPORARY = "narrowcast-checkpoint-"
 _EARLIER = "state.safetensors"  # what the formats before this one were named
 _TENSORS = ("participants", "last_round", "update_bits")
 _NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
@@ -66,7 +67,8 @@ def load_checkpoint(place: str | Path) -> tuple[RunState, str]:
     refused = []
     for name in reversed(names):
         try:
-            loaded = _unpacked(folder.read(name), name)
+            with folder.at_hand(name) as path:
+                loaded = _unpacked(path, name)
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             refused.append(f"{name} is damaged ({error})")
             continue
@@ -122,11 +124,16 @@ class Folder:
         """Whether there is a file of this name."""
         return name in self._names()
 
-    def read(self, name: str) -> bytes:
-        """The content of a file."""
-        with _as_os_errors():
-            content: bytes = self.files.cat_file(f"{self.path}/{name}")
-            return content
+    @contextmanager
+    def at_hand(self, name: str) -> Iterator[Path]:
+        """Where on this machine a file can be read; one from elsewhere is gone again afterwards."""
+        if isinstance(self.files, LocalFileSystem):
+            yield Path(self.path, name)
+            return
+        with TemporaryDirectory(prefix=_TEMPORARY) as folder:
+            with _as_os_errors():
+                self.files.get_file(f"{self.path}/{name}", str(copy := Path(folder, name)))
+            yield copy
 
     def write_empty(self, name: str) -> None:
         """Write a file of nothing, to see whether that can be done."""
@@ -145,7 +152,7 @@ class Folder:
                 part.unlink(missing_ok=True)
                 raise
             return
-        with TemporaryDirectory(prefix="narrowcast-checkpoint-") as folder:
+        with TemporaryDirectory(prefix=_TEMPORARY) as folder:
             name = _saved(part := Path(folder, "part"), round_index, tensors, metadata)
             with _as_os_errors():  # an object store shows a put when it is through
                 self.files.makedirs(self.path, exist_ok=True)
@@ -184,8 +191,12 @@ def _saved(part: Path, round_index: int, tensors: Arrays, metadata: dict[str, st
         save_file(dict(tensors), part, metadata)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    with part.open("rb") as file:
-        return f"{_OURS}{round_index:09d}.{hashlib.file_digest(file, 'sha256').hexdigest()}.safetensors"
+    return f"{_OURS}{round_index:09d}.{_sha256(part)}.safetensors"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _of_state(state: RunState, digest: str) -> tuple[Arrays, dict[str, str]]:
@@ -202,11 +213,11 @@ def _of_state(state: RunState, digest: str) -> tuple[Arrays, dict[str, str]]:
     return tensors, metadata
 
 
-def _unpacked(content: bytes, name: str) -> tuple[RunState, str]:
+def _unpacked(path: Path, name: str) -> tuple[RunState, str]:
     """Raises `ValueError`, `KeyError` or `SafetensorError` for anything but what was saved under this name."""
-    if (found := hashlib.sha256(content).hexdigest()) != name.split(".")[1]:
-        raise ValueError(f"its {len(content)} bytes have another sha256, {found[:12]}...")
-    tensors, metadata = read_tensors(content)
+    if (found := _sha256(path)) != name.split(".")[1]:
+        raise ValueError(f"its {path.stat().st_size} bytes have another sha256, {found[:12]}...")
+    tensors, metadata = read_tensors(path)
     if metadata.get("format") != _FORMAT:
         raise ValueError(f'format "{metadata.get("format")}"; this version reads {_FORMAT}')
     state = RunState(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
-from safetensors.numpy import load
+from safetensors import safe_open
 
 from narrowcast.platform.interruption import uninterrupted
 
@@ -48,8 +47,7 @@ def _sync(place: Path) -> None:
         os.close(descriptor)
 
 
-def read_tensors(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file; raises `SafetensorError` or `ValueError` where it is none."""
-    tensors = load(content)
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return tensors, header.get("__metadata__", {})
+def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file, held once; raises `SafetensorError` where it is none."""
+    with safe_open(path, "numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

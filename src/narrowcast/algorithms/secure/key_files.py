@@ -76,16 +76,14 @@ def read_key_files(folder: Path, scheme: Protection) -> Keys:
             if (mode := each.stat().st_mode) & forbidden:
                 right = "600" if each is path else "700"
                 raise UserError(f"others may {what} the keys: {each} has mode {mode & 0o777:o}; chmod {right} it")
-        content = path.read_bytes()
+        tensors, header = read_tensors(path)
+        keys = Keys(tensors["root"].tobytes(), tensors["context"].tobytes())
+        whole = header["format"] == _FORMAT and header["sha256"] == _sha256(keys)
     except FileNotFoundError:
         raise UserError(f"secure.keys: there is no {path}; {advice}") from None
     except OSError as error:
         raise UserError(f"secure.keys: cannot read {path} ({error.strerror}); {advice}") from error
-    try:
-        tensors, header = read_tensors(content)
-        keys = Keys(tensors["root"].tobytes(), tensors["context"].tobytes())
-        whole = header["format"] == _FORMAT and header["sha256"] == _sha256(keys)
-    except (SafetensorError, ValueError, KeyError):
+    except (SafetensorError, KeyError):
         whole = False
     if not whole:
         raise UserError(f"secure.keys: {path} is damaged, or was not written to its end; {advice}")
