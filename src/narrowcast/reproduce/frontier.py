@@ -142,14 +142,13 @@ class Frontier:
 
     def _at(self, results: Results, series: Series, share: float) -> FloatArray:
         """A series' accuracies for so much: on straight lines in the logarithm of the bits; nothing below its least."""
-        shares = np.array([self._share(results, series.wanted(each)) for each in series.settings])
-        order = np.argsort(shares)
-        values = np.array([_accuracies(results[series.wanted(each).label], self.metric) for each in series.settings])
-        values, means = values[order], values[order].mean(axis=1)
+        wanted = sorted(map(series.wanted, series.settings), key=lambda each: self._share(results, each))
+        log_shares = np.log([self._share(results, each) for each in wanted])
+        values = np.array([_accuracies(results[each.label], self.metric) for each in wanted])
+        means = values.mean(axis=1)
         # More bits than are useful need not be sent.
-        best_so_far = [int(np.argmax(means[: place + 1])) for place in range(len(means))]
-        log_shares = np.log(shares[order])
-        return np.array([np.interp(np.log(share), log_shares, each, left=0.0) for each in values[best_so_far].T])
+        useful = [int(np.argmax(means[: place + 1])) for place in range(len(means))]
+        return np.array([np.interp(np.log(share), log_shares, each, left=0.0) for each in values[useful].T])
 
 
 Tried = tuple[tuple[Series, str, tuple[float, ...]], ...]
