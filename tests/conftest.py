@@ -16,8 +16,10 @@ if _BESIDE.is_dir():
     os.environ.setdefault("NARROWCAST_DATA", str(_BESIDE))
 if "PYTEST_XDIST_WORKER" in os.environ:  # threads of several workers that wait for each other take twice the time
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job; what tests start would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background job, or nohup, ignores signals, and what tests start would inherit that.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 os.environ.pop("RAY_ADDRESS", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"] = "1"

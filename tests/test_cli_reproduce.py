@@ -121,7 +121,7 @@ def test_the_list_says_what_each_takes() -> None:
         "wireless-table1",
         "wireless-figures",
         *(f"colr-{name}" for name in ("table2", "table3", "table4", "fig2", "fig3", "fig4")),
-        *(f"frontier-{name}" for name in ("ml1m", "mnist", "ml1m-rates")),
+        *(f"frontier-{name}" for name in ("ml1m", "mnist", "ml1m-rates", "ml1m-tuned")),
     ]
     starts = ("wireless", "colr", "frontier")
     assert [line.split()[0] for line in said.out.splitlines() if line.startswith(starts)] == names
