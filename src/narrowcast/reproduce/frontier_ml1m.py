@@ -113,7 +113,7 @@ def _at_rate(series: Series, rate: float, *settings: str) -> Series:
 FLOAT32 = Series("FedMF, float32", "fedmf-ml1m", (), {"d = 64": ("model.embedding_dim=64",)}, {"d = 64": 1.0}, BLACK)
 _RATES = (0.5, 1.0, 1.5, 2.0)
 TRIED = (
-    (FLOAT32, "d = 64", _RATES),
+    (FLOAT32, "d = 64", (*_RATES, 2.5)),
     (OWN, "2048", _RATES),
     (SVD, "rank 1, k = 16", _RATES),
     (POWER_SGD, "rank 1, k = 16", _RATES),
