@@ -20,7 +20,7 @@ from narrowcast import session
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.whole_files import write_atomically
-from narrowcast.recording import write_config
+from narrowcast.recording import forget_state, write_config
 from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.timing import measure_times
 from narrowcast.reproduce.wanted import Wanted
@@ -74,7 +74,7 @@ class Job:
 
     def tidy(self) -> None:
         """Remove what it, killed at its very end, has left beside its result."""
-        session.forget_state(self.experiment, self.folder)
+        forget_state(self.experiment, self.folder)
 
     def play(self) -> Mapping[str, Any]:
         """Begin it, or go on with it, and return its result."""

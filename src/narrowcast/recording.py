@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from narrowcast.platform.checkpoint import save_checkpoint
 from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import Outcome
 from narrowcast.platform.run_state import RunState
 from narrowcast.platform.tracking.journal import Journal, alone
@@ -45,6 +47,11 @@ def checkpoint_place(experiment: Experiment, folder: Path) -> str:
     """Where the checkpoints of the run in this folder are."""
     elsewhere = experiment.checkpoint_path
     return str(folder / "checkpoint") if elsewhere is None else f"{elsewhere}/{folder.name}"
+
+
+def forget_state(experiment: Experiment, folder: Path) -> None:
+    """Remove the checkpoints on this machine of a run that is over, if there are any."""
+    shutil.rmtree(checkpoint_place(experiment, folder), ignore_errors=True)
 
 
 @dataclass
@@ -94,11 +101,14 @@ class Recorder:
                 f"cannot write a checkpoint to {place} ({error}); make room, then resume the run"
             ) from error
 
-    def finish(self) -> dict[str, Any]:
-        """Write tables, plots and `result.json`."""
+    def finish(self, *, keep_state: bool = True) -> dict[str, Any]:
+        """Write tables, plots and `result.json`, and forget the state unless it is kept; no signal comes in between."""
         each = self.prepared
         run_id = self.sender.cursor.run_id
-        self.result = write_result(each.folder, each.experiment, each.task, self.journal, self.state, run_id)
+        with uninterrupted():
+            self.result = write_result(each.folder, each.experiment, each.task, self.journal, self.state, run_id)
+            if not keep_state:
+                forget_state(each.experiment, each.folder)
         return self.result
 
 

@@ -138,24 +138,16 @@ def run(prepared: Prepared, progress: Progress, *, keep_state: bool = True) -> d
     Without `keep_state` its checkpoints on this machine, which may be gigabytes, go once the result is written.
     """
     experiment = prepared.experiment
-    with recorded(prepared, progress) as recorder, uninterrupted():
+    with recorded(prepared, progress) as recorder:
         outcomes = experiment.executor.play(experiment, experiment.played, prepared.task, prepared.state)
-        with closing(outcomes):
+        with closing(outcomes), uninterrupted():
             try:
                 for outcome in outcomes:
                     recorder.write(outcome)
             except Interrupted as stop:
                 recorder.keep(stop.states[0])
                 raise
-        result = recorder.finish()
-        if not keep_state:
-            forget_state(experiment, prepared.folder)
-        return result
-
-
-def forget_state(experiment: Experiment, folder: Path) -> None:
-    """Remove the checkpoints on this machine of a run that is over, if there are any."""
-    shutil.rmtree(checkpoint_place(experiment, folder), ignore_errors=True)
+        return recorder.finish(keep_state=keep_state)
 
 
 def run_together(runs: Sequence[Prepared], progress: Progress) -> list[dict[str, Any] | RunFailed]:
