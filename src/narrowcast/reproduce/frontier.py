@@ -107,15 +107,12 @@ class Frontier:
         """Mean and standard deviation over the seeds against what was sent."""
         figure, (axes,) = new_figure(self.title, panels=1)
         for series in self._series:
-            wanted = [series.wanted(setting) for setting in series.settings]
-            shares = np.array([self._share(results, each) for each in wanted])
-            values = [_accuracies(results[each.label], self.metric) for each in wanted]
-            order, spread = np.argsort(shares), np.array([np.std(each, ddof=min(1, len(each) - 1)) for each in values])
-            means = np.array([np.mean(each) for each in values])
+            shares, values = self._points(results, series)
+            means, spread = values.mean(axis=1), values.std(axis=1, ddof=min(1, values.shape[1] - 1))
             spread = np.where(means < self.lowest, 0.0, spread)
             wide = 2.4 if series is self.best else 1.4
             axes.errorbar(
-                shares[order], means[order], spread[order],
+                shares, means, spread,
                 color=series.colour, marker=".", capsize=2, linewidth=wide, label=series.name,
             )  # fmt: skip
             below = shares[means < self.lowest]
@@ -140,15 +137,19 @@ class Frontier:
         runs = results[wanted.label]
         return float(np.mean([run["uplink_bits"] / (run["rounds"] * self.full_bits) for run in runs]))
 
+    def _points(self, results: Results, series: Series) -> tuple[FloatArray, FloatArray]:
+        """What the settings of a series took, ascending [S], and their accuracies [S, seeds]."""
+        wanted = sorted(map(series.wanted, series.settings), key=lambda each: self._share(results, each))
+        shares = np.array([self._share(results, each) for each in wanted])
+        return shares, np.array([_accuracies(results[each.label], self.metric) for each in wanted])
+
     def _at(self, results: Results, series: Series, share: float) -> FloatArray:
         """A series' accuracies for so much: on straight lines in the logarithm of the bits; nothing below its least."""
-        wanted = sorted(map(series.wanted, series.settings), key=lambda each: self._share(results, each))
-        log_shares = np.log([self._share(results, each) for each in wanted])
-        values = np.array([_accuracies(results[each.label], self.metric) for each in wanted])
+        shares, values = self._points(results, series)
         means = values.mean(axis=1)
         # More bits than are useful need not be sent.
         useful = [int(np.argmax(means[: place + 1])) for place in range(len(means))]
-        return np.array([np.interp(np.log(share), log_shares, each, left=0.0) for each in values[useful].T])
+        return np.array([np.interp(np.log(share), np.log(shares), each, left=0.0) for each in values[useful].T])
 
 
 Tried = tuple[tuple[Series, str, tuple[float, ...]], ...]

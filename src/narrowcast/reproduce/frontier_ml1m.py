@@ -100,7 +100,7 @@ ML1M = Frontier(
 )
 
 
-def _at_rate(series: Series, rate: float, *settings: str) -> Series:
+def _tuned(series: Series, rate: float, *settings: str) -> Series:
     """Some settings of a series at another learning rate of the server."""
     return replace(
         series,
@@ -128,13 +128,13 @@ TUNED = replace(
     ML1M,
     title="Accuracy against uplink, MovieLens-1M, at the best learning rates",
     budgets=(64, 1024, 2048),
-    reference=_at_rate(FLOAT32, 2.0, "d = 64").wanted("d = 64"),
-    best=_at_rate(OWN, 1.5, "64", "1024", "2048", "3072", "4096"),
+    reference=_tuned(FLOAT32, 2.0, "d = 64").wanted("d = 64"),
+    best=_tuned(OWN, 1.5, "64", "1024", "2048", "3072", "4096"),
     others=(
-        _at_rate(QUANTISED, 1.5, "k = 12"),
-        _at_rate(EDEN, 1.5, "2 levels"),
-        _at_rate(SVD, 1.5, "rank 1, k = 5", "rank 1, k = 16", "rank 1, k = 64"),
-        _at_rate(POWER_SGD, 1.5, "rank 1, k = 64"),
+        _tuned(QUANTISED, 1.5, "k = 12"),
+        _tuned(EDEN, 1.5, "2 levels"),
+        _tuned(SVD, 1.5, "rank 1, k = 5", "rank 1, k = 16", "rank 1, k = 64"),
+        _tuned(POWER_SGD, 1.5, "rank 1, k = 64"),
     ),
     lowest=59.0,
 )

@@ -317,8 +317,8 @@ def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], m
         for path in sorted(folder.rglob("*")):
             if not path.is_file() or path.name in (_CURSOR, "journal.jsonl"):
                 continue
-            if path.stat().st_size > _LARGEST_ARTIFACT_BYTES:
-                logger.warning("%s (%.1f GB) is not sent to MLflow; it stays there", path, path.stat().st_size / 1e9)
+            if (size := path.stat().st_size) > _LARGEST_ARTIFACT_BYTES:
+                logger.warning("%s (%.1f GB) is not sent to MLflow; it stays there", path, size / 1e9)
                 continue
             within = path.parent.relative_to(folder).as_posix()
             client.log_artifact(cursor.run_id, str(path), None if within == "." else within)
