@@ -57,8 +57,10 @@ def test_scolr_is_no_rival_of_itself() -> None:
 
 
 def test_losing_and_being_level_are_said() -> None:
-    lost = STUDY.judge(results(**{"4": run(1 / 4, 50, 52)}))
-    assert any(verdict.verdict == "below the next best, rival with 58.00: -7.00 ± 0.00" for verdict in lost)
+    lost = STUDY.judge(results(**{"4": run(1 / 4, 50, 51)}))
+    assert any(verdict.verdict == "below the next best, rival with 58.00: -7.50 ± 6.35" for verdict in lost)
+    level = STUDY.judge(results(**{"4": run(1 / 4, 56, 61)}))
+    assert any(verdict.verdict == "level with the next best, rival with 58.00: +0.50 ± 19.06" for verdict in level)
     more = STUDY.judge(results(**{"a": run(1 / 2, 40, 40)}))  # more bits that serve worse need not be sent
     assert any(verdict.verdict == "above the next best, rival with 56.00: +7.00 ± 0.00" for verdict in more)
 
