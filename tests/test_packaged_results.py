@@ -1,0 +1,65 @@
+"""Every packaged experiment gives the model, the bits and the simulated time that were written down for it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import pytest
+import torch
+from command_line import narrowcast
+
+EXPECTED = Path(__file__).with_name("packaged_results.csv")
+ROUNDS = {"colr-ckks-ml1m": 2, "scolr-masked-ml1m": 5, "scolr-mnist": 3, "scolr-channel-ml1m": 10}
+FIELDS = ("model_sha256", "uplink_bits", "downlink_bits", "simulated_seconds")
+
+
+def processor() -> str:
+    """The kernels that this machine takes: float32 sums are ordered differently on others, so models differ too."""
+    return f"{llvmlite.binding.get_host_cpu_name()}/{torch.backends.cpu.get_cpu_capability()}"
+
+
+def rows() -> list[dict[str, str]]:
+    with EXPECTED.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def result_of(name: str, executor: str, rounds: int, output: Path) -> Mapping[str, Any]:
+    """The result of a packaged experiment, shortened to so many rounds."""
+    actors = ["executor.actors=2"] if executor == "ray" else []
+    words = [f"rounds={rounds}", f"evaluate_every={rounds}", "tracking.system_metrics=false", *actors]
+    said = narrowcast("run", name, "--executor", executor, "--output", output, *words)
+    assert said.status == 0, said.err
+    result: Mapping[str, Any] = json.loads((output / name / "result.json").read_text())
+    return result
+
+
+def assert_as_written_down(row: Mapping[str, str], executor: str, output: Path) -> None:
+    result = result_of(row["experiment"], executor, int(row["rounds"]), output)
+    if row["processor"] == processor():
+        assert {field: str(result[field]) for field in FIELDS} == {field: row[field] for field in FIELDS}
+    else:  # entropy-coded uploads, and with them the time, follow the last bit of every value
+        for field in FIELDS[1:]:
+            assert result[field] == pytest.approx(float(row[field]), rel=1e-3), field
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row["experiment"])
+def test_in_this_process(row: dict[str, str], tmp_path: Path) -> None:
+    assert_as_written_down(row, "local", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row["experiment"])
+def test_on_two_actors(row: dict[str, str], tmp_path: Path) -> None:
+    assert_as_written_down(row, "ray", tmp_path)
+
+
+def test_every_packaged_experiment_is_written_down() -> None:
+    from narrowcast.experiment import packaged_experiments
+
+    assert sorted(row["experiment"] for row in rows()) == sorted(packaged_experiments())
