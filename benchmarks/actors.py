@@ -25,20 +25,20 @@ from rich.console import Console
 from rich.table import Table
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.in_process import InProcess, LocalRuntime
+from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
 from narrowcast.platform.population import Population
-from narrowcast.platform.rounds import Runtime, cut, model_sha256, start
+from narrowcast.platform.rounds import Backend, cut, model_sha256, start
 from narrowcast.platform.threads import one_thread
 from peers.workload import WORKLOADS, Workload, make_task, partitioned, plan
 
 SPEEDUP, OVERHEAD_MS = 1.6, 4.0
 """Targets: two actors over one, and what Ray may add to a round."""
-RUNTIMES: dict[str, Runtime] = {
-    "in process": LocalRuntime(),
-    "Ray, 1 actor": RayRuntime(actors=1),
-    "Ray, 2 actors": RayRuntime(actors=2),
+BACKENDS: dict[str, Backend] = {
+    "in process": LocalBackend(),
+    "Ray, 1 actor": RayBackend(actors=1),
+    "Ray, 2 actors": RayBackend(actors=2),
 }
 
 
@@ -50,8 +50,8 @@ def main() -> None:
     for workload in (small, large):
         task, hashes = make_task(workload, partitioned(workload)), set()
         for _ in range(arguments.repeats):
-            for kind, runtime in RUNTIMES.items():
-                seconds, digest = seconds_per_round(runtime, workload, task, rounds[workload.name])
+            for kind, backend in BACKENDS.items():
+                seconds, digest = seconds_per_round(backend, workload, task, rounds[workload.name])
                 hashes.add(digest)
                 figures[workload.name].setdefault(kind, []).append(seconds)
                 print(f"{workload.name}: {kind} {1e3 * seconds:.2f} ms, load {os.getloadavg()[0]:.1f}", flush=True)
@@ -80,11 +80,11 @@ def main() -> None:
         arguments.json.write_text(json.dumps(report, indent=2))
 
 
-def seconds_per_round(runtime: Runtime, workload: Workload, task: Task, n_rounds: int) -> tuple[float, str]:
+def seconds_per_round(backend: Backend, workload: Workload, task: Task, n_rounds: int) -> tuple[float, str]:
     """The median round after the warm-up, in two chunks, and the hash of the model at the end."""
     algorithm = FedAvg()
     settings = plan(workload, n_rounds, -(-workload.clients_per_round // 2))
-    outcomes = list(runtime.play(settings, algorithm, task, start(algorithm, task)))
+    outcomes = list(backend.run(settings, algorithm, task, start(algorithm, task)))
     state = outcomes[-1].state
     assert state is not None, "the last round has a checkpoint"
     counted = [outcome.wall_seconds for outcome in outcomes[workload.warm_up : -1]]  # the last round is evaluated
@@ -113,7 +113,7 @@ def _prepare(barrier: Any) -> None:
     chunks = cut(
         np.arange(workload.clients_per_round), task.data.examples, workload.clients_per_round // 2, 1, population
     )
-    _HERE.update(executor=InProcess(algorithm, task), start=algorithm.init(task), chunks=chunks, barrier=barrier)
+    _HERE.update(executor=LocalExecutor(algorithm, task), start=algorithm.init(task), chunks=chunks, barrier=barrier)
 
 
 def _train_half(half: int, together: bool) -> float:

@@ -25,7 +25,7 @@ from scipy.optimize import minimize
 
 from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import least_error
-from narrowcast.algorithms.channel.errors import Errors, Neighbourhoods
+from narrowcast.algorithms.channel.error_curves import Errors, Neighbourhoods
 from narrowcast.algorithms.channel.regions import GaussianRegion
 from narrowcast.catalog import ALLOCATIONS, CHANNELS
 from narrowcast.platform.types import Profiles

@@ -39,7 +39,7 @@ def kill_nodes(count: int) -> Callable[[Play], None]:
 
 
 def node_joins(play: Play) -> None:
-    play.start("executor.actors=auto")
+    play.start("backend.actors=auto")
     play.midway()
     play.cluster.add_node()
 
@@ -51,7 +51,7 @@ def node_leaves(play: Play) -> None:
 
 
 def nodes_change(play: Play) -> None:
-    play.start("executor.actors=auto")
+    play.start("backend.actors=auto")
     play.midway()
     leaving = play.random.choice(play.cluster.bystanders())
     play.cluster.add_node()
@@ -59,7 +59,7 @@ def nodes_change(play: Play) -> None:
 
 
 def freeze_host(play: Play) -> None:
-    play.start("executor.round_timeout_seconds=5")
+    play.start("backend.round_timeout_seconds=5")
     play.midway()
     play.random.choice(play.actors("ClientHost")).send_signal(signal.SIGSTOP)
 

@@ -51,7 +51,7 @@ def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, st
     workload = "scolr" if fault == "disk full at a checkpoint" else list(WORKLOADS)[seed % len(WORKLOADS)]
     with tempfile.TemporaryDirectory(prefix="narrowcast-faults-") as folder:
         choices = random.Random(f"{fault} {seed}")
-        play = Play(cluster, Path(folder), workload, choices, ["executor.kind=ray", "executor.actors=3"], store)
+        play = Play(cluster, Path(folder), workload, choices, ["backend.kind=ray", "backend.actors=3"], store)
         began, until = time.monotonic(), time.monotonic() + DEADLINE_SECONDS
         try:
             FAULTS[fault](play)
@@ -93,7 +93,7 @@ def references() -> dict[str, str]:
     found = {}
     for name, words in WORKLOADS.items():
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "narrowcast", "run", *words, *SHARED, "name=run", "--executor", "local"]
+            command = [sys.executable, "-m", "narrowcast", "run", *words, *SHARED, "name=run", "--backend", "local"]
             subprocess.run([*command, "--output", folder], check=True, stdout=subprocess.DEVNULL)
             found[name] = str(json.loads(Path(folder, "run", "result.json").read_text())["model_sha256"])
     return found

@@ -28,12 +28,12 @@ from sklearn.datasets import load_digits
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.cluster.fleet import LogNormalFleet
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.rounds import Plan, start
+from narrowcast.platform.simulation.fleet import LogNormalFleet
 
 SAMPLES_EACH, COHORT, WARM_UP_ROUNDS = 8, 1000, 3
 SLOWDOWN, BYTES_PER_CLIENT = 1.2, 200.0
@@ -125,7 +125,7 @@ def play(task: Task, n_rounds: int) -> tuple[list[float], int]:
         checkpoint_seconds=10**6,
     )
     algorithm = FedAvg()
-    outcomes = LocalRuntime().play(plan, algorithm, task, start(algorithm, task))
+    outcomes = LocalBackend().run(plan, algorithm, task, start(algorithm, task))
     seconds = [next(outcomes).wall_seconds for _ in range(n_rounds)]
     kept = resident()
     outcomes.close()

@@ -42,10 +42,10 @@ from scipy.optimize import nnls
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.cluster.failure import FailurePolicy
-from narrowcast.cluster.host_pool import HostPool
 from narrowcast.cluster.hosts import Host, Hosts, Wish
+from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.contracts import Executor, Task
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
@@ -112,14 +112,16 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
         task = Task(data, small.profiles, MLP(hidden=hidden), SGD(learning_rate=0.1, batch_size=4), 0)
         algorithm = FedAvg()
         size = sum(values.nbytes for values in algorithm.init(task).values())
-        alone = {each: measured(task, InProcess(algorithm, task), *each, n_rounds) for each in product(COHORTS, CHUNKS)}
+        alone = {
+            each: measured(task, LocalExecutor(algorithm, task), *each, n_rounds) for each in product(COHORTS, CHUNKS)
+        }
         with tempfile.TemporaryDirectory(prefix="ray-") as folder:
             ray.init(address="local", num_cpus=most, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
             try:
                 hosts = Hosts(Wish(most, {"CPU": 1}, "spread", 300), ray.put(algorithm), ray.put(task))
                 hosts.wait(300)
                 for count, cohort, chunk in product((*HOSTS, *HELD_OUT_HOSTS), COHORTS, CHUNKS):
-                    pool = HostPool(FirstFew(hosts, count), FailurePolicy("redo", 0, 600), Event())  # type: ignore[arg-type]
+                    pool = RayExecutor(FirstFew(hosts, count), FailurePolicy("redo", 0, 600), Event())  # type: ignore[arg-type]
                     seconds, cpu, digest = measured(task, pool, cohort, chunk, n_rounds)
                     assert digest == alone[cohort, chunk][2], "results must not depend on the hosts"
                     case = {"hosts": count, "clients": cohort, "chunk": chunk, "bytes": size}

@@ -1,6 +1,6 @@
 """Seconds per round of packaged experiments: in this process, and on Ray with one and with two actors.
 
-Each repeat plays the same rounds from the same seed on a fresh runtime; the first rounds of each are not counted, the
+Each repeat plays the same rounds from the same seed on a fresh backend; the first rounds of each are not counted, the
 median over repeats is reported, and all runtimes must end with the same model.
 
     python benchmarks/seconds_per_round.py [--experiments fedmf-ml1m ...] [--rounds 60] [--repeats 5] [--json FILE]
@@ -18,10 +18,10 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.in_process import LocalRuntime
-from narrowcast.platform.rounds import Runtime, model_sha256, start
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.rounds import Backend, model_sha256, start
 
 WARM_UP_ROUNDS = 5
 
@@ -32,13 +32,13 @@ def main() -> None:
     rows = []
     for name in arguments.experiments:
         experiment = load_experiment(name, overrides)
-        runtimes: dict[str, Runtime] = {
-            "local": LocalRuntime(),
-            "ray, 1 actor": RayRuntime(actors=1),
-            "ray, 2 actors": RayRuntime(actors=2),
+        runtimes: dict[str, Backend] = {
+            "local": LocalBackend(),
+            "ray, 1 actor": RayBackend(actors=1),
+            "ray, 2 actors": RayBackend(actors=2),
         }
         repeats = [
-            {kind: seconds_per_round(experiment, runtime) for kind, runtime in runtimes.items()}
+            {kind: seconds_per_round(experiment, backend) for kind, backend in runtimes.items()}
             for _ in range(arguments.repeats)
         ]
         hashes = {digest for repeat in repeats for _, digest in repeat.values()}
@@ -58,10 +58,10 @@ def main() -> None:
         arguments.json.write_text(json.dumps(report, indent=2))
 
 
-def seconds_per_round(experiment: Experiment, runtime: Runtime) -> tuple[float, str]:
+def seconds_per_round(experiment: Experiment, backend: Backend) -> tuple[float, str]:
     """The median round after the warm-up, and the hash of the model at the end."""
     task = experiment.task(experiment.data.load())
-    outcomes = list(runtime.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task)))
+    outcomes = list(backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task)))
     state = outcomes[-1].state
     assert state is not None, "the last round has a checkpoint"
     counted = [outcome.wall_seconds for outcome in outcomes[WARM_UP_ROUNDS:-1]]  # the last round is evaluated
@@ -69,7 +69,7 @@ def seconds_per_round(experiment: Experiment, runtime: Runtime) -> tuple[float, 
 
 
 def _print(report: dict) -> None:
-    table = Table("experiment", "runtime", "s/round", "x local", title="Seconds per round, medians")
+    table = Table("experiment", "backend", "s/round", "x local", title="Seconds per round, medians")
     for row in report["rows"]:
         figures = row["seconds_per_round"]
         for kind, seconds in figures.items():

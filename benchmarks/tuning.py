@@ -24,20 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.commands.tune import tune as tune_command
+from narrowcast.cli.tune import tune as tune_command
 from narrowcast.experiment import Experiment
 from narrowcast.platform.contracts import Dataset
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.play import play
 from narrowcast.platform.rounds import start
-from narrowcast.studies import sweep
-from narrowcast.studies.study_file import load_study
+from narrowcast.tuning import dispatch as sweep
+from narrowcast.tuning.study_file import load_study
 from narrowcast.tuning.summary import TrialRow, hypervolume, trial_row
 
 SEEDS = (0, 1, 2)
 PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
 MOVIES = ("study.trials=30",)  # of the study of rates
-HERE = ("study.trials=6", "study.pruner=none", "study.retest.trials=0", "study.executor=local", "study.parallel=1")
+HERE = ("study.trials=6", "study.pruner=none", "study.retest.trials=0", "study.backend=local", "study.parallel=1")
 REALISTIC = ("fedmf-ml1m-rates", "scolr-ml100k-rank-bits")
 PARTS = (  # by module and function
     "sweep.prepare_study", "mlflow_run.check_store", "movielens.load", "study.ask", "study.report", "study.tell",
@@ -171,7 +171,7 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, float]:
 def _play(experiment: Experiment, data: Dataset) -> None:
     """The round loop, and nothing of a study or of a store."""
     plain, task = experiment.model_copy(update={"checkpoint_every": experiment.rounds}), experiment.task(data)
-    executor, state = InProcess(plain.algorithm, task), start(plain.algorithm, task)
+    executor, state = LocalExecutor(plain.algorithm, task), start(plain.algorithm, task)
     for _ in play(plain, plain.algorithm, task, executor, state):
         pass
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from narrowcast.cli import main
+from narrowcast.cli.main import main
 
-TINY = ("scolr-ml100k", "--executor", "local", "rounds=2", "tracking.system_metrics=false")
+TINY = ("scolr-ml100k", "--backend", "local", "rounds=2", "tracking.system_metrics=false")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from narrowcast.platform.contracts import Algorithm, Executor, Task
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.play import play as play_plan
 from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, start
 
@@ -11,7 +11,7 @@ from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, st
 def play(
     plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = None, executor: Executor | None = None
 ) -> list[Outcome]:
-    executor = executor or InProcess(algorithm, task)
+    executor = executor or LocalExecutor(algorithm, task)
     return list(play_plan(plan, algorithm, task, executor, state or start(algorithm, task)))
 
 

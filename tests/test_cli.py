@@ -99,7 +99,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (["rank"], ['"rank" is no override; write a.b=value, such as algorithm.rank=8']),
         (["algorithm={kind"], ["override algorithm, line 1, column ", "not valid YAML"]),
-        (["--executor", "cloud"], ["'cloud' is not one of 'local', 'ray'"]),
+        (["--backend", "cloud"], ["'cloud' is not one of 'local', 'ray'"]),
         (["--bogus"], ["No such option '--bogus'"]),
     ],
 )
@@ -202,7 +202,7 @@ def test_no_ray_cluster_at_the_address(
 @pytest.mark.parametrize("address", ["here", "127.0.0.1", "127.0.0.1:", ":6379", "127.0.0.1:ray"])
 def test_a_malformed_ray_address(tmp_path: Path, address: str) -> None:
     said = narrowcast("run", "scolr-ml100k", "--address", address, "--output", tmp_path)
-    assert_refused(said, f'executor.address = "{address}" is no Ray address; give host:port, or auto')
+    assert_refused(said, f'backend.address = "{address}" is no Ray address; give host:port, or auto')
     assert not list(tmp_path.iterdir())
 
 
@@ -332,8 +332,8 @@ def test_the_ui_of_a_server_is_at_the_server(tmp_path: Path, monkeypatch: pytest
     assert_refused(said, "the runs are tracked at http://mlflow.example:5000; open that address in a browser")
 
 
-@pytest.mark.parametrize("word", ["executor.placement=scatter", "executor.actors=0"])
+@pytest.mark.parametrize("word", ["backend.placement=scatter", "backend.actors=0"])
 def test_what_is_said_of_the_executor_stands_beside_its_option(tmp_path: Path, word: str) -> None:
     """Of a packaged experiment that is played in this process, so that the option is another kind of executor."""
-    said = narrowcast("run", "fedavg-digits", word, "--executor", "ray", "--output", tmp_path)
+    said = narrowcast("run", "fedavg-digits", word, "--backend", "ray", "--output", tmp_path)
     assert_refused(said, "fedavg-digits.yaml: " + word.replace("=", " = ")[: word.index("=")])

@@ -18,7 +18,7 @@ from narrowcast.experiment import load_experiment
 # MLflow's queries make SQLAlchemy warn.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 RESULT_KEYS = {
-    *("name", "algorithm", "data", "executor", "execution", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
+    *("name", "algorithm", "data", "backend", "execution", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
     *("full_uplink_bits", "simulated_seconds", "wall_seconds", "model_sha256", "mlflow_run_id", "seed", "git_commit"),
     "targets",
     "narrowcast_version",
@@ -59,7 +59,7 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
     assert set(got) == RESULT_KEYS
     assert set(got["final"]) == METRICS | {"loss"}
     assert set(got["best"]) == METRICS
-    expected = {"name": "whole", "algorithm": "scolr", "data": "ml-100k", "executor": "local", "rounds": 2, "seed": 0}
+    expected = {"name": "whole", "algorithm": "scolr", "data": "ml-100k", "backend": "local", "rounds": 2, "seed": 0}
     assert {key: got[key] for key in expected} == expected
     assert re.fullmatch(r"[0-9a-f]{64}", got["model_sha256"])
     assert re.fullmatch(r"[0-9a-f]{32}", got["mlflow_run_id"])
@@ -166,7 +166,7 @@ def test_what_show_prints_is_what_run_takes(runs: Path, tmp_path: Path) -> None:
     path.write_text(said.out)
     assert narrowcast("show", path).out == said.out
     assert "rank: 4" in said.out
-    words = ("--executor", "local", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
+    words = ("--backend", "local", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
     assert narrowcast("run", path, *words).status == 0
     assert result(tmp_path / "scolr-ml100k")["rounds"] == 1
 
@@ -200,7 +200,7 @@ def test_data_list_says_where_each_set_is(tmp_path: Path, monkeypatch: pytest.Mo
     [
         (["--help"], ["narrowcast run scolr-ml100k algorithm.rank=16     with another rank\n", "sync  "]),
         (["-h"], ["narrow links", "run  ", "show  ", "compare  ", "data  ", "ui  "]),
-        (["run", "-h"], ["[EXPERIMENT] [A.B=VALUE]...", "--resume", "--address", "--executor [local|ray]"]),
+        (["run", "-h"], ["[EXPERIMENT] [A.B=VALUE]...", "--resume", "--address", "--backend [local|ray]"]),
         (["show", "-h"], ["List the packaged experiments", "as it would run, every"]),
         (["compare", "-h"], ["Compare finished runs by accuracy, bits and time", "--plot"]),
         (["data", "-h"], ["which are here, and how to get them", "fetch  ", "list  "]),

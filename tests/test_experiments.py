@@ -111,8 +111,8 @@ def test_every_field_is_printed(name: str) -> None:
     experiment = load_experiment(name)
     assert set(experiment.plain()) == set(Experiment.model_fields)
     printed = flatten(experiment.plain())
-    executor = "local" if name == "fedavg-digits" else "ray"
-    for key, value in {"name": name, "executor.kind": executor, "tracking.uri": None}.items():
+    backend = "local" if name == "fedavg-digits" else "ray"
+    for key, value in {"name": name, "backend.kind": backend, "tracking.uri": None}.items():
         assert printed[key] == value
 
 
@@ -153,8 +153,8 @@ def test_each_data_set_has_its_training_defaults(tmp_path: Path, data: str, batc
     "override",
     [
         "name=other",
-        "executor=local",
-        "executor.actors=7",
+        "backend=local",
+        "backend.actors=7",
         "tracking.experiment=other",
         "tracking.uri=http://127.0.0.1:1",
         "rounds=7",

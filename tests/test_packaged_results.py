@@ -11,6 +11,7 @@ from typing import Any
 import llvmlite.binding
 import pytest
 import torch
+
 from command_line import narrowcast
 
 EXPECTED = Path(__file__).with_name("packaged_results.csv")
@@ -28,18 +29,18 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def result_of(name: str, executor: str, rounds: int, output: Path) -> Mapping[str, Any]:
+def result_of(name: str, backend: str, rounds: int, output: Path) -> Mapping[str, Any]:
     """The result of a packaged experiment, shortened to so many rounds."""
-    actors = ["executor.actors=2"] if executor == "ray" else []
+    actors = ["backend.actors=2"] if backend == "ray" else []
     words = [f"rounds={rounds}", f"evaluate_every={rounds}", "tracking.system_metrics=false", *actors]
-    said = narrowcast("run", name, "--executor", executor, "--output", output, *words)
+    said = narrowcast("run", name, "--backend", backend, "--output", output, *words)
     assert said.status == 0, said.err
     result: Mapping[str, Any] = json.loads((output / name / "result.json").read_text())
     return result
 
 
-def assert_as_written_down(row: Mapping[str, str], executor: str, output: Path) -> None:
-    result = result_of(row["experiment"], executor, int(row["rounds"]), output)
+def assert_as_written_down(row: Mapping[str, str], backend: str, output: Path) -> None:
+    result = result_of(row["experiment"], backend, int(row["rounds"]), output)
     if row["processor"] == processor():
         assert {field: str(result[field]) for field in FIELDS} == {field: row[field] for field in FIELDS}
     else:  # entropy-coded uploads, and with them the time, follow the last bit of every value

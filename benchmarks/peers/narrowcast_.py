@@ -9,8 +9,8 @@ from replay import Workload as Replay
 from workload import Workload, make_task, plan
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.cluster.runtime import RayRuntime
-from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.rounds import start
 
 
@@ -20,11 +20,11 @@ def main() -> None:
     workload, algorithm = Workload(**vars(replay.settings)), FedAvg()
     task = make_task(workload, np.load(options.workload))
     algorithm.check(task)
-    runtime = RayRuntime(actors=options.actors) if options.actors else LocalRuntime()
+    backend = RayBackend(actors=options.actors) if options.actors else LocalBackend()
     chunk_size = -(-workload.clients_per_round // max(1, options.actors))
     watch, state = Stopwatch(), start(algorithm, task)
     watch.start()
-    for outcome in runtime.play(plan(workload, options.rounds, chunk_size), algorithm, task, state):
+    for outcome in backend.run(plan(workload, options.rounds, chunk_size), algorithm, task, state):
         watch.lap()
         state = outcome.state or state
     parameters = {name: torch.from_numpy(np.array(v)) for name, v in algorithm.final(state.server).items()}

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.local_training.schedule import draw_schedule
+from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.cluster.fleet import LogNormalFleet
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.rounds import Plan, rotation, sample_cohort
 from narrowcast.platform.seeds import stream_keys
+from narrowcast.platform.simulation.fleet import LogNormalFleet
 
 SEED = 0
 

@@ -1,5 +1,5 @@
 """`python -m narrowcast` is the command line."""
 
-from narrowcast.cli import main
+from narrowcast.cli.main import main
 
 main()

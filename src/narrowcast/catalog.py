@@ -20,9 +20,8 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.algorithms.secure import schemes
-from narrowcast.cluster.fleet import LogNormalFleet, Tiers, TraceFleet
-from narrowcast.cluster.runtime import RayRuntime
-from narrowcast.platform import availability, schedule
+from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.platform import schedule
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
@@ -31,9 +30,11 @@ from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, Movie
 from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
-from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
+from narrowcast.platform.simulation import availability
+from narrowcast.platform.simulation.fleet import LogNormalFleet, Tiers, TraceFleet
 
 Kinds = Mapping[str, type[BaseModel]]
 
@@ -78,7 +79,7 @@ ALLOCATIONS: Kinds = radio.ALLOCATIONS
 AVAILABILITIES: Kinds = availability.AVAILABILITIES
 SCHEDULES: Kinds = schedule.SCHEDULES
 FLEETS: Kinds = {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}
-RUNTIMES: Kinds = {"local": LocalRuntime, "ray": RayRuntime}
+BACKENDS: Kinds = {"local": LocalBackend, "ray": RayBackend}
 
 _FACTORISATION = {"kind": "factorisation_sgd", "learning_rate": 0.5, "weight_decay": 5e-4, "epochs": 2}
 TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {

@@ -13,32 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
 
-from narrowcast import packaged
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.algorithms.secure.extra import library
+from narrowcast.algorithms.secure.optional_imports import library
 from narrowcast.algorithms.secure.schemes import AnyScheme, NoProtection
 from narrowcast.catalog import (
     ALGORITHMS,
+    BACKENDS,
     DATA,
     FLEETS,
     MODELS,
-    RUNTIMES,
     TRAINING_DEFAULTS,
     TRAININGS,
 )
-from narrowcast.cluster.fleet import Tiers
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.config import apply_overrides, flatten, set_value, validate
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import Runtime, check_plan
+from narrowcast.platform.rounds import Backend, check_plan
 from narrowcast.platform.sampling import cohort_size
+from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
+from narrowcast.runs import packaged
 
 if TYPE_CHECKING:
     AnyAlgorithm = Algorithm
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     AnyFleet = Tiers
     AnyModel = Model
     AnyTraining = Training
-    AnyRuntime = Runtime
+    AnyBackend = Backend
 else:
     AnyAlgorithm, AnyData = one_of(ALGORITHMS), one_of(DATA)
     AnyModel, AnyTraining = one_of(MODELS, "matrix_factorisation"), one_of(TRAININGS, "factorisation_sgd")
-    AnyFleet, AnyRuntime = one_of(FLEETS, "tiers"), one_of(RUNTIMES, "ray")
+    AnyFleet, AnyBackend = one_of(FLEETS, "tiers"), one_of(BACKENDS, "ray")
 
-_SHARED = ("data", "executor", "name", "tracking")  # what replicas have in common
+_SHARED = ("data", "backend", "name", "tracking")  # what replicas have in common
 _NOT_IDENTITY = (
-    *("name", "executor", "tracking", "targets", "rounds", "evaluate_every"),
+    *("name", "backend", "tracking", "targets", "rounds", "evaluate_every"),
     *("checkpoint_every", "checkpoint_seconds", "checkpoints_kept", "checkpoint_path"),
 )
 
@@ -71,7 +71,7 @@ class Experiment(Plan):
     training: AnyTraining = FactorisationSGD()
     fleet: AnyFleet = Tiers()
     radio: CellRadio | None = Field(None, description="none: the links of the fleet, as they are")
-    executor: AnyRuntime = RayRuntime()
+    backend: AnyBackend = RayBackend()
     tracking: Tracking = Tracking()
     targets: Targets = Field({}, description="by metric, the values to which simulated time and bits are reported")
 
@@ -81,12 +81,12 @@ class Experiment(Plan):
         task = Task(data=data, profiles=profiles, model=self.model, training=self.training, seed=self.seed)
         self.model.check(data)
         self.training.check(task)
-        self.played.check(task)
-        check_plan(self, self.played, task)
+        self.secured_algorithm.check(task)
+        check_plan(self, self.secured_algorithm, task)
         return task
 
     @property
-    def played(self) -> Algorithm:
+    def secured_algorithm(self) -> Algorithm:
         """The algorithm with its sum protected as `secure` says; `UserError` where a library for that is missing."""
         if isinstance(self.secure, NoProtection):
             return self.algorithm

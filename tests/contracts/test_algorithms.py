@@ -15,16 +15,16 @@ from pydantic import ValidationError
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.catalog import ALGORITHMS
-from narrowcast.cluster.fleet import LogNormalFleet
-from narrowcast.platform.contracts import Algorithm, Discounts, KnowsUploads, Task
+from narrowcast.platform.contracts import Algorithm, KnowsUploads, StalenessWeighted, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.lockstep import Replica, run_lockstep
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
-from narrowcast.platform.replicas import Replica, play_together
 from narrowcast.platform.rounds import Outcome, Plan, start
+from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from playing import play, sha256
 
@@ -259,11 +259,13 @@ def test_with_limits_results_depend_neither_on_who_trains_nor_on_a_resume(algori
     task = task_of(model)
     bits = largest_upload(algorithm, task)
     plan = PLAN.model_copy(update={"rounds": 3})
-    straight = play(plan, algorithm, task, executor=Limited(InProcess(algorithm, task), bits))
+    straight = play(plan, algorithm, task, executor=Limited(LocalExecutor(algorithm, task), bits))
     shuffled = play(plan, algorithm, task, executor=Limited(Shuffled(algorithm, task), bits))
     assert sha256(algorithm, straight) == sha256(algorithm, shuffled)
     assert [outcome.record for outcome in straight] == [outcome.record for outcome in shuffled]
-    resumed = play(plan, algorithm, task, state=straight[1].state, executor=Limited(InProcess(algorithm, task), bits))
+    resumed = play(
+        plan, algorithm, task, state=straight[1].state, executor=Limited(LocalExecutor(algorithm, task), bits)
+    )
     assert sha256(algorithm, resumed) == sha256(algorithm, straight)
 
 
@@ -330,7 +332,7 @@ def test_a_replica_gives_what_it_gives_alone(algorithm: Algorithm, model: Any) -
     tasks = [first, replace(first, seed=1)]
     plans = [PLAN.model_copy(update={"seed": task.seed, "rounds": 3}) for task in tasks]
     replicas = [Replica(plan, algorithm, task, start(algorithm, task)) for plan, task in zip(plans, tasks, strict=True)]
-    played = list(play_together(replicas))
+    played = list(run_lockstep(replicas))
     for place, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
         got, wanted = played[-1][place], play(plan, algorithm, task)
         assert isinstance(got, Outcome)
@@ -354,20 +356,22 @@ def test_what_is_known_before_the_training_is_what_comes_of_it(algorithm: Algori
     assert (task.training.samples(task, everyone) * task.training.epochs == ledger.examples).all()
     if isinstance(algorithm, KnowsUploads):
         broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
-        foreseen = algorithm.upload_bits(broadcast, task, everyone)
-        assert (foreseen is None) == bool(getattr(algorithm, "codec", ()))
-        assert foreseen is None or (foreseen == ledger.uplink_bits).all()
+        predict_stragglers = algorithm.upload_bits(broadcast, task, everyone)
+        assert (predict_stragglers is None) == bool(getattr(algorithm, "codec", ()))
+        assert predict_stragglers is None or (predict_stragglers == ledger.uplink_bits).all()
 
 
 @every
 def test_updates_that_count_half_move_the_server_half_as_far(algorithm: Algorithm, model: Any) -> None:
     task = task_of(model)
     result = train_everyone(algorithm, task)
-    if not isinstance(algorithm, Discounts):
+    if not isinstance(algorithm, StalenessWeighted):
         assert algorithm.kind not in ("fedavg", "fedprox")
         return
     before, whole = algorithm.init(task), stepped_server(algorithm, task, result)
-    half = stepped_server(algorithm, task, replace(result, partial=algorithm.discounted(result.partial, 0.5)))
+    half = stepped_server(
+        algorithm, task, replace(result, partial=algorithm.weighted_by_staleness(result.partial, 0.5))
+    )
     for name, values in before.items():
         np.testing.assert_allclose(half[name] - values, (whole[name] - values) / 2, rtol=1e-4, atol=1e-6)
         assert half[name].dtype == whole[name].dtype

@@ -9,17 +9,17 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from narrowcast.algorithms.local_training.schedule import draw_schedule
+from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.cluster.fleet import LogNormalFleet
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.population import Population
 from narrowcast.platform.rounds import Plan, RunState, cut, rounds, start
 from narrowcast.platform.seeds import stream_keys
+from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, ChunkResult
 
 
@@ -57,7 +57,7 @@ def run(algorithm: Algorithm, task: Task, *, n_rounds: int = 1, clients: int = 8
     """The state after some rounds in this process."""
     algorithm.check(task)
     plan = Plan(seed=task.seed, rounds=n_rounds, clients_per_round=clients, chunk_size=chunk_size)
-    last = list(rounds(plan, algorithm, task, InProcess(algorithm, task), start(algorithm, task)))[-1].state
+    last = list(rounds(plan, algorithm, task, LocalExecutor(algorithm, task), start(algorithm, task)))[-1].state
     assert last is not None
     return last
 
@@ -67,7 +67,7 @@ def train(algorithm: Algorithm, task: Task, chunk_size: int = 100) -> list[Chunk
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
     population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
     everyone = np.arange(task.data.n_clients)
-    return InProcess(algorithm, task).train(broadcast, cut(everyone, task.data.examples, chunk_size, 1, population))
+    return LocalExecutor(algorithm, task).train(broadcast, cut(everyone, task.data.examples, chunk_size, 1, population))
 
 
 def plain_client(task: Task, server: Arrays, client: int, *, mu: float = 0.0) -> dict[str, np.ndarray]:

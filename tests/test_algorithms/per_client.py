@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from narrowcast.algorithms.local_training.batches import ChunkBatches
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.cluster.fleet import Tiers
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.types import Profiles
 
 Array = NDArray[Any]

@@ -12,7 +12,7 @@ import numpy as np
 from narrowcast.algorithms.secure.secured import Secured
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Dataset, DataSource, Task
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.rounds import Outcome, model_sha256, rounds, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
@@ -34,7 +34,7 @@ def experiment(secure: str, *settings: str, name: str = "scolr-ml100k") -> Exper
 
 
 def prepared(chosen: Experiment) -> tuple[Any, Task]:
-    return chosen.played, chosen.task(dataset(chosen.data))
+    return chosen.secured_algorithm, chosen.task(dataset(chosen.data))
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,14 @@ class Losing:
 def play(chosen: Experiment, *, lose: tuple[int, ...] = (), state: Any = None) -> list[Outcome]:
     algorithm, task = prepared(chosen)
     if not isinstance(algorithm, Secured):
-        return list(rounds(chosen, algorithm, task, Losing(InProcess(algorithm, task), lose), start(algorithm, task)))
-    vault = algorithm.vault()
-    executor = algorithm.over(Losing(InProcess(algorithm, task, vault), lose), vault, task)
+        return list(
+            rounds(chosen, algorithm, task, Losing(LocalExecutor(algorithm, task), lose), start(algorithm, task))
+        )
+    key_store = algorithm.key_store()
+    executor = algorithm.over(Losing(LocalExecutor(algorithm, task, key_store), lose), key_store, task)
     return list(rounds(chosen, algorithm, task, executor, state or start(algorithm, task)))
 
 
 def sha256(chosen: Experiment, outcomes: list[Outcome]) -> str:
     assert outcomes[-1].state is not None
-    return model_sha256(chosen.played, outcomes[-1].state)
+    return model_sha256(chosen.secured_algorithm, outcomes[-1].state)

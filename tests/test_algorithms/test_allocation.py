@@ -14,7 +14,7 @@ from scipy.optimize import linprog, minimize
 from narrowcast.algorithms.channel.allocation import Allocation, Equal, MaxMin, MinError, Proportional
 from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import affordable, least_error
-from narrowcast.algorithms.channel.errors import Errors, Neighbourhoods, Shares
+from narrowcast.algorithms.channel.error_curves import Errors, Neighbourhoods, Shares
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
 from narrowcast.algorithms.channel.rounding import whole_levels, whole_points
 from narrowcast.algorithms.channel.table_region import TableRegion

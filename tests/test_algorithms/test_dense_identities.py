@@ -11,13 +11,13 @@ import per_client
 import pytest
 from digits import digits, make_task, plain_client, relative_error, run, train
 
-from narrowcast.algorithms.channel.rank_policy import BandwidthRank
 from narrowcast.algorithms.codecs.dense import DensePayload
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.contracts import Algorithm, Split, Task

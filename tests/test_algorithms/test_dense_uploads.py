@@ -10,7 +10,6 @@ import per_client
 import pytest
 from digits import digits, make_task, train
 
-from narrowcast.algorithms.channel.rank_policy import BandwidthRank
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, encode_tensors
 from narrowcast.algorithms.codecs.dense import DensePayload
@@ -20,11 +19,12 @@ from narrowcast.algorithms.federated.codec_state import init_codec_state
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.dense_uploads import send_tensors
 from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
 from narrowcast.platform.models.networks import CNN
 from narrowcast.platform.rounds import Plan, rounds, start
@@ -130,7 +130,7 @@ def play(algorithm: Algorithm, task: Task, n_rounds: int, lost: bool) -> list[Ch
     """Every chunk's result of some rounds in which every third upload is lost."""
     seen: list[ChunkResult] = []
 
-    class Losing(InProcess):
+    class Losing(LocalExecutor):
         def train(self, broadcast: Arrays, chunks: Any) -> list[ChunkResult]:
             gone = [(chunk.clients + chunk.round_index) % 3 == 0 for chunk in chunks]
             limited = [replace(each, lost=which if lost else None) for each, which in zip(chunks, gone, strict=True)]

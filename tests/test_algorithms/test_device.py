@@ -18,7 +18,7 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.plan import Plan
@@ -68,4 +68,4 @@ def test_compiled_loops_are_for_a_cpu() -> None:
 def test_a_missing_gpu_is_one_line() -> None:
     task = make_task(digits(COUNTS), device="cuda")
     with pytest.raises(UserError, match="this machine has no CUDA device; use cpu, or another machine"):
-        LocalRuntime().check(Plan(), task)
+        LocalBackend().check(Plan(), task)

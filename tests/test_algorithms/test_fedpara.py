@@ -15,7 +15,7 @@ from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.hadamard import factorise, inner_rank, n_factor_values, products_of_arrays
-from narrowcast.algorithms.local_training.schedule import draw_schedule
+from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from per_client import Array, make_task, relative_error, synthetic
 
-from narrowcast.algorithms.channel.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.colr import CoLR, basis_seed, draw_basis
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.population import Population
 from narrowcast.platform.rounds import Plan, RunState, cut, model_sha256, rounds, start
@@ -25,7 +25,7 @@ EVERYTHING = BandwidthRank(upload_seconds=1e9)
 
 def run(algorithm: Algorithm, task: Task, *, n_rounds: int = 1, clients: int = 10, chunk_size: int = 4) -> RunState:
     plan = Plan(seed=task.seed, rounds=n_rounds, clients_per_round=clients, chunk_size=chunk_size)
-    last = list(rounds(plan, algorithm, task, InProcess(algorithm, task), start(algorithm, task)))[-1].state
+    last = list(rounds(plan, algorithm, task, LocalExecutor(algorithm, task), start(algorithm, task)))[-1].state
     assert last is not None
     return last
 
@@ -33,7 +33,7 @@ def run(algorithm: Algorithm, task: Task, *, n_rounds: int = 1, clients: int = 1
 def train(algorithm: Algorithm, task: Task, cohort: Array, chunk_size: int = 4) -> list[ChunkResult]:
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
     population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
-    return InProcess(algorithm, task).train(broadcast, cut(cohort, task.data.examples, chunk_size, 1, population))
+    return LocalExecutor(algorithm, task).train(broadcast, cut(cohort, task.data.examples, chunk_size, 1, population))
 
 
 def fold(results: list[ChunkResult]) -> Arrays:
@@ -211,7 +211,7 @@ class OutOfOrder:
     """Trains the chunks last to first, as a cluster may, and hands the results back in the order of the chunks."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:
-        self.inner = InProcess(algorithm, task)
+        self.inner = LocalExecutor(algorithm, task)
 
     def train(self, broadcast, chunks):  # type: ignore[no-untyped-def]
         return sorted(self.inner.train(broadcast, chunks[::-1]), key=lambda result: result.index)
@@ -223,7 +223,7 @@ def test_the_order_in_which_chunks_are_trained_changes_nothing(algorithm: Algori
     plan = Plan(rounds=3, clients_per_round=10, chunk_size=2)
     digests = {
         model_sha256(algorithm, list(rounds(plan, algorithm, task, executor, start(algorithm, task)))[-1].state)
-        for executor in (InProcess(algorithm, task), OutOfOrder(algorithm, task))
+        for executor in (LocalExecutor(algorithm, task), OutOfOrder(algorithm, task))
     }
     assert len(digests) == 1
 

@@ -17,9 +17,9 @@ from per_client import (
     train_cohort,
 )
 
-from narrowcast.algorithms.channel.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
 from narrowcast.algorithms.local_training.batches import draw_batches

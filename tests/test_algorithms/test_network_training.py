@@ -13,7 +13,7 @@ from torch import nn
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
-from narrowcast.algorithms.local_training.schedule import draw_schedule
+from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from per_client import Array, make_task, relative_error, synthetic
 
-from narrowcast.algorithms.channel.rank_policy import BandwidthRank, UniformRank
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.rounds import Plan, rounds, start
 from narrowcast.platform.types import Chunk, ChunkResult, Profiles
@@ -115,7 +115,7 @@ def test_a_round_in_which_nobody_affords_anything_leaves_the_model_alone() -> No
     task = make_task(data, uplink=np.full(4, 50.0))
     algorithm = SCoLR(rank_policy=BandwidthRank())
     before = start(algorithm, task)
-    (outcome,) = rounds(Plan(rounds=1, chunk_size=2), algorithm, task, InProcess(algorithm, task), before)
+    (outcome,) = rounds(Plan(rounds=1, chunk_size=2), algorithm, task, LocalExecutor(algorithm, task), before)
     after, record, ledger = outcome.state, outcome.record, outcome.ledger
     assert after is not None
     assert (record.delivered, record.uplink_bits, record.mean_rank) == (0, 0, 0.0)

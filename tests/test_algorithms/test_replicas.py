@@ -19,9 +19,9 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, LocalCall
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.lockstep import Replica, run_lockstep
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.replicas import Replica, play_together
 from narrowcast.platform.rounds import Outcome, Plan, model_sha256, rounds, start
 from narrowcast.platform.types import LocalUpdates
 
@@ -45,13 +45,13 @@ def replica(algorithm: Algorithm, seed: int, *, n_rounds: int = 3, images: bool 
 
 
 def alone(each: Replica) -> list[Outcome]:
-    return list(rounds(each.plan, each.algorithm, each.task, InProcess(each.algorithm, each.task), each.state))
+    return list(rounds(each.plan, each.algorithm, each.task, LocalExecutor(each.algorithm, each.task), each.state))
 
 
 def together(replicas: list[Replica]) -> list[list[Outcome]]:
     """The outcomes of every replica, none of which may fail."""
     played: list[list[Outcome]] = [[] for _ in replicas]
-    for outcomes in play_together(replicas):
+    for outcomes in run_lockstep(replicas):
         for place, outcome in outcomes.items():
             assert isinstance(outcome, Outcome)
             played[place].append(outcome)
@@ -118,7 +118,7 @@ def test_a_replica_that_fails_or_is_done_leaves_the_others_playing() -> None:
             return {name: values * np.inf for name, values in super().step(server, broadcast, total).items()}
 
     replicas = sharing_data([replica(FedAvg(), 0), replica(Explodes(), 1), replica(FedAvg(), 2, n_rounds=1)])
-    seen = list(play_together(replicas))
+    seen = list(run_lockstep(replicas))
     assert [sorted(outcomes) for outcomes in seen] == [[0, 1, 2], [0], [0]]
     failed = seen[0][1]
     assert isinstance(failed, RunFailed) and "no longer finite" in str(failed)
@@ -128,7 +128,7 @@ def test_nothing_is_played_where_all_rounds_are() -> None:
     each = replica(FedAvg(), 0, n_rounds=1)
     state = alone(each)[-1].state
     assert state is not None
-    assert list(play_together([replace(each, state=state)])) == []
+    assert list(run_lockstep([replace(each, state=state)])) == []
 
 
 def test_replicas_on_other_data_are_a_program_of_their_own() -> None:

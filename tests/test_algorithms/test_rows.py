@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from per_client import Array, make_task, synthetic
 
-from narrowcast.algorithms.channel.rank_policy import BandwidthRank
 from narrowcast.algorithms.codecs.rows import _HEADER, RowsPayload
 from narrowcast.algorithms.federated import row_updates
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
 from narrowcast.algorithms.local_training import fused
 from narrowcast.platform.contracts import Algorithm

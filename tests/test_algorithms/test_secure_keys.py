@@ -13,8 +13,8 @@ from secure_rounds import SMALL_CKKS, experiment, play, prepared
 from test_secure_secrets import memory_of, secret_key
 
 from narrowcast.algorithms.secure.key_files import FILE, make_key_files
+from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.schemes import CKKS, Protection
-from narrowcast.algorithms.secure.vault import Vault
 from narrowcast.platform.errors import UserError
 
 # Half of the clients in each round.
@@ -29,8 +29,8 @@ import sys
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.rounds import start
 experiment = load_experiment("fedavg-digits", sys.argv[1:])
-task, played = experiment.task(experiment.data.load()), experiment.played
-outcomes = list(experiment.executor.play(experiment, played, task, start(played, task)))
+task, played = experiment.task(experiment.data.load()), experiment.secured_algorithm
+outcomes = list(experiment.backend.run(experiment, played, task, start(played, task)))
 assert [outcome.record.delivered for outcome in outcomes] == [10, 10]
 print("played", flush=True)
 sys.stdin.read()
@@ -67,13 +67,13 @@ def test_the_file_is_for_its_owner_alone_and_is_not_replaced(folder: Path) -> No
 
 
 def test_two_key_holders_have_the_same_keys_and_runs_of_their_own(folder: Path) -> None:
-    holders = [Vault(scheme_of(with_keys(SMALL_CKKS, folder))) for _ in range(2)]
+    holders = [KeyStore(scheme_of(with_keys(SMALL_CKKS, folder))) for _ in range(2)]
     first, second = (each.call("public", 0, {}) for each in holders)
     assert np.array_equal(first["key"], second["key"])
     assert not np.array_equal(first["run"], second["run"])
     verify = [each.call("begin", 1, {"clients": np.arange(4)})["verify"] for each in holders]
     assert np.array_equal(*verify)
-    assert not np.array_equal(verify[0], Vault(scheme_of(SMALL_CKKS)).call("begin", 1, {"clients": np.arange(4)}))
+    assert not np.array_equal(verify[0], KeyStore(scheme_of(SMALL_CKKS)).call("begin", 1, {"clients": np.arange(4)}))
 
 
 def test_what_is_wrong_with_a_folder_is_said(folder: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_what_is_wrong_with_a_folder_is_said(folder: Path, tmp_path: Path) -> No
 
     def refused(why: str, secure: str = SMALL_CKKS, where: Path = folder) -> None:
         with pytest.raises(UserError, match=why) as error:
-            Vault(scheme_of(with_keys(secure, where))).call("public", 0, {})
+            KeyStore(scheme_of(with_keys(secure, where))).call("public", 0, {})
         assert len(str(error.value).splitlines()) == 1
 
     refused(r"there is no .*nowhere/clients.key; run `narrowcast keys make", where=tmp_path / "nowhere")
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_folder_is_said(folder: Path, tmp_path: Path) -> No
         path.write_bytes(kept[:place] + bytes([kept[place] ^ 4]) + kept[place + 1 :])
         refused("is damaged, or was not written to its end|is for kind|")
     path.write_bytes(kept)
-    assert Vault(scheme_of(with_keys(SMALL_CKKS, folder))).call("public", 0, {})["key"].size
+    assert KeyStore(scheme_of(with_keys(SMALL_CKKS, folder))).call("public", 0, {})["key"].size
 
 
 def test_a_run_with_bad_keys_is_refused_before_it_begins(folder: Path) -> None:
@@ -139,7 +139,7 @@ def test_rounds_played_again_are_charged_as_they_were() -> None:
 @pytest.mark.slow
 def test_the_server_never_holds_keys_made_offline(folder: Path) -> None:
     secure = with_keys(SMALL_CKKS, folder)
-    settings = ("model.hidden=[4]", "rounds=2", "clients_per_round=10", f"secure={secure}", "executor=local")
+    settings = ("model.hidden=[4]", "rounds=2", "clients_per_round=10", f"secure={secure}", "backend=local")
     command = [sys.executable, "-W", "ignore", "-c", SERVER, *settings]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
@@ -147,12 +147,18 @@ def test_the_server_never_holds_keys_made_offline(folder: Path) -> None:
         assert server.stdout.readline() == b"played\n"
         memory = memory_of(server.pid)
         server.stdin.close()
-    vault = Vault(scheme_of(secure))
-    public = vault.call("public", 0, {})["key"].tobytes()
+    key_store = KeyStore(scheme_of(secure))
+    public = key_store.call("public", 0, {})["key"].tobytes()
     assert public[1000:1032] in memory, "the search finds what the server was given"
     content = (folder / FILE).read_bytes()
-    assert vault._keys.root in content
-    assert content[-32:] == vault._keys.root or content[-32:] == vault._keys.context[-32:]
-    for secret in (secret_key(vault), vault._keys.root, vault._keys.context[-2000:-1000], vault._key(3), content[-64:]):
+    assert key_store._keys.root in content
+    assert content[-32:] == key_store._keys.root or content[-32:] == key_store._keys.context[-32:]
+    for secret in (
+        secret_key(key_store),
+        key_store._keys.root,
+        key_store._keys.context[-2000:-1000],
+        key_store._key(3),
+        content[-64:],
+    ):
         assert secret not in memory
         assert secret.hex().encode() not in memory

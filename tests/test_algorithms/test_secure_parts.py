@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from secure_rounds import SCHEMES, experiment, play, prepared
 
 from narrowcast.algorithms.secure import ckks, paillier, shamir
+from narrowcast.algorithms.secure.bit_packing import pack_words, packed_bytes, signed, to_words, unpack_words
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.layout import Group, Layout, Part
 from narrowcast.algorithms.secure.masking import MaskedGroups, MaskingClient, Recovery
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import CKKS, Masked, Plain, Public
 from narrowcast.algorithms.secure.slots import SlotPlan
-from narrowcast.algorithms.secure.vault import Vault
-from narrowcast.algorithms.secure.words import pack_words, packed_bytes, signed, to_words, unpack_words
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
@@ -177,12 +177,12 @@ def test_sums_of_ciphertexts_are_tenseals_and_come_back_exact(ring: int, prime_b
     assert np.array_equal(ours, ckks._residues((two[0] + two[1]).serialize(), ring))
 
 
-def sealed(messages: Messages) -> tuple[Vault, Public, dict[int, bytes], dict[int, bytes]]:
-    """A round of five clients: their vault, its public key, verification keys, and an envelope of each."""
-    vault = Vault(messages.scheme)
-    public, clients = Public.of(vault.call("public", 0, {})), np.arange(5)
-    keys = dict(enumerate(map(bytes, vault.call("begin", 1, {"clients": clients})["verify"])))
-    held = vault.call("secrets", 1, {"clients": clients})
+def sealed(messages: Messages) -> tuple[KeyStore, Public, dict[int, bytes], dict[int, bytes]]:
+    """A round of five clients: their key_store, its public key, verification keys, and an envelope of each."""
+    key_store = KeyStore(messages.scheme)
+    public, clients = Public.of(key_store.call("public", 0, {})), np.arange(5)
+    keys = dict(enumerate(map(bytes, key_store.call("begin", 1, {"clients": clients})["verify"])))
+    held = key_store.call("secrets", 1, {"clients": clients})
     envelopes = {}
     for client in range(5):
         integers = np.concatenate([np.arange(50) - client, np.full(20, client % 2)])
@@ -193,7 +193,7 @@ def sealed(messages: Messages) -> tuple[Vault, Public, dict[int, bytes], dict[in
             masks = messages.masked_groups().of_client(client, held["own"][client].tobytes(), pairs, groups)
         bodies = [messages.scheme.write(GROUP, integers, messages.numbers, public, mask) for mask in masks]
         envelopes[client] = messages.update(1, public).seal(client, bodies, held["signing"][client].tobytes())
-    return vault, public, keys, envelopes
+    return key_store, public, keys, envelopes
 
 
 @pytest.mark.parametrize("messages", MESSAGES, ids=lambda each: each.scheme.kind)
@@ -254,23 +254,23 @@ def test_an_envelope_of_another_round_or_client_is_refused(messages: Messages) -
 
 def test_a_signed_ciphertext_beyond_its_modulus_is_refused() -> None:
     messages = MESSAGES[2]
-    vault, public, keys, _ = sealed(messages)
-    signing = vault.call("secrets", 1, {"clients": np.arange(5)})["signing"][1].tobytes()
+    key_store, public, keys, _ = sealed(messages)
+    signing = key_store.call("secrets", 1, {"clients": np.arange(5)})["signing"][1].tobytes()
     size = messages.scheme.body_bytes(GROUP, messages.numbers)
     with pytest.raises(PayloadError, match="residues that are not below its modulus"):
         Inbox(messages, 1, public, keys).receive(messages.update(1, public).seal(1, [b"\xff" * size] * 2, signing))
 
 
 def test_a_key_holder_opens_a_sum_once() -> None:
-    vault, public, _, _ = sealed(MESSAGES[2])
+    key_store, public, _, _ = sealed(MESSAGES[2])
     numbers = MESSAGES[2].numbers
     plan = np.array([0, 50, 20, numbers.most_weight, numbers.clients])
     words = np.zeros(2 * 4096, dtype=np.uint64)
-    assert not vault.call("open", 1, {"group": plan, "words": words})["integers"].any()
+    assert not key_store.call("open", 1, {"group": plan, "words": words})["integers"].any()
     with pytest.raises(PayloadError, match="has been opened before"):
-        vault.call("open", 1, {"group": plan, "words": words})
+        key_store.call("open", 1, {"group": plan, "words": words})
     with pytest.raises(PayloadError, match="do not answer"):
-        vault.call("secret_key", 1, {})
+        key_store.call("secret_key", 1, {})
     assert public.key
 
 

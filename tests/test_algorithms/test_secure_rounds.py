@@ -11,7 +11,7 @@ from secure_rounds import SCHEMES, SMALL_CKKS, experiment, play, prepared, sha25
 
 from narrowcast.algorithms.secure.envelope import Addressed
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.rounds import start
 
@@ -167,12 +167,12 @@ def test_updates_that_are_tampered_with_are_left_out_and_the_round_goes_on(
 
 
 def test_without_its_key_holder_a_run_stops_and_can_be_resumed() -> None:
-    chosen = experiment(SMALL_CKKS, "executor.kind=local")
+    chosen = experiment(SMALL_CKKS, "backend.kind=local")
     algorithm, task = prepared(chosen)
-    outcomes = LocalRuntime().play(chosen, algorithm, task, start(algorithm, task))
+    outcomes = LocalBackend().run(chosen, algorithm, task, start(algorithm, task))
     first = next(outcomes)
     assert first.record.delivered == 10
-    holder = [each for each in psutil.Process().children() if "vault_process" in " ".join(each.cmdline())]
+    holder = [each for each in psutil.Process().children() if "key_store_process" in " ".join(each.cmdline())]
     assert len(holder) == 1
     holder[0].kill()
     with pytest.raises(RunFailed, match="holds the clients' keys is gone; resume the run"):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from secure_rounds import SCHEMES, SMALL_CKKS, experiment, play, prepared, sha256
 
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.turnout import Admission
-from narrowcast.platform.rounds import Outcome, allot
+from narrowcast.algorithms.secure.participation import ParticipationPolicy
+from narrowcast.platform.rounds import Outcome, allocate_links
 from narrowcast.platform.types import IntArray
 
 MASKED = SCHEMES[1]
@@ -24,7 +24,7 @@ FADING = (
 
 def cohort_budgets(chosen: Any, outcome: Outcome) -> IntArray:
     algorithm, task = prepared(chosen)
-    budgets = allot(chosen, algorithm, task, outcome.ledger.client, outcome.record.round).budget_bits
+    budgets = allocate_links(chosen, algorithm, task, outcome.ledger.client, outcome.record.round).budget_bits
     assert budgets is not None
     return budgets
 
@@ -35,22 +35,25 @@ def test_the_largest_cohort_that_can_pay_for_its_keys_takes_part(budgets: list[i
     rule = f"algorithm={{kind: scolr, rank: 6, rank_policy: {policy}}}"
     algorithm, task = prepared(experiment(MASKED, rule, "clients_per_round=40", "secure.smallest_group=1"))
     messages, cohort = algorithm.messages(task), np.arange(len(budgets))
-    turnout = Admission(messages, algorithm.algorithm.rank_policy).of(task, cohort, 1, np.array(budgets))
-    given_bits, n = np.array(budgets)[turnout.clients], len(turnout.clients)
-    assert (turnout.uplink_bits <= given_bits).all()
+    participation = ParticipationPolicy(messages, algorithm.algorithm.rank_policy).of(
+        task, cohort, 1, np.array(budgets)
+    )
+    given_bits, n = np.array(budgets)[participation.clients], len(participation.clients)
+    assert (participation.uplink_bits <= given_bits).all()
     update = messages.update_bits_at_rank()
     drawn = algorithm.algorithm.rank_policy.ranks(task.profiles.take(cohort), np.zeros((len(cohort), 7)), task.seed, 1)
     least = np.ones(len(cohort), dtype=np.int64) if policy == "channel" else drawn
     for more in range(n + 1, len(cohort) + 1):
         assert (update[least] + messages.bits_beside(more) <= budgets).sum() < more
     beside = messages.bits_beside(n) if n else 0
-    assert np.array_equal(turnout.uplink_bits, update[turnout.ranks] + beside)
+    assert np.array_equal(participation.uplink_bits, update[participation.ranks] + beside)
     if policy == "channel":
         assert all(
-            rank == 6 or update[rank + 1] + beside > bits for rank, bits in zip(turnout.ranks, given_bits, strict=True)
+            rank == 6 or update[rank + 1] + beside > bits
+            for rank, bits in zip(participation.ranks, given_bits, strict=True)
         )
     else:
-        assert np.array_equal(turnout.ranks, least[turnout.clients])
+        assert np.array_equal(participation.ranks, least[participation.clients])
 
 
 LOSSY = "radio={channel: {kind: rayleigh, outage_probability: 0.15}}"

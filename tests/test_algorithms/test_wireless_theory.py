@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from regions_by_hand import Array
 
 from narrowcast.algorithms.channel.single_user import quantise_vectors
-from narrowcast.algorithms.channel.theory import QuantisedDescent
 from narrowcast.platform.errors import UserError
+from narrowcast.reproduce.wireless_theory import QuantisedDescent
 
 
 def a_descent(kappa: float = 4.0, t: float = 0.25, d: int = 100, **fields: object) -> QuantisedDescent:

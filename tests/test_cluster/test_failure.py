@@ -21,7 +21,7 @@ def test_a_failure_is_answered_as_configured_until_they_are_too_many(reaction: R
     decided, once = policy(reaction).decide(DIED)
     assert (decided, once.failures_left) == (reaction, 1)
     _, twice = once.decide(replace(DIED, node="b"))
-    with pytest.raises(RunFailed, match=r"once too often, last: gone; .*resume, or raise executor.max_failures"):
+    with pytest.raises(RunFailed, match=r"once too often, last: gone; .*resume, or raise backend.max_failures"):
         twice.decide(replace(DIED, round_index=4, problem="gone"))
 
 

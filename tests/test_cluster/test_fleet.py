@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from narrowcast.cluster.fleet import LogNormal, LogNormalFleet, Tier, Tiers, TraceFleet
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.simulation.fleet import LogNormal, LogNormalFleet, Tier, Tiers, TraceFleet
 
 HEADER = "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n"
 COLUMNS = ("uplink_bits_per_second", "downlink_bits_per_second", "compute_speed")

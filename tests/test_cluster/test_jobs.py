@@ -101,7 +101,7 @@ def test_a_job_is_joined_stopped_and_taken_up_again_as_if_it_had_run_here(
     assert "round 200/200" in second.out
     assert "one: done already (attempt 2)" in narrowcast(*submit, "--no-wait").out
 
-    here = narrowcast("run", *SETTINGS, "--executor", "local", "--output", tmp_path, "tracking.uri=" + server.uri)
+    here = narrowcast("run", *SETTINGS, "--backend", "local", "--output", tmp_path, "tracking.uri=" + server.uri)
     assert here.status == 0, here.err
     there, alone = (
         json.loads((each / "result.json").read_text()) for each in (runs / "one", tmp_path / "scolr-ml100k")
@@ -189,9 +189,9 @@ def test_what_cannot_run_there_is_said_in_one_line(
     nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = ("--address", nodes.address, "--output", tmp_path / "runs")
-    assert_refused(narrowcast("submit", *SETTINGS, "executor.actors=3", *to), "executor.actors = 3", "room for 2")
-    huge = narrowcast("submit", *SETTINGS, "executor.actors=1", "executor.cpus_per_actor=2", *to)
-    assert_refused(huge, "room for 0", "lower executor.actors")
+    assert_refused(narrowcast("submit", *SETTINGS, "backend.actors=3", *to), "backend.actors = 3", "room for 2")
+    huge = narrowcast("submit", *SETTINGS, "backend.actors=1", "backend.cpus_per_actor=2", *to)
+    assert_refused(huge, "room for 0", "lower backend.actors")
     assert_refused(narrowcast("jobs", "logs", "nobody", "--address", nodes.address), "no job nobody")
     healthy = narrowcast("doctor", "scolr-ml100k", "--address", nodes.address, "--output", tmp_path)
     assert (healthy.status, "2 nodes, 2 CPUs" in healthy.out) == (0, True), healthy.out
@@ -203,7 +203,7 @@ def test_what_cannot_run_there_is_said_in_one_line(
 
 
 def test_nodes_whose_python_is_not_rays_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit = ("submit", *SETTINGS, "executor.actors=1", "--output", tmp_path / "runs")
+    submit = ("submit", *SETTINGS, "backend.actors=1", "--output", tmp_path / "runs")
     other = tmp_path / "bin" / "python"
     other.parent.mkdir()
     for needed in ("bash", "sh", "sleep"):  # by Ray

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_process import LocalRuntime
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Outcome, model_sha256, start
 
@@ -55,7 +55,7 @@ class Nodes:
             )
         self.started.append(node)
         deadline = time.monotonic() + 100
-        while b"Ray runtime started" not in log.read_bytes():
+        while b"Ray backend started" not in log.read_bytes():
             assert node.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
@@ -84,8 +84,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 def play(experiment: Experiment) -> Iterator[Outcome]:
     task = experiment.task(experiment.data.load())
-    experiment.executor.check(experiment, task)
-    yield from experiment.executor.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+    experiment.backend.check(experiment, task)
+    yield from experiment.backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
 
 
 def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
@@ -94,55 +94,55 @@ def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
     return model_sha256(experiment.algorithm, state)
 
 
-def check(runtime: RayRuntime, **plan: int) -> None:
+def check(backend: RayBackend, **plan: int) -> None:
     experiment = load_experiment("fedavg-digits")
-    runtime.check(Plan(**plan), experiment.task(experiment.data.load()))
+    backend.check(Plan(**plan), experiment.task(experiment.data.load()))
 
 
 @pytest.mark.parametrize(
-    ("runtime", "message"),
+    ("backend", "message"),
     [
-        (RayRuntime(resources_per_actor={"edge": 1}), 'this machine offers no "edge", only CPU.*; start a node with'),
-        (RayRuntime(gpus_per_actor=8, actors="auto"), "need 1 CPU and 8 GPU each: this machine has room for 0; lower"),
-        (RayRuntime(clients_per_actor=1), "a host trains whole chunks, and chunk_size is 30; set chunk_size=1 too"),
+        (RayBackend(resources_per_actor={"edge": 1}), 'this machine offers no "edge", only CPU.*; start a node with'),
+        (RayBackend(gpus_per_actor=8, actors="auto"), "need 1 CPU and 8 GPU each: this machine has room for 0; lower"),
+        (RayBackend(clients_per_actor=1), "a host trains whole chunks, and chunk_size is 30; set chunk_size=1 too"),
     ],
 )
-def test_what_this_machine_cannot_offer_is_one_line(runtime: RayRuntime, message: str) -> None:
+def test_what_this_machine_cannot_offer_is_one_line(backend: RayBackend, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check(runtime)
+        check(backend)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("placement=scatter", "executor.*placement"),
+        ("placement=scatter", "backend.*placement"),
         ("resources_per_actor={GPU: 1}", "CPUs and GPUs have fields"),
-        ("actors=0", "executor.*actors"),
-        ("actors=many", "executor.*actors"),
-        ("on_failure=panic", "executor.*on_failure"),
+        ("actors=0", "backend.*actors"),
+        ("actors=many", "backend.*actors"),
+        ("on_failure=panic", "backend.*on_failure"),
     ],
 )
 def test_placements_that_do_not_exist_are_refused(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load_experiment("fedavg-digits", ["executor.kind=ray", f"executor.{override}"])
+        load_experiment("fedavg-digits", ["backend.kind=ray", f"backend.{override}"])
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_hosts_follow_their_resource_from_a_killed_node_to_one_that_joins(nodes: Nodes) -> None:
-    runtime = RayRuntime(address=nodes.address, actors="auto", resources_per_actor={"edge": 1})
+    backend = RayBackend(address=nodes.address, actors="auto", resources_per_actor={"edge": 1})
     with pytest.raises(UserError, match=f'the cluster at {nodes.address} offers no "edge", only CPU; start a node'):
-        check(runtime)
+        check(backend)
     leaving = nodes.add("--resources", '{"edge": 2}')
     with pytest.raises(UserError, match=r'offers no "egde", only CPU, edge; .*Did you mean "edge"\?'):
-        check(runtime.model_copy(update={"resources_per_actor": {"egde": 1}}))
-    with pytest.raises(UserError, match=r"3 client hosts .* has room for 2; lower executor.actors"):
-        check(runtime.model_copy(update={"actors": 3}))
+        check(backend.model_copy(update={"resources_per_actor": {"egde": 1}}))
+    with pytest.raises(UserError, match=r"3 client hosts .* has room for 2; lower backend.actors"):
+        check(backend.model_copy(update={"actors": 3}))
 
     experiment = load_experiment("fedavg-digits", SETTINGS)
     alone = list(play(experiment))
-    on_nodes, outcomes = experiment.model_copy(update={"executor": runtime}), []
-    assert isinstance(experiment.executor, LocalRuntime)
+    on_nodes, outcomes = experiment.model_copy(update={"backend": backend}), []
+    assert isinstance(experiment.backend, LocalBackend)
     for outcome in play(on_nodes):
         outcomes.append(outcome)
         if outcome.record.round == 2:

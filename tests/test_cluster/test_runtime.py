@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.in_process import LocalRuntime
-from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.rounds import Backend, Outcome, model_sha256, start
 from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -28,12 +28,12 @@ def experiment() -> Experiment:
 
 @pytest.fixture(scope="module")
 def in_process(experiment: Experiment) -> list[Outcome]:
-    return list(play(experiment, LocalRuntime()))
+    return list(play(experiment, LocalBackend()))
 
 
-def play(experiment: Experiment, runtime: Runtime) -> Iterator[Outcome]:
+def play(experiment: Experiment, backend: Backend) -> Iterator[Outcome]:
     task = experiment.task(experiment.data.load())
-    yield from runtime.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+    yield from backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
 
 
 def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
@@ -44,7 +44,7 @@ def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
 
 @pytest.mark.parametrize("actors", [1, 2, 4])
 def test_ray_gives_the_in_process_results(experiment: Experiment, in_process: list[Outcome], actors: int) -> None:
-    outcomes = list(play(experiment, RayRuntime(actors=actors)))
+    outcomes = list(play(experiment, RayBackend(actors=actors)))
     assert sha256(experiment, outcomes) == sha256(experiment, in_process)
     assert [outcome.record for outcome in outcomes] == [outcome.record for outcome in in_process]
     assert [outcome.metrics for outcome in outcomes] == [outcome.metrics for outcome in in_process]
@@ -52,7 +52,7 @@ def test_ray_gives_the_in_process_results(experiment: Experiment, in_process: li
 
 def test_client_hosts_killed_in_mid_round_change_nothing(experiment: Experiment, in_process: list[Outcome]) -> None:
     outcomes, killed = [], []
-    for outcome in play(experiment, RayRuntime(actors=2)):
+    for outcome in play(experiment, RayBackend(actors=2)):
         outcomes.append(outcome)
         if outcome.record.round in (1, 3):
             time.sleep(0.05)  # the driver is now at work on a later round
@@ -64,7 +64,7 @@ def test_client_hosts_killed_in_mid_round_change_nothing(experiment: Experiment,
 
 def test_a_killed_driver_starts_over_from_the_last_state(experiment: Experiment, in_process: list[Outcome]) -> None:
     outcomes = []
-    for outcome in play(experiment, RayRuntime(actors=1)):
+    for outcome in play(experiment, RayBackend(actors=1)):
         outcomes.append(outcome)
         if outcome.record.round == 3:
             kill_one("Driver")
@@ -73,7 +73,7 @@ def test_a_killed_driver_starts_over_from_the_last_state(experiment: Experiment,
 
 
 def test_too_many_failures_end_the_run_with_advice(experiment: Experiment) -> None:
-    with pytest.raises(RunFailed, match=r"executor.max_failures"):
-        for outcome in play(experiment, RayRuntime(actors=1, max_failures=0)):
+    with pytest.raises(RunFailed, match=r"backend.max_failures"):
+        for outcome in play(experiment, RayBackend(actors=1, max_failures=0)):
             if outcome.record.round == 1:
                 kill_one("ClientHost")

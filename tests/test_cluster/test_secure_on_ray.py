@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.in_process import LocalRuntime
-from narrowcast.platform.rounds import Runtime, model_sha256, start
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.rounds import Backend, model_sha256, start
 from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -21,11 +21,11 @@ SETTINGS = (
 )
 
 
-def play(secure: str, runtime: Runtime, *, kill_after: int = 0) -> tuple[str, list[object]]:
+def play(secure: str, backend: Backend, *, kill_after: int = 0) -> tuple[str, list[object]]:
     experiment = load_experiment("scolr-ml100k", [*SETTINGS, f"secure={secure}"])
-    algorithm, task = experiment.played, experiment.task(experiment.data.load())
+    algorithm, task = experiment.secured_algorithm, experiment.task(experiment.data.load())
     records: list[object] = []
-    for outcome in runtime.play(experiment, algorithm, task, start(algorithm, task)):
+    for outcome in backend.run(experiment, algorithm, task, start(algorithm, task)):
         records.append(outcome.record)
         state = outcome.state or start(algorithm, task)
         if outcome.record.round == kill_after:
@@ -38,6 +38,6 @@ def play(secure: str, runtime: Runtime, *, kill_after: int = 0) -> tuple[str, li
     "scheme", ["{kind: ckks, ring: 4096, prime_bits: [48, 60], bits: 16}", "{kind: masked, bits: 16}"]
 )
 def test_a_killed_host_changes_nothing(scheme: str) -> None:
-    alone = play(scheme, LocalRuntime())
-    killed = play(scheme, RayRuntime(actors=2), kill_after=2)
+    alone = play(scheme, LocalBackend())
+    killed = play(scheme, RayBackend(actors=2), kill_after=2)
     assert killed == alone

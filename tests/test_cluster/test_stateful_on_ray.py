@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.in_process import LocalRuntime
-from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.rounds import Backend, Outcome, model_sha256, start
 from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SETTINGS = ("rounds=5", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=5")
 
 
-def play(experiment: Experiment, runtime: Runtime, *, kill_after: int = 0) -> list[Outcome]:
+def play(experiment: Experiment, backend: Backend, *, kill_after: int = 0) -> list[Outcome]:
     task = experiment.task(experiment.data.load())
     outcomes = []
-    for outcome in runtime.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task)):
+    for outcome in backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task)):
         outcomes.append(outcome)
         if outcome.record.round == kill_after:
             time.sleep(0.05)  # the driver is now at work on the next round
@@ -51,7 +51,7 @@ def test_fading_links_and_memories_of_codecs_change_nothing(algorithm: str) -> N
 
 def same_when_killed(experiment: Experiment) -> None:
     """The same records and states in this process and on two actors of which one is killed."""
-    alone, killed = play(experiment, LocalRuntime()), play(experiment, RayRuntime(actors=2), kill_after=2)
+    alone, killed = play(experiment, LocalBackend()), play(experiment, RayBackend(actors=2), kill_after=2)
     assert [outcome.record for outcome in killed] == [outcome.record for outcome in alone]
     states = [outcomes[-1].state for outcomes in (alone, killed)]
     assert states[0] is not None

@@ -18,11 +18,11 @@ from packaging.requirements import Requirement
 from command_line import assert_refused, narrowcast
 from narrowcast import __version__
 from narrowcast.cluster.dashboard import Node, normalise
-from narrowcast.cluster.on_arrival import versions
+from narrowcast.cluster.node_probe import versions
 from narrowcast.cluster.preflight import judge, judge_nodes
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.submission import Submission, prepare, with_password
+from narrowcast.runs.submission import Submission, prepare, with_password
 
 TRACE = "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n0,1,1,1\n"
 
@@ -54,16 +54,16 @@ def test_the_packed_folder_is_the_run(tmp_path: Path) -> None:
     (tmp_path / "fleet.csv").write_text(TRACE)
     (tmp_path / "packed").mkdir()
     fleet = f"fleet={{kind: trace, path: {tmp_path / 'fleet.csv'}}}"
-    sent = prepared("rounds=7", fleet, "executor={kind: ray, address: '10.0.0.1:6379'}")
+    sent = prepared("rounds=7", fleet, "backend={kind: ray, address: '10.0.0.1:6379'}")
     sent.pack(tmp_path / "packed")
     names = sorted(str(path.relative_to(tmp_path / "packed")) for path in (tmp_path / "packed").rglob("*.*"))
-    assert names == ["config.yaml", "files/0-fleet.csv", "on_arrival.py"]
+    assert names == ["config.yaml", "files/0-fleet.csv", "node_probe.py"]
     assert (tmp_path / "packed/files/0-fleet.csv").read_text() == TRACE
     with pytest.MonkeyPatch.context() as there:
         there.chdir(tmp_path / "packed")
         experiment = load_experiment("config.yaml")
     assert (experiment.rounds, experiment.name) == (7, sent.name)
-    assert experiment.plain()["executor"]["address"] is None  # the job's own cluster
+    assert experiment.plain()["backend"]["address"] is None  # the job's own cluster
     assert sent.command == "python -m narrowcast run config.yaml --continue --output /runs"
     assert sent.metadata()["folder"] == f"/runs/{sent.name}"
 
@@ -200,13 +200,13 @@ def test_what_one_node_lacks_is_told_of_that_node() -> None:
 def test_what_can_never_fit_is_told_before_torch_is_imported() -> None:
     """Which takes ten seconds and more where others use the machine."""
     with answering(200, json.dumps(TWO_CPUS)) as address:
-        words = ["submit", "scolr-ml100k", "executor.actors=3", "--address", address]
+        words = ["submit", "scolr-ml100k", "backend.actors=3", "--address", address]
         program = (
-            f"import sys, narrowcast.cli as c; sys.argv[1:] = {words}\ntry: c.main()\nfinally: print(*sys.modules)"
+            f"import sys, narrowcast.cli.main as c; sys.argv[1:] = {words}\ntry: c.main()\nfinally: print(*sys.modules)"
         )
         said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert said.returncode == 2
-    assert said.stderr.startswith("narrowcast: executor.actors = 3 with 1 CPU each")
+    assert said.stderr.startswith("narrowcast: backend.actors = 3 with 1 CPU each")
     assert "room for 2 (10.0.0.1 2 CPU)" in said.stderr
     assert {"torch", "ray", "mlflow", "sklearn", "numba", "pandas"}.isdisjoint(said.stdout.split())
 

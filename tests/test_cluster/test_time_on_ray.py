@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from narrowcast.cluster.runtime import RayRuntime
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.in_process import LocalRuntime
-from narrowcast.platform.rounds import Outcome, Runtime, model_sha256, start
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.rounds import Backend, Outcome, model_sha256, start
 from ray_actors import kill_one
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -31,10 +31,10 @@ def experiment_of(kind: str) -> Experiment:
     return load_experiment("fedavg-digits", [*SETTINGS, FLEET, "algorithm={kind: fedavg}", *KINDS[kind]])
 
 
-def play(experiment: Experiment, runtime: Runtime, *, kill: str = "") -> list[Outcome]:
+def play(experiment: Experiment, backend: Backend, *, kill: str = "") -> list[Outcome]:
     task = experiment.task(experiment.data.load())
     outcomes = []
-    for outcome in runtime.play(experiment, experiment.algorithm, task, start(experiment.algorithm, task)):
+    for outcome in backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task)):
         outcomes.append(outcome)
         if kill and outcome.record.round == 3:
             time.sleep(0.05)  # the driver is now at work on the next round
@@ -45,10 +45,10 @@ def play(experiment: Experiment, runtime: Runtime, *, kill: str = "") -> list[Ou
 @every
 def test_killed_actors_change_nothing(kind: str) -> None:
     experiment = experiment_of(kind)
-    alone = play(experiment, LocalRuntime())
+    alone = play(experiment, LocalBackend())
     assert sum(outcome.record.late for outcome in alone) > 0 or kind in ("absent", "buffered", "partial")
     for victim in ("ClientHost", "Driver"):
-        killed = play(experiment, RayRuntime(actors=2), kill=victim)
+        killed = play(experiment, RayBackend(actors=2), kill=victim)
         assert [repr(outcome.record) for outcome in killed] == [repr(outcome.record) for outcome in alone]
         assert sha256(experiment, killed) == sha256(experiment, alone)
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.cluster.fleet import LogNormal, LogNormalFleet
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import MLP
+from narrowcast.platform.simulation.fleet import LogNormal, LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 FLEET = LogNormalFleet(
@@ -64,7 +64,7 @@ class Counting:
     """Trains as in process, and notes the chunks of each call."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:
-        self._inner = InProcess(algorithm, task)
+        self._inner = LocalExecutor(algorithm, task)
         self.calls: list[list[Chunk]] = []
 
     def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:

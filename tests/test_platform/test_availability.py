@@ -9,18 +9,18 @@ import pytest
 from pydantic import ValidationError
 from small_tasks import network_task, rows_task
 
-from narrowcast import session
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.median import Median
 from narrowcast.catalog import AVAILABILITIES
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.availability import Always, Bernoulli, Diurnal
-from narrowcast.platform.availability_trace import AvailabilityTrace
-from narrowcast.platform.clock import Clock
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.replicas import Replica, play_together
+from narrowcast.platform.lockstep import Replica, run_lockstep
 from narrowcast.platform.rounds import Plan, check_plan, rotation, sample_cohort, start
+from narrowcast.platform.simulation.availability import Always, Bernoulli, Diurnal
+from narrowcast.platform.simulation.availability_trace import AvailabilityTrace
+from narrowcast.platform.simulation.clock import Clock
+from narrowcast.runs import session
 from playing import play, sha256
 
 PLAN = Plan(rounds=8, clients_per_round=4, chunk_size=3, checkpoint_every=1)
@@ -142,7 +142,7 @@ def test_a_round_without_clients_passes(algorithm: FedAvg, task: object, tmp_pat
     # A round without clients has no loss, and what is no number equals nothing.
     assert [repr(outcome.record) for outcome in resumed] == [repr(outcome.record) for outcome in outcomes[7:]]
     (replica, other) = [Replica(plan, algorithm, task, start(algorithm, task)) for _ in range(2)]
-    together = [outcomes[0] for outcomes in play_together([replica, other])]
+    together = [outcomes[0] for outcomes in run_lockstep([replica, other])]
     assert sha256(algorithm, together) == sha256(algorithm, outcomes)  # type: ignore[arg-type]
 
 

@@ -10,23 +10,23 @@ import pytest
 from pydantic import ValidationError
 from small_tasks import Counting, network_task, rows_task
 
-from narrowcast import session
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
-from narrowcast.cluster.fleet import Tiers
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.availability import Bernoulli
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
-from narrowcast.platform.clock import Clock
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.flights import Airspace
+from narrowcast.platform.in_flight import Airspace
 from narrowcast.platform.population import Population
 from narrowcast.platform.rounds import Outcome, Plan, check_plan, cut, rotation, start
 from narrowcast.platform.schedule import Buffered
+from narrowcast.platform.simulation.availability import Bernoulli
+from narrowcast.platform.simulation.clock import Clock
+from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.types import Chunk
+from narrowcast.runs import session
 from playing import play, sha256
 
 SCHEDULE = Buffered(concurrency=5, buffer_size=3)

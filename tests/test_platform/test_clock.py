@@ -5,8 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from narrowcast.algorithms.codecs.rows import RowsPayload, rows_wire_bits
-from narrowcast.cluster.fleet import Tiers
-from narrowcast.platform.clock import Clock
+from narrowcast.platform.simulation.clock import Clock
+from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
 N_ITEMS, ROUNDS = 3706, 1000

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.compare import compare, load_run, result_table
+from narrowcast.platform.tracking.comparison import compare, load_run, result_table
 
 N_ROUNDS = 20
 

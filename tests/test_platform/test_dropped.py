@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.play import play
 from narrowcast.platform.rounds import Outcome, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -22,7 +22,7 @@ ALGORITHMS = ("median", "scaffold", "{kind: fedavg, codec: quantise}")
 class Failing:
     """Gives up on the first `chunks` chunks of round 3."""
 
-    inner: InProcess
+    inner: LocalExecutor
     chunks: int
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
@@ -35,7 +35,7 @@ class Failing:
 def played(chunks: int, *settings: str) -> list[Outcome]:
     experiment = load_experiment("fedavg-digits", [*SETTINGS, *settings])
     task = experiment.task(experiment.data.load())
-    executor = Failing(InProcess(experiment.algorithm, task), chunks)
+    executor = Failing(LocalExecutor(experiment.algorithm, task), chunks)
     return list(play(experiment, experiment.algorithm, task, executor, start(experiment.algorithm, task)))
 
 

@@ -10,14 +10,14 @@ import pytest
 from small_tasks import Counting, network_task
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.interruption import STOPPING, interruptible, uninterrupted
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
 from narrowcast.platform.rounds import model_sha256, start
-from narrowcast.platform.run_state import Interrupted
 from narrowcast.platform.schedule import Buffered
+from narrowcast.platform.state import Interrupted
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
-from narrowcast.platform.whole_files import write_atomically
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 STARVED = """
 import resource, sys
-import narrowcast.session, torch  # before the limit, which is on all of a process's memory
-from narrowcast.cli import main
+import narrowcast.runs.session, torch  # before the limit, which is on all of a process's memory
+from narrowcast.cli.main import main
 with open("/proc/self/statm") as statm:
     used = int(statm.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 600 * 2**20, -1))

@@ -15,12 +15,13 @@ from mlflow import MlflowClient
 from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
 
 from mlflow_server import MlflowServer
-from narrowcast import recording, session
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import mlflow_run
-from narrowcast.run_result import git_commit, write_result
+from narrowcast.runs import recorder as recording
+from narrowcast.runs import session
+from narrowcast.runs.run_result import git_commit, write_result
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -67,11 +68,11 @@ def test_the_machines_load_is_in_metrics(finished: Played) -> None:
 
 def test_tags_status_and_data_set(finished: Played) -> None:
     run = finished.run
-    tags = {name: run.data.tags[name] for name in ("algorithm", "data", "executor", "git_commit", "model_sha256")}
+    tags = {name: run.data.tags[name] for name in ("algorithm", "data", "backend", "git_commit", "model_sha256")}
     assert tags == {
         "algorithm": "scolr",
         "data": "ml-100k",
-        "executor": "local",
+        "backend": "local",
         "git_commit": git_commit() or "unknown",
         "model_sha256": finished.result["model_sha256"],
     }

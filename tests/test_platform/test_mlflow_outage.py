@@ -16,11 +16,11 @@ from mlflow import MlflowClient
 from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
 
 from mlflow_server import MlflowServer
-from narrowcast import session
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_run import Cursor
-from narrowcast.recording import Progress
+from narrowcast.runs import session
+from narrowcast.runs.recorder import LiveState
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def server(once_started: MlflowServer) -> MlflowServer:
     return once_started
 
 
-def at(actions: Mapping[int, Callable[[], None]]) -> Progress:
+def at(actions: Mapping[int, Callable[[], None]]) -> LiveState:
     """Do something once a round has been written down, and before the next is played."""
 
     def progress(row: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from narrowcast.platform.tracking.plots import (
+from narrowcast.platform.tracking.run_plots import (
     TIME,
     UPLINK,
     Cost,

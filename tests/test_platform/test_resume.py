@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from command import Command
 
-from narrowcast import session
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.runs import session
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +56,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs")
-    command = Command(*RUN, "--executor", "local", "--output", output, log=output / "command")
+    command = Command(*RUN, "--backend", "local", "--output", output, log=output / "command")
     try:
         assert command.wait() == 0, command.err
     finally:
@@ -79,14 +79,14 @@ def _without_wall_clock(folder: Path) -> pa.Table:
 
 
 def _result(folder: Path) -> dict[str, Any]:
-    elsewhere = {"executor", "wall_seconds", "mlflow_run_id", "git_commit"}
+    elsewhere = {"backend", "wall_seconds", "mlflow_run_id", "git_commit"}
     result = json.loads((folder / "result.json").read_text())
     assert len(result["model_sha256"]) == 64
     return {key: value for key, value in result.items() if key not in elsewhere}
 
 
 @pytest.mark.parametrize(
-    ("executor", "killed_after"),
+    ("backend", "killed_after"),
     [
         pytest.param("local", 3, id="local-before-the-first-checkpoint"),
         *(pytest.param("local", random.Random(seed).randint(31, 70), id=f"local-seed-{seed}") for seed in range(3)),
@@ -94,10 +94,10 @@ def _result(folder: Path) -> dict[str, Any]:
     ],
 )
 def test_kill_9_and_resume_give_the_uninterrupted_results(
-    tmp_path: Path, start: Start, uninterrupted: Path, executor: str, killed_after: int
+    tmp_path: Path, start: Start, uninterrupted: Path, backend: str, killed_after: int
 ) -> None:
     folder = tmp_path / NAME
-    command = start(*RUN, "--executor", executor, "--output", tmp_path)
+    command = start(*RUN, "--backend", backend, "--output", tmp_path)
     command.wait_for_round(folder, killed_after)
     command.send(signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
@@ -114,16 +114,16 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(
     assert again.survivors(30) == []
     assert command.survivors(120) == []
     assert_same_results(folder, uninterrupted)
-    assert json.loads((folder / "result.json").read_text())["executor"] == executor
+    assert json.loads((folder / "result.json").read_text())["backend"] == backend
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-@pytest.mark.parametrize("executor", ["local", RAY])
+@pytest.mark.parametrize("backend", ["local", RAY])
 def test_an_interrupted_run_says_how_to_go_on(
-    tmp_path: Path, start: Start, uninterrupted: Path, executor: str, number: signal.Signals
+    tmp_path: Path, start: Start, uninterrupted: Path, backend: str, number: signal.Signals
 ) -> None:
     output = tmp_path / "all runs"  # the space makes the command one that needs quotes
-    command = start(*RUN, "--executor", executor, "--output", output)
+    command = start(*RUN, "--backend", backend, "--output", output)
     command.wait_for_round(output / NAME, 35)
     command.send(number)
     assert command.wait() == 1
@@ -133,7 +133,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert command.survivors(30) == []
     reached = Journal.open(output / NAME).last_round
     assert load_checkpoint(output / NAME / "checkpoint")[0].round_index == reached  # no finished round is played again
-    if executor == "local":
+    if backend == "local":
         again = start(*words[1:])
         assert again.wait() == 0, again.err
         assert_same_results(output / NAME, uninterrupted)
@@ -141,7 +141,7 @@ def test_an_interrupted_run_says_how_to_go_on(
 
 LOSES_A_SIGNAL = """
 import gc, pathlib, signal, sys, threading
-from narrowcast.cli import main
+from narrowcast.cli.main import main
 
 def hears():
     return getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == "_stop"  # and does not hold it back
@@ -161,7 +161,7 @@ main()
 
 def test_a_signal_that_python_loses_stops_the_run_too(tmp_path: Path, start: Start) -> None:
     """Python drops what is raised in a callback of its garbage collector, and Ray and SQLAlchemy have many."""
-    command = start(*RUN, "--executor", "local", "--output", tmp_path, program=("-c", LOSES_A_SIGNAL))
+    command = start(*RUN, "--backend", "local", "--output", tmp_path, program=("-c", LOSES_A_SIGNAL))
     assert command.wait() == 1
     assert "Exception ignored in" in command.err
     assert command.err.splitlines()[-1].startswith("narrowcast: interrupted; go on with: narrowcast run --resume")
@@ -171,7 +171,7 @@ def test_a_signal_that_python_loses_stops_the_run_too(tmp_path: Path, start: Sta
 def test_a_run_at_work_is_left_alone(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
     """Nobody else resumes or sends a run while a process plays it, a stopped one too."""
     folder = tmp_path / NAME
-    command = start(*RUN, "--executor", "local", "--output", tmp_path)
+    command = start(*RUN, "--backend", "local", "--output", tmp_path)
     command.wait_for_round(folder, 3)
     command.send(signal.SIGSTOP)
     with pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
@@ -185,7 +185,7 @@ def test_a_run_at_work_is_left_alone(tmp_path: Path, start: Start, uninterrupted
 
 def test_of_two_resumes_one_is_refused(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
     folder = tmp_path / NAME
-    command = start(*RUN, "--executor", "local", "--output", tmp_path)
+    command = start(*RUN, "--backend", "local", "--output", tmp_path)
     command.wait_for_round(folder, 3)
     command.send(signal.SIGKILL)
     command.wait()

@@ -12,14 +12,14 @@ from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.cluster.fleet import LogNormalFleet
-from narrowcast.platform.clock import Clock
 from narrowcast.platform.contracts import Algorithm, Broadcast, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.in_process import InProcess
+from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, rotation, rounds, sample_cohort, start
+from narrowcast.platform.simulation.clock import Clock
+from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 ALGORITHMS: list[Algorithm] = [FedMF(), CoLR(), SCoLR()]
@@ -46,7 +46,7 @@ def make_task(n_users: int = 12, n_items: int = 130, dimension: int = 8, **train
 
 
 def run(plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = None) -> list[Outcome]:
-    return list(rounds(plan, algorithm, task, InProcess(algorithm, task), state or start(algorithm, task)))
+    return list(rounds(plan, algorithm, task, LocalExecutor(algorithm, task), state or start(algorithm, task)))
 
 
 @pytest.mark.parametrize(("n_clients", "per_round"), [(10, 3), (10, 10), (7, 4), (943, 60), (5, 1), (5, 100), (1, 1)])
@@ -299,7 +299,7 @@ class CountThreads:
     """Notes how many threads torch has while chunks are trained."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:
-        self.inner = InProcess(algorithm, task)
+        self.inner = LocalExecutor(algorithm, task)
         self.threads: set[int] = set()
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:

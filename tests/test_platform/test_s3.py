@@ -12,7 +12,7 @@ import pytest
 from command_line import TINY, assert_refused, narrowcast, terminated_after
 from narrowcast.platform.checkpoint import check_place, load_checkpoint, save_checkpoint
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.run_state import RunState
+from narrowcast.platform.state import RunState
 from s3_server import SECRET, S3Server
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

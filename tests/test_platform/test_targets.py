@@ -9,11 +9,11 @@ import pytest
 from mlflow import MlflowClient
 from rich.console import Console
 
-from narrowcast import session
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.compare import compare, load_run, result_table
+from narrowcast.platform.tracking.comparison import compare, load_run, result_table
 from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
+from narrowcast.runs import session
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -101,7 +101,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
 
 
 def test_a_metric_whose_name_mlflow_refuses_is_a_target_too(tmp_path: Path) -> None:
-    settings = ["executor=local", "rounds=1", "targets={test.hr@10: 0}", "tracking.system_metrics=false"]
+    settings = ["backend=local", "rounds=1", "targets={test.hr@10: 0}", "tracking.system_metrics=false"]
     result = session.run(session.prepare(load_experiment("scolr-ml100k", settings), tmp_path), lambda _: None)
     run = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(result["mlflow_run_id"]).data
     assert run.metrics["rounds_to/test.hr_at_10/0"] == 1

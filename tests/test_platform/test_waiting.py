@@ -16,9 +16,9 @@ from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.replicas import Replica, play_together
+from narrowcast.platform.lockstep import Replica, run_lockstep
 from narrowcast.platform.rounds import Plan, check_plan, start
-from narrowcast.platform.waiting import cutoff, epochs_in_time
+from narrowcast.platform.simulation.deadlines import cutoff, epochs_in_time
 from playing import play, sha256
 
 PLAN = Plan(rounds=5, clients_per_round=4, chunk_size=3, checkpoint_every=1)
@@ -164,7 +164,7 @@ def test_a_resumed_run_is_the_straight_one(algorithm: Algorithm, task: Task, how
 @every
 def test_a_replica_is_as_if_played_alone(algorithm: Algorithm, task: Task) -> None:
     plans = [PLAN.model_copy(update={"over_selection": 1.6, "seed": seed}) for seed in (0, 1)]
-    together = list(play_together([Replica(plan, algorithm, task, start(algorithm, task)) for plan in plans]))
+    together = list(run_lockstep([Replica(plan, algorithm, task, start(algorithm, task)) for plan in plans]))
     for place, plan in enumerate(plans):
         alone = play(plan, algorithm, task)
         assert [outcomes[place].record for outcomes in together] == [outcome.record for outcome in alone]  # type: ignore[union-attr]

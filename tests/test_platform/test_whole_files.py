@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from narrowcast.platform.whole_files import write_atomically
+from narrowcast.platform.atomic_files import write_atomically
 
 
 def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from narrowcast import session
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.runs import session
 
 ROUNDS = 8
-SETTINGS = (f"rounds={ROUNDS}", "evaluate_every=2", "checkpoint_every=3", "executor=local")
+SETTINGS = (f"rounds={ROUNDS}", "evaluate_every=2", "checkpoint_every=3", "backend=local")
 
 
 @dataclass(frozen=True)

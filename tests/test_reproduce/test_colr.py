@@ -24,8 +24,8 @@ from narrowcast.reproduce.colr_accuracy import (
     judge_points,
     plot_points,
 )
+from narrowcast.reproduce.paper_results import TARGETS
 from narrowcast.reproduce.report import as_csv, as_markdown
-from narrowcast.reproduce.targets import TARGETS
 from narrowcast.reproduce.verdict import Verdict, judge_mean
 
 
@@ -85,7 +85,7 @@ def test_every_wanted_run_is_an_experiment_of_its_own() -> None:
     wanted = {each.label: each for target in TARGETS.values() for each in target.wanted}
     identities = {}
     for label, each in wanted.items():
-        experiment = load_experiment(each.experiment, [*each.overrides, f"name={label}", "executor.kind=local"])
+        experiment = load_experiment(each.experiment, [*each.overrides, f"name={label}", "backend.kind=local"])
         identities[label] = (experiment.digest(), each.measure)
         assert experiment.data.kind == ("mnist" if each.experiment == "scolr-mnist" else "ml-1m")
     assert len(set(identities.values())) == len(identities)
@@ -96,7 +96,7 @@ def test_the_points_of_a_size_weigh_the_same() -> None:
     """4 N r bytes, but for the vectors V of the SVD."""
     n_items, dimension = 3706, 64
     for point in FIGURE_4:
-        experiment = load_experiment(point.wanted.experiment, [*point.wanted.overrides, "executor.kind=local"])
+        experiment = load_experiment(point.wanted.experiment, [*point.wanted.overrides, "backend.kind=local"])
         sent = experiment.plain()["algorithm"]
         if point.series == "CoLR":
             assert sent["rank"] == point.size

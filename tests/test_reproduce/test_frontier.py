@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from narrowcast.reproduce.frontier import Frontier, Series, band, judge_rates
-from narrowcast.reproduce.wanted import Wanted
+from narrowcast.reproduce.run_spec import Wanted
 
 OURS = Series("ours", "scolr-channel-ml1m", (), band("min_error", 1.0, (4, 16)), {"4": 1.0, "16": 0.5}, "k")
 RIVAL = Series("rival", "fedmf-ml1m", (), {"a": (), "b": (), "c": ()}, dict.fromkeys("abc", 1.0), "r")

@@ -18,9 +18,7 @@ experiment:
   data: {clients: 40}
   tracking: {system_metrics: false}
 """
-ONE_OBJECTIVE = (
-    "study: {objectives: {validation.accuracy: maximize}, trials: 6, executor: local, retest: {trials: 0}}\n"
-)
+ONE_OBJECTIVE = "study: {objectives: {validation.accuracy: maximize}, trials: 6, backend: local, retest: {trials: 0}}\n"
 RATES = """
 space:
   training.learning_rate: {kind: float, low: 0.001, high: 1, log: true}

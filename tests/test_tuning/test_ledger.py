@@ -11,12 +11,12 @@ from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
 from narrowcast.platform.errors import UserError
-from narrowcast.tuning.marks import OWNER
 from narrowcast.tuning.pruning import Curve
-from narrowcast.tuning.settings import StudySettings
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
-from narrowcast.tuning.study import Asked, Ledger
+from narrowcast.tuning.study_client import Asked, Ledger
+from narrowcast.tuning.study_settings import StudySettings
+from narrowcast.tuning.trial_attributes import OWNER
 
 SPACE = {
     "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},
@@ -206,7 +206,7 @@ def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
             "the conditions of a, b wait for each other",
         ),
         ({"a": {"kind": "choice", "values": [1, 2], "when": {"b": 3}}, "b": [1, 2]}, "b is never 3"),
-        ({"executor.kind": ["ray", "local"]}, "cannot be tuned"),
+        ({"backend.kind": ["ray", "local"]}, "cannot be tuned"),
     ],
 )
 def test_conditions_have_to_make_sense(dimensions: dict[str, Any], phrase: str | None) -> None:

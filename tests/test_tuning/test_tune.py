@@ -87,7 +87,7 @@ def test_a_pruned_trial_stops_between_rounds_and_says_so_everywhere(tmp_path: Pa
 def test_several_objectives_are_pruned_on_one_of_them(tmp_path: Path) -> None:
     study = (
         "study:\n  objectives: {validation.accuracy: maximize, uplink_bits: minimize}\n  trials: 12\n"
-        "  executor: local\n  retest: {trials: 0}\n  constraints: {validation.accuracy: {at_least: 0.2}}\n"
+        "  backend: local\n  retest: {trials: 0}\n  constraints: {validation.accuracy: {at_least: 0.2}}\n"
         "  pruner: {kind: median, on: validation.accuracy, axis: uplink_bits, every: 2e6, startup_trials: 3}\n"
         "space:\n  training.learning_rate: {kind: float, low: 0.001, high: 1, log: true}\n"
         "  algorithm:\n    kind: choice\n    values:\n      all: fedavg\n      few: {kind: scolr, rank: 4}\n"
@@ -217,7 +217,7 @@ def test_a_study_is_not_mixed_with_another_of_its_name(tmp_path: Path) -> None:
 
 
 def test_the_packaged_studies_are_listed_and_whole() -> None:
-    from narrowcast.studies.study_file import load_study, packaged_studies
+    from narrowcast.tuning.study_file import load_study, packaged_studies
 
     said = narrowcast("tune")
     assert (said.status, said.err) == (0, "")

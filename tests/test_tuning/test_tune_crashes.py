@@ -88,7 +88,7 @@ def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
     postgres = Postgres()
     try:
         postgres.start()
-        local = ON_RAY.replace("parallel: 2", "executor: local").replace("trials: 8", "trials: 16")
+        local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 8", "trials: 16")
         study, folders = write_study(tmp_path, EXPERIMENT + local + RATES), (tmp_path / "one", tmp_path / "two")
         store = f"experiment.tracking.uri=sqlite:///{tmp_path}/mlflow.db"
         one, two = ((study, "--output", folder, *LONG, store, "--storage", postgres.url) for folder in folders)
@@ -113,7 +113,7 @@ def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
 
 def test_an_mlflow_server_that_goes_away_misses_nothing(tmp_path: Path) -> None:
     server = MlflowServer(tmp_path)
-    local = ON_RAY.replace("parallel: 2", "executor: local").replace("trials: 8", "trials: 4")
+    local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 8", "trials: 4")
     study, folder = write_study(tmp_path, EXPERIMENT + local + RATES), tmp_path / "digits"
     where = (f"experiment.tracking.uri={server.uri}", "experiment.tracking.flush_seconds=200")
     try:

@@ -20,10 +20,10 @@ class ClientHost:
     A host keeps nothing between rounds, so a killed one is replaced without losing what its clients learnt.
     """
 
-    def __init__(self, algorithm: Algorithm, task: Task, vault: Any) -> None:
+    def __init__(self, algorithm: Algorithm, task: Task, key_store: Any) -> None:
         self._algorithm = algorithm
         self._task = task
-        self._vault = None if vault is None else RemoteVault(vault)
+        self._vault = None if key_store is None else RemoteVault(key_store)
 
     def ready(self) -> bool:
         """Answer once the host can train."""

@@ -59,8 +59,8 @@ class Dashboard:
             there = "; ".join(f"{node.ip} {_shown(node.resources, needed)}" for node in nodes[:4])
             more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
             raise UserError(
-                f"executor.actors = {actors} with {each} each: the cluster at {self.address} has room for {room} "
-                f"({there}{more}); lower executor.actors or what each needs, or add nodes"
+                f"backend.actors = {actors} with {each} each: the cluster at {self.address} has room for {room} "
+                f"({there}{more}); lower backend.actors or what each needs, or add nodes"
             )
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import ray
 
 from narrowcast.cluster.failure import FailurePolicy
-from narrowcast.cluster.host_pool import HostPool
 from narrowcast.cluster.hosts import Hosts, Wish
 from narrowcast.cluster.key_service import RemoteVault, start_key_service
 from narrowcast.cluster.metrics import Metered, RunMetrics
+from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.contracts import Algorithm, Executor, KeepsSecrets, Task
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.play import play
 from narrowcast.platform.rounds import Outcome
-from narrowcast.platform.run_state import Interrupted, RunState
+from narrowcast.platform.state import Interrupted, RunState
 
 _SECONDS_HELD = 0.1  # handing a round on takes the driver milliseconds in which its hosts wait
 _SECONDS_FOR_ALL = 20.0  # before round 1 starts with the hosts that are ready by then
@@ -55,10 +55,10 @@ class Driver:
         self._stopping.set()
         self._hosts.kill()
 
-    def play(self, plan: Plan, state: RunState) -> Generator[HandedOn, None, None]:
+    def run(self, plan: Plan, state: RunState) -> Generator[HandedOn, None, None]:
         """Play the rounds that `state` has not seen, and hand them on a few at a time with what failed meanwhile."""
         self._hosts.wait(_SECONDS_FOR_ALL)
-        pool = HostPool(self._hosts, self._policy, self._stopping)
+        pool = RayExecutor(self._hosts, self._policy, self._stopping)
         pool.settled_round = state.settled_round
         played, handed_on = HandedOn(), time.monotonic()
         metrics = RunMetrics(plan.name)
@@ -67,7 +67,7 @@ class Driver:
             executor = self._algorithm.over(executor, RemoteVault(self._vault), self._task)
         try:
             for outcome in play(plan, self._algorithm, self._task, executor, state):
-                metrics.played(outcome)
+                metrics.secured_algorithm(outcome)
                 played.outcomes.append(outcome)
                 if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:
                     played.incidents, pool.incidents = pool.incidents, []

@@ -58,6 +58,6 @@ class FailurePolicy:
         if self.failures_left == 0:
             raise RunFailed(
                 f"the cluster failed once too often, last: {problem}; look at its logs, then resume, "
-                "or raise executor.max_failures"
+                "or raise backend.max_failures"
             )
         return replace(self, failures_left=self.failures_left - 1)

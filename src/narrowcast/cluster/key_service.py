@@ -18,10 +18,10 @@ class KeyService:
     """Holds the keys of a run in its own process, and dies with the driver that started it."""
 
     def __init__(self, algorithm: KeepsSecrets) -> None:
-        self._vault = algorithm.vault()
+        self._vault = algorithm.key_store()
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        """What the vault answers."""
+        """What the key_store answers."""
         return self._vault.call(method, round_index, arrays)
 
 
@@ -38,7 +38,7 @@ class RemoteVault:
         self._service = service
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        """Ask, and wait for the answer; raises what the vault raised, `RunFailed` where it is gone."""
+        """Ask, and wait for the answer; raises what the key_store raised, `RunFailed` where it is gone."""
         try:
             answer: Arrays = ray.get(self._service.call.remote(method, round_index, arrays))
         except RayTaskError as error:

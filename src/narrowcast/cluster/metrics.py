@@ -32,7 +32,7 @@ class RunMetrics:
         """So many chunks wait for the hosts."""
         self._queue.set(chunks, self._labels)
 
-    def played(self, outcome: Outcome) -> None:
+    def secured_algorithm(self, outcome: Outcome) -> None:
         """A round is over."""
         record, seconds = outcome.record, max(outcome.wall_seconds, 1e-9)
         self._round.set(record.round, self._labels)

@@ -18,7 +18,7 @@ from narrowcast import __version__
 from narrowcast.cluster.ray_jobs import Job, RayJobs
 from narrowcast.platform.errors import RunFailed, UserError
 
-SCRIPT = Path(__file__).with_name("on_arrival.py")
+SCRIPT = Path(__file__).with_name("node_probe.py")
 _SECONDS = 60.0
 _NODES_SHOWN = 3
 _OF_RAY = "Running entrypoint for job"  # which may come after the job's first lines

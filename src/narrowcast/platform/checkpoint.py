@@ -21,12 +21,12 @@ from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from narrowcast.platform.atomic_files import read_tensors, replace_by
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.object_store import file_system
-from narrowcast.platform.run_state import RunState
+from narrowcast.platform.state import RunState
 from narrowcast.platform.types import Arrays
-from narrowcast.platform.whole_files import read_tensors, replace_by
 
 logger = logging.getLogger(__name__)
 

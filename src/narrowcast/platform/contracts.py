@@ -167,7 +167,7 @@ class LocalCall:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RateDistortion:
     """What an algorithm can make of bits, before a round. Shapes: least_bits [C], below which a client sends nothing.
 
     `errors` says how much is lost at so many bits, for the allocations that weigh it.
@@ -178,7 +178,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Allotment:
+class LinkAllocation:
     """What a radio gives a cohort in a round, all [C]; None where nothing limits anyone, or no upload is lost."""
 
     budget_bits: IntArray | None
@@ -191,7 +191,9 @@ class Allotment:
 class Radio(Protocol):
     """The links between clients and server, from round to round; a frozen model."""
 
-    def share(self, profiles: Profiles, wishes: Wishes | None, seed: int, round_index: int) -> Allotment:
+    def share(
+        self, profiles: Profiles, rate_distortion: RateDistortion | None, seed: int, round_index: int
+    ) -> LinkAllocation:
         """What this cohort has in this round: pure, and keyed by seed, round and client."""
         ...
 
@@ -201,10 +203,10 @@ class Radio(Protocol):
 
 
 @runtime_checkable
-class Adapts(Protocol):
+class BitBudgeted(Protocol):
     """An algorithm that fits what its clients send to what their links carry."""
 
-    def wishes(self, task: Task, cohort: IntArray) -> Wishes | None:
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """What its clients can make of bits; None where it has nothing to say."""
         ...
 
@@ -219,10 +221,10 @@ class KnowsUploads(Protocol):
 
 
 @runtime_checkable
-class Discounts(Protocol):
+class StalenessWeighted(Protocol):
     """An algorithm that can let a part of the updates count less."""
 
-    def discounted(self, partial: Arrays, factor: float) -> Arrays:
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
         """A chunk's partial sum with its updates times `factor`, and what they are divided by as it is."""
         ...
 
@@ -282,10 +284,10 @@ class TrainsThenUploads(Protocol):
 
 
 SECRET = "secret/"
-"""Before the names of what a vault gives the host of a chunk's clients, among what it trains from."""
+"""Before the names of what a key_store gives the host of a chunk's clients, among what it trains from."""
 
 
-class ClientVault(Protocol):
+class ClientKeyStore(Protocol):
     """What the clients hold and the server does not, in another process; it answers by name."""
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
@@ -331,14 +333,14 @@ class KeepsSecrets(Protocol):
         """Whether a resumed run has the keys that it began with."""
         ...
 
-    def vault(self) -> ClientVault:
+    def key_store(self) -> ClientKeyStore:
         """What the clients hold, made new; for a process that is not the server's."""
         ...
 
-    def vault_process(self) -> AbstractContextManager[ClientVault]:
+    def key_store_process(self) -> AbstractContextManager[ClientKeyStore]:
         """The same in a process of its own on this machine."""
         ...
 
-    def over(self, executor: Executor, vault: ClientVault, task: Task) -> Executor:
+    def over(self, executor: Executor, key_store: ClientKeyStore, task: Task) -> Executor:
         """An executor that opens the sum of each round."""
         ...

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from narrowcast.platform.availability import Always, AnyAvailability
-from narrowcast.platform.clock import Clock
 from narrowcast.platform.contracts import Radio
 from narrowcast.platform.sampling import Sampling
 from narrowcast.platform.schedule import AnySchedule, Synchronous
+from narrowcast.platform.simulation.availability import Always, AnyAvailability
+from narrowcast.platform.simulation.clock import Clock
 
 
 class Plan(BaseModel):

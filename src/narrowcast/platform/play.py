@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from narrowcast.platform.buffered import buffered
+from narrowcast.platform.asynchronous import buffered
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Outcome, rounds
-from narrowcast.platform.run_state import RunState
 from narrowcast.platform.schedule import Buffered
+from narrowcast.platform.state import RunState
 
 
 def play(

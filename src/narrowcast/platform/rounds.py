@@ -11,35 +11,35 @@ from typing import Protocol
 import numpy as np
 
 from narrowcast.platform.contracts import (
-    Adapts,
     Algorithm,
-    Allotment,
+    BitBudgeted,
     Broadcast,
-    Discounts,
     Executor,
     Gathers,
     KeepsSecrets,
+    LinkAllocation,
     Split,
+    StalenessWeighted,
     Task,
 )
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
-from narrowcast.platform.run_state import Progress, RunState, stoppable
+from narrowcast.platform.round_timing import Timing
 from narrowcast.platform.sampling import cohort_size, drawn_from, next_in, rotation_of
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.stragglers import (
+from narrowcast.platform.simulation.stragglers import (
     OpenRound,
     chunks_with_late,
     either,
-    foreseen,
+    predict_stragglers,
     renewed,
     upload_bits,
     weigh,
     who_is_late,
 )
+from narrowcast.platform.state import LiveState, RunState, stoppable
 from narrowcast.platform.threads import one_thread
-from narrowcast.platform.timing import Timing
 from narrowcast.platform.types import (
     NO_RANK,
     Arrays,
@@ -70,7 +70,7 @@ class Outcome:
         return replace(self, wall_seconds=share * (moments[-1] - moments[0]), timing=timing)
 
 
-class Runtime(Protocol):
+class Backend(Protocol):
     """Where a run lives: this process, or a cluster that it starts or joins and leaves again."""
 
     @property
@@ -79,10 +79,10 @@ class Runtime(Protocol):
         ...
 
     def check(self, plan: Plan, task: Task) -> None:
-        """Raise a `UserError` where the runtime, or the device, cannot be had, before anything is written."""
+        """Raise a `UserError` where the backend, or the device, cannot be had, before anything is written."""
         ...
 
-    def play(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
+    def run(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
         """Play the rounds that `state` has not seen; clean up after the last, or when the iterator is closed."""
         ...
 
@@ -107,7 +107,7 @@ def rounds(
     plan: Plan, algorithm: Algorithm, task: Task, executor: Executor, state: RunState
 ) -> Generator[Outcome, None, None]:
     """Play the rounds that `state` has not seen yet, one `Outcome` each; `Interrupted` where it is stopped in one."""
-    progress = Progress.of(state, algorithm, task)
+    progress = LiveState.of(state, algorithm, task)
     order = rotation(plan, task.data.n_clients)
     while progress.round_index < plan.rounds:
         began = time.perf_counter()
@@ -134,7 +134,7 @@ def check_plan(plan: Plan, algorithm: Algorithm, task: Task) -> None:
     """Raise a `UserError` where the plan fits neither the clients nor what they send."""
     plan.availability.check(task.data.n_clients)
     buffers = plan.schedule.kind == "buffered"
-    if buffers and not isinstance(algorithm, Discounts):
+    if buffers and not isinstance(algorithm, StalenessWeighted):
         raise UserError(f"schedule = buffered: {algorithm.kind} cannot count stale updates less; use fedavg or fedprox")
     if buffers or plan.stragglers == "partial":
         nobody = np.empty(0, dtype=np.int64)
@@ -146,47 +146,49 @@ def check_plan(plan: Plan, algorithm: Algorithm, task: Task) -> None:
             )
 
 
-def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, order: IntArray) -> OpenRound:
+def open_round(plan: Plan, algorithm: Algorithm, task: Task, progress: LiveState, order: IntArray) -> OpenRound:
     """Sample the cohort, see what its links give, cut it into chunks, whose size is the experiment's, and broadcast."""
     round_index = progress.round_index + 1
     free = plan.availability.free(task.data.n_clients, plan.seed, round_index, progress.simulated_seconds)
     cohort = np.sort(sample_cohort(plan, order, round_index, free))
-    allotment = allot(plan, algorithm, task, cohort, round_index)
+    link_allocation = allocate_links(plan, algorithm, task, cohort, round_index)
     broadcast = algorithm.broadcast(progress.server, task, round_index)
     downlink_bits, renewed_bits = downloads(plan, progress, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
     if isinstance(algorithm, KeepsSecrets):
-        relayed_bits = algorithm.relayed_bits(task, cohort, round_index, allotment.budget_bits)
+        relayed_bits = algorithm.relayed_bits(task, cohort, round_index, link_allocation.budget_bits)
         first, renewed_bits = key_bits(algorithm, task, progress, cohort)
         downlink_bits = downlink_bits + relayed_bits + first
-    rates = allotment.downlink_bits_per_second
+    rates = link_allocation.downlink_bits_per_second
     radio = plan.radio if len(cohort) else None
     download_seconds = radio.download_seconds(downlink_bits, rates) if radio else downlink_bits / rates
     # The virtual clock does not see that a run was interrupted, or its results would depend on that.
-    opened = OpenRound(round_index, cohort, allotment, broadcast, downlink_bits + renewed_bits, download_seconds, [])
-    epochs, late = foreseen(plan, algorithm, task, opened)
-    known = replace(allotment, lost=either(allotment.lost, late))
+    opened = OpenRound(
+        round_index, cohort, link_allocation, broadcast, downlink_bits + renewed_bits, download_seconds, []
+    )
+    epochs, late = predict_stragglers(plan, algorithm, task, opened)
+    known = replace(link_allocation, lost=either(link_allocation.lost, late))
     chunks = cut(cohort, task.data.examples, plan.chunk_size, round_index, progress.population, known, epochs)
     return replace(opened, chunks=chunks)
 
 
-def key_bits(algorithm: KeepsSecrets, task: Task, progress: Progress, cohort: IntArray) -> tuple[IntArray, IntArray]:
+def key_bits(algorithm: KeepsSecrets, task: Task, progress: LiveState, cohort: IntArray) -> tuple[IntArray, IntArray]:
     """The public key for who takes part first, and for who took part before a resume made another, [C] each."""
     bits, last_round = algorithm.public_key_bits(task), progress.population.last_round[cohort]
     since = 0 if algorithm.keys_last else progress.keys_since()
     return bits * (last_round == 0), bits * ((last_round > 0) & (last_round <= since))
 
 
-def allot(plan: Plan, algorithm: Algorithm, task: Task, cohort: IntArray, round_index: int) -> Allotment:
+def allocate_links(plan: Plan, algorithm: Algorithm, task: Task, cohort: IntArray, round_index: int) -> LinkAllocation:
     """What each client's link gives it in this round."""
     profiles = task.profiles.take(cohort)
     if plan.radio is None or not len(cohort):
-        return Allotment(None, None, profiles.uplink_bits_per_second, profiles.downlink_bits_per_second)
-    wishes = algorithm.wishes(task, cohort) if isinstance(algorithm, Adapts) else None
-    return plan.radio.share(profiles, wishes, plan.seed, round_index)
+        return LinkAllocation(None, None, profiles.uplink_bits_per_second, profiles.downlink_bits_per_second)
+    rate_distortion = algorithm.rate_distortion(task, cohort) if isinstance(algorithm, BitBudgeted) else None
+    return plan.radio.share(profiles, rate_distortion, plan.seed, round_index)
 
 
 def close_round(
-    plan: Plan, algorithm: Algorithm, task: Task, progress: Progress, opened: OpenRound, results: list[ChunkResult]
+    plan: Plan, algorithm: Algorithm, task: Task, progress: LiveState, opened: OpenRound, results: list[ChunkResult]
 ) -> Outcome:
     """Everything after the training; the outcome's wall time is for the caller to fill in."""
     partials = [result.partial for result in results if not result.dropped]
@@ -202,7 +204,7 @@ def close_round(
 
 
 def step_server(
-    algorithm: Algorithm, task: Task, progress: Progress, broadcast: Arrays, partials: list[Arrays]
+    algorithm: Algorithm, task: Task, progress: LiveState, broadcast: Arrays, partials: list[Arrays]
 ) -> Arrays:
     """Fold what the chunks send in their order, and step; the server stays as it is where there are none."""
     if not partials:
@@ -221,7 +223,7 @@ def commit(
     plan: Plan,
     algorithm: Algorithm,
     task: Task,
-    progress: Progress,
+    progress: LiveState,
     broadcast: Broadcast,
     server: Arrays,
     results: list[ChunkResult],
@@ -266,13 +268,13 @@ def cut(
     chunk_size: int,
     round_index: int,
     population: Population,
-    allotment: Allotment | None = None,
+    link_allocation: LinkAllocation | None = None,
     epochs: IntArray | None = None,
 ) -> list[Chunk]:
     """Deal the cohort [C], largest clients first, into equal chunks of at most `chunk_size`, alike in work."""
     n_chunks = -(-len(cohort) // chunk_size)
     by_size = np.lexsort((cohort, -examples[cohort]))
-    budget_bits, lost = (None, None) if allotment is None else (allotment.budget_bits, allotment.lost)
+    budget_bits, lost = (None, None) if link_allocation is None else (link_allocation.budget_bits, link_allocation.lost)
     return [
         Chunk(
             round_index,
@@ -292,7 +294,7 @@ def _ascending(places: IntArray, cohort: IntArray) -> IntArray:
     return places[np.argsort(cohort[places])]
 
 
-def downloads(plan: Plan, progress: Progress, broadcast: Broadcast, cohort: IntArray) -> IntArray:
+def downloads(plan: Plan, progress: LiveState, broadcast: Broadcast, cohort: IntArray) -> IntArray:
     """What each client of the cohort has to be sent, in bits, [C]."""
     full = np.full(len(cohort), broadcast.full.wire_bits())
     if broadcast.update is None:
@@ -304,7 +306,7 @@ def downloads(plan: Plan, progress: Progress, broadcast: Broadcast, cohort: IntA
     return np.where(follows, np.minimum(sent_before[-1] - sent_before[missed], full), full)
 
 
-def summarise(progress: Progress, ledger: RoundLedger, seconds: float) -> RoundRecord:
+def summarise(progress: LiveState, ledger: RoundLedger, seconds: float) -> RoundRecord:
     """The round as one flat row."""
     ranks = ledger.rank[ledger.rank != NO_RANK]
     return RoundRecord(
@@ -328,7 +330,7 @@ def _mean(values: IntArray | FloatArray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def evaluate(algorithm: Algorithm, task: Task, progress: Progress) -> dict[str, float]:
+def evaluate(algorithm: Algorithm, task: Task, progress: LiveState) -> dict[str, float]:
     """All metrics of both held-out splits, named `split.metric`."""
     model, clients = algorithm.final(progress.server), progress.population.arrays
     splits: tuple[Split, Split] = ("validation", "test")
@@ -341,7 +343,7 @@ def evaluate(algorithm: Algorithm, task: Task, progress: Progress) -> dict[str, 
 
 def measure(algorithm: Algorithm, task: Task, state: RunState) -> dict[str, float]:
     """What `evaluate` gives of a state as it is kept."""
-    return evaluate(algorithm, task, Progress.of(state, algorithm, task))
+    return evaluate(algorithm, task, LiveState.of(state, algorithm, task))
 
 
 def model_sha256(algorithm: Algorithm, state: RunState) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, METRICS, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, METRICS, ORANGE, VERMILLION, new_figure
+from narrowcast.reproduce.run_spec import Results, Wanted
 from narrowcast.reproduce.verdict import Verdict, judge_mean
-from narrowcast.reproduce.wanted import Results, Wanted
 
 TOLERANCE, READ_OFF = 1.0, 0.3
 """Points of HR or NDCG that count as reproduced, and how far a value that was read off a plot may be wrong."""

@@ -24,11 +24,11 @@ from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import rounds, start
-from narrowcast.platform.tracking.plots import BLUE, GREEN, new_figure
+from narrowcast.platform.tracking.run_plots import BLUE, GREEN, new_figure
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from narrowcast.reproduce.colr_accuracy import DIMENSION
+from narrowcast.reproduce.run_spec import Results, Wanted
 from narrowcast.reproduce.verdict import Verdict, mean_and_spread
-from narrowcast.reproduce.wanted import Results, Wanted
 
 EVERY = 10
 SHARES = {"n95": 0.95, "n99": 0.99}

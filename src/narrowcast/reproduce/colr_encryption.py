@@ -22,11 +22,11 @@ import numpy as np
 
 from narrowcast.algorithms.secure import ckks, paillier
 from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.layout import Group, Layout, Part
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import CKKS, Public
-from narrowcast.algorithms.secure.vault import Vault
-from narrowcast.platform.tracking.plots import BLUE, VERMILLION, new_figure
+from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
 from narrowcast.reproduce.verdict import Verdict
 
 ITEMS, CLIENTS, DIMENSION = 3706, 60, 64
@@ -79,10 +79,12 @@ def _ckks(rank: int) -> Cost:
     whole = Group((Part("sum", None, ITEMS * rank),), (Part("weight", None, ITEMS),))
     scheme = CKKS()
     messages = Messages(scheme, Layout((whole,), {}, CLIENTS, CLIENTS), CLIENTS)
-    vault = _TimedVault(scheme)
-    public, clients = vault.public, np.arange(CLIENTS)
-    keys = dict(zip(range(CLIENTS), map(bytes, vault.call("begin", 1, {"clients": clients})["verify"]), strict=True))
-    signing = [key.tobytes() for key in vault.call("secrets", 1, {"clients": clients})["signing"]]
+    key_store = _TimedKeyStore(scheme)
+    public, clients = key_store.public, np.arange(CLIENTS)
+    keys = dict(
+        zip(range(CLIENTS), map(bytes, key_store.call("begin", 1, {"clients": clients})["verify"]), strict=True)
+    )
+    signing = [key.tobytes() for key in key_store.call("secrets", 1, {"clients": clients})["signing"]]
     update = messages.update(1, public)
     integers = np.concatenate([random.integers(-(2**20), 2**20, ITEMS * rank), random.integers(0, 2, ITEMS)])
 
@@ -98,15 +100,15 @@ def _ckks(rank: int) -> Cost:
     total = inbox.sums[0]
     assert total is not None
     began = time.thread_time()
-    opened = scheme.decrypted(vault.secret, whole, total, messages.numbers)
+    opened = scheme.decrypted(key_store.secret, whole, total, messages.numbers)
     opening_seconds = time.thread_time() - began
     assert np.array_equal(opened, integers * CLIENTS), "the sum of sixty is sixty times one"
     in_all = float(np.median(client_seconds)) + opening_seconds
     return Cost(in_all, sum(server_seconds), len(sent) / 1024, 4 * ITEMS * rank / 1024)
 
 
-class _TimedVault(Vault):
-    """A vault that also opens sums outside of its protocol, so that opening can be timed by itself."""
+class _TimedKeyStore(KeyStore):
+    """A key_store that also opens sums outside of its protocol, so that opening can be timed by itself."""
 
     @cached_property
     def public(self) -> Public:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.plots import BLUE, VERMILLION, new_figure
+from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
 from narrowcast.reproduce.colr_accuracy import released_codec
+from narrowcast.reproduce.run_spec import Results, Wanted
 from narrowcast.reproduce.verdict import Verdict, judge_mean, mean_and_spread
-from narrowcast.reproduce.wanted import Results, Wanted
 
 ITEMS, ROUNDS = 3706, 1000
 MIB = 2**20

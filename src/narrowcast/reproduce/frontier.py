@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from scipy.special import stdtrit
 
-from narrowcast.platform.tracking.plots import BLACK, new_figure
+from narrowcast.platform.tracking.run_plots import BLACK, new_figure
 from narrowcast.platform.types import FloatArray
+from narrowcast.reproduce.run_spec import Results, Wanted
 from narrowcast.reproduce.verdict import Verdict, mean_and_spread
-from narrowcast.reproduce.wanted import Results, Wanted
 
 _BAND = "radio={channel: {kind: rayleigh, access: shared}, allocation: %s, upload_seconds: %g}"
 

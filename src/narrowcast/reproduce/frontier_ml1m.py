@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from narrowcast.reproduce.frontier import Frontier, Series, band
-from narrowcast.reproduce.wanted import Wanted
+from narrowcast.reproduce.run_spec import Wanted
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 _BEYOND = (3072, 4096, 8192)

@@ -7,9 +7,9 @@ client sends in every round here, and each tensor's mean is over all that do.
 
 from __future__ import annotations
 
-from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from narrowcast.reproduce.frontier import Frontier, Series, band
-from narrowcast.reproduce.wanted import Wanted
+from narrowcast.reproduce.run_spec import Wanted
 
 BUDGETS = (32, 64, 128, 256, 512, 1024)
 _SECONDS = 12.0

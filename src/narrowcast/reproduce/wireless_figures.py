@@ -14,7 +14,7 @@ import numpy as np
 
 from narrowcast.algorithms.channel.single_user import SingleUser, quantise_vectors, receive_vectors
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.tracking.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.verdict import Verdict
 

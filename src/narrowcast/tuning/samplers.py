@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.seeds import generator
-from narrowcast.tuning.marks import counts
 from narrowcast.tuning.space import Space
+from narrowcast.tuning.trial_attributes import counts
 
 
 class Sampler(Protocol):

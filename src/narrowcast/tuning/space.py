@@ -17,7 +17,7 @@ from narrowcast.platform.errors import UserError
 _FIXED = {
     "seed": "the seeds of a trial are study.seeds",
     "name": "trials are named after their study",
-    "executor": "where trials are played is said under study",
+    "backend": "where trials are played is said under study",
     "tracking": "all trials of a study go to one store",
     "targets": "they do not change a run",
     "evaluate_every": "trials have to be compared after the same rounds",

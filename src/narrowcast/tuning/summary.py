@@ -12,9 +12,9 @@ import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from narrowcast.platform.types import FloatArray
-from narrowcast.tuning.marks import AMOUNTS, REASON, RETRY_OF, VOID
-from narrowcast.tuning.settings import COSTS, StudySettings
 from narrowcast.tuning.space import Space
+from narrowcast.tuning.study_settings import COSTS, StudySettings
+from narrowcast.tuning.trial_attributes import AMOUNTS, REASON, RETRY_OF, VOID
 
 
 @dataclass(frozen=True)

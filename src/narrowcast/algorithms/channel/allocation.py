@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import affordable, check_seconds, least_error
-from narrowcast.algorithms.channel.errors import Errors, Shares, check_weights
+from narrowcast.algorithms.channel.error_curves import Errors, Shares, check_weights
 from narrowcast.algorithms.channel.regions import TOLERANCE, Region
 from narrowcast.algorithms.channel.rounding import whole_points
 from narrowcast.platform.errors import UserError

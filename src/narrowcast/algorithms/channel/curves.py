@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from narrowcast.algorithms.channel.errors import check_weights
+from narrowcast.algorithms.channel.error_curves import check_weights
 from narrowcast.algorithms.local_training.compiled import compiled, frozen
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.algorithms.channel.errors import Errors
+from narrowcast.algorithms.channel.error_curves import Errors
 from narrowcast.algorithms.channel.regions import TOLERANCE, Independent, Region, overloaded
 from narrowcast.algorithms.channel.table_region import name_of
 from narrowcast.platform.errors import UserError

@@ -16,7 +16,7 @@ from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
 from narrowcast.algorithms.channel.single_user import SingleUser
 from narrowcast.algorithms.channel.trace import Trace
-from narrowcast.platform.contracts import Allotment, Wishes
+from narrowcast.platform.contracts import LinkAllocation, RateDistortion
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
@@ -65,7 +65,9 @@ class CellRadio(BaseModel):
             raise ValueError("allocation shares out the upload time; give upload_seconds too")
         return self
 
-    def share(self, profiles: Profiles, wishes: Wishes | None, seed: int, round_index: int) -> Allotment:
+    def share(
+        self, profiles: Profiles, rate_distortion: RateDistortion | None, seed: int, round_index: int
+    ) -> LinkAllocation:
         """The rates and budgets of a cohort; raises `UserError` where the channel cannot serve it."""
         links = self.channel.draw(profiles, seed, round_index)
         lost = links.lost if links.lost.any() else None
@@ -76,13 +78,13 @@ class CellRadio(BaseModel):
                     f"radio.channel.kind = {self.channel.kind} is one band for all; say for how long with "
                     "radio.upload_seconds"
                 )
-            return Allotment(None, lost, rates, links.downlink_bits_per_second)
-        least = np.zeros(len(profiles), dtype=np.int64) if wishes is None else wishes.least_bits
+            return LinkAllocation(None, lost, rates, links.downlink_bits_per_second)
+        least = np.zeros(len(profiles), dtype=np.int64) if rate_distortion is None else rate_distortion.least_bits
         budget = self.allocation.bits(
-            links.region, self.upload_seconds, least, errors=None if wishes is None else wishes.errors
+            links.region, self.upload_seconds, least, errors=None if rate_distortion is None else rate_distortion.errors
         )
         allotted = np.where(budget > 0, budget / self.upload_seconds, rates)
-        return Allotment(budget, lost, allotted, links.downlink_bits_per_second)
+        return LinkAllocation(budget, lost, allotted, links.downlink_bits_per_second)
 
     def download_seconds(self, bits: IntArray, rates: FloatArray) -> FloatArray:
         """Seconds until each client has what the server sends it, [C]."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import least_error
-from narrowcast.algorithms.channel.errors import Neighbourhoods
+from narrowcast.algorithms.channel.error_curves import Neighbourhoods
 from narrowcast.algorithms.channel.regions import TOLERANCE, Region, contains
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
-from narrowcast.algorithms.federated.basis import BasisKind, basis_seed, draw_basis
 from narrowcast.algorithms.federated.low_rank_network import (
     broadcast_network,
     final_network,
@@ -35,6 +34,7 @@ from narrowcast.algorithms.federated.row_updates import (
     train_and_send,
 )
 from narrowcast.algorithms.federated.row_uploads import Aggregation, Sending
+from narrowcast.algorithms.federated.shared_basis import BasisKind, basis_seed, draw_basis
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_components, train_cohort_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples

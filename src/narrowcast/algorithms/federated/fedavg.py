@@ -54,7 +54,7 @@ class Averaging(WholeModel):
         """The sum over all chunks."""
         return add_up(partials)
 
-    def discounted(self, partial: Arrays, factor: float) -> Arrays:
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
         """The weighted changes times `factor`, and their weight as it is."""
         return {name: values * factor if name.startswith(SUM) else values for name, values in partial.items()}
 

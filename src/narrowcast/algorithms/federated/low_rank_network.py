@@ -21,10 +21,10 @@ from torch import Tensor
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
-from narrowcast.algorithms.federated.basis import BasisKind, draw_basis, draw_components
 from narrowcast.algorithms.federated.dense_updates import SUM, WEIGHT, client_weights, finish_dense
 from narrowcast.algorithms.federated.dense_uploads import Columns, send_tensors
 from narrowcast.algorithms.federated.row_uploads import Aggregation
+from narrowcast.algorithms.federated.shared_basis import BasisKind, draw_basis, draw_components
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 

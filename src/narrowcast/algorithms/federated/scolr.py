@@ -12,16 +12,16 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import Choices, head_bits
-from narrowcast.algorithms.channel.rank_policy import RankPolicy, UniformRank
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.basis import draw_components
 from narrowcast.algorithms.federated.colr import LowRank, train_components, train_whole_rows
 from narrowcast.algorithms.federated.low_rank_network import network_bits_at_rank
 from narrowcast.algorithms.federated.own_basis import NORM_BITS
+from narrowcast.algorithms.federated.rank_policy import RankPolicy, UniformRank
 from narrowcast.algorithms.federated.row_updates import plain_bits
 from narrowcast.algorithms.federated.row_uploads import budgets
+from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
-from narrowcast.platform.contracts import Task, Wishes
+from narrowcast.platform.contracts import RateDistortion, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
@@ -80,7 +80,7 @@ class SCoLR(LowRank):
         components = draw_components(ranks, self.rank, clients, task.seed, chunk.round_index)
         return train_components(self, broadcast, chunk, task, samples, components, levels)
 
-    def wishes(self, task: Task, cohort: IntArray) -> Wishes | None:
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """What each client's update is worth at so many bits, from the rows that it is expected to touch.
 
         The error of a client's update counts by its rows.
@@ -93,7 +93,7 @@ class SCoLR(LowRank):
             assert isinstance(task.model, MatrixFactorisation)
             choices, rows = Choices(1, 1, NORM_BITS), rows + task.model.embedding_dim
         curves = choices.curves(choices.of_rows(rows), head_bits(task.data.n_items, positives))
-        return Wishes(np.ceil(curves.least()).astype(np.int64), curves)
+        return RateDistortion(np.ceil(curves.least()).astype(np.int64), curves)
 
     def expected_values(self, task: Task, cohort: IntArray) -> FloatArray:
         """By what each client's error counts, [C]: the rows that it is expected to touch, or its examples."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from narrowcast.algorithms.local_training.schedule import draw_schedule
+from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import BoolArray, IntArray

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.local_training.batches import draw_batches, known_items, sample_counts
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.factorisation import train_rows
-from narrowcast.algorithms.local_training.schedule import epochs_of
+from narrowcast.algorithms.local_training.minibatch_schedule import epochs_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError

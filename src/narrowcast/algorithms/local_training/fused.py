@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from narrowcast.algorithms.local_training.compiled import compiled, frozen, over_clients
-from narrowcast.algorithms.local_training.logistic import Floats
-from narrowcast.algorithms.local_training.row_sum import add_rows, sum_rows
-from narrowcast.algorithms.local_training.steps import (
+from narrowcast.algorithms.local_training.factorisation_steps import (
     BLOCK,
     aligned,
     distinct_rows,
@@ -29,6 +27,8 @@ from narrowcast.algorithms.local_training.steps import (
     project,
     score_rows,
 )
+from narrowcast.algorithms.local_training.logistic import Floats
+from narrowcast.algorithms.local_training.row_sum import add_rows, sum_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, shuffle
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 

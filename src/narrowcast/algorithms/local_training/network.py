@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward
 from narrowcast.algorithms.local_training.device import Device, float32_products, to_array, to_tensor
-from narrowcast.algorithms.local_training.schedule import Schedule
+from narrowcast.algorithms.local_training.minibatch_schedule import Schedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.classifier import as_input
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild

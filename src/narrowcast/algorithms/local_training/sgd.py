@@ -12,8 +12,8 @@ from torch import nn
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
+from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Steps, Tensors, train_network
-from narrowcast.algorithms.local_training.schedule import draw_schedule, epochs_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError

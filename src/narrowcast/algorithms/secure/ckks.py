@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from narrowcast.algorithms.codecs.wire import varint
-from narrowcast.algorithms.secure.extra import library
+from narrowcast.algorithms.secure.bit_packing import Words, pack_words, packed_bytes, unpack_words
 from narrowcast.algorithms.secure.fixed_point import Integers
-from narrowcast.algorithms.secure.words import Words, pack_words, packed_bytes, unpack_words
+from narrowcast.algorithms.secure.optional_imports import library
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 

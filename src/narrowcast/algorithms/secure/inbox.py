@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from narrowcast.algorithms.secure.bit_packing import Words
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import Public
-from narrowcast.algorithms.secure.words import Words
 from narrowcast.platform.types import PayloadError
 
 

@@ -14,8 +14,8 @@ from safetensors.numpy import save
 from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.schemes import CKKS, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
+from narrowcast.platform.atomic_files import read_tensors, write_atomically
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.whole_files import read_tensors, write_atomically
 
 FILE = "clients.key"
 _FORMAT = "narrowcast-keys-1"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.federated.basis import draw_components
 from narrowcast.algorithms.federated.colr import LowRank
 from narrowcast.algorithms.federated.dense_updates import SUM as TENSOR
 from narrowcast.algorithms.federated.dense_updates import WEIGHT as TENSOR_WEIGHT
@@ -17,6 +16,7 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.low_rank_network import COMPONENT_WEIGHT, factors_of
 from narrowcast.algorithms.federated.row_updates import SUM, WEIGHT
 from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation

@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.secure.bit_packing import Words
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES, combine, split
-from narrowcast.algorithms.secure.words import Words
 from narrowcast.platform.types import BoolArray, PayloadError
 
 KEY_BYTES = 3 * 32

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from narrowcast.algorithms.secure.bit_packing import packed_bytes
 from narrowcast.algorithms.secure.envelope import CONTEXT_BYTES, Addressed
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.layout import Layout
 from narrowcast.algorithms.secure.masking import KEY_BYTES, SEALED_BYTES, MaskedGroups
 from narrowcast.algorithms.secure.schemes import CKKS, Masked, Protection, Public
 from narrowcast.algorithms.secure.shamir import SHARE_BYTES
-from narrowcast.algorithms.secure.words import packed_bytes
 from narrowcast.platform.types import IntArray
 
 RECIPIENT_BYTES, RUN_BYTES = 4, 16

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.algorithms.secure.extra import library
+from narrowcast.algorithms.secure.optional_imports import library
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 

@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from narrowcast.algorithms.secure import ckks
+from narrowcast.algorithms.secure.bit_packing import Words, pack_words, packed_bytes, signed, unpack_words
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Rounding
 from narrowcast.algorithms.secure.layout import Group
 from narrowcast.algorithms.secure.slots import SlotPlan
-from narrowcast.algorithms.secure.words import Words, pack_words, packed_bytes, signed, unpack_words
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of
 from narrowcast.platform.types import Arrays

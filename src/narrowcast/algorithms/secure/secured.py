@@ -14,15 +14,23 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.secure.key_store import KeyStore
+from narrowcast.algorithms.secure.key_store_process import key_store_process
 from narrowcast.algorithms.secure.layout import layout_of
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.opening import SHARED, RoundKeys, SecureExecutor, sums_of
+from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
+from narrowcast.algorithms.secure.protected_upload import Sending
 from narrowcast.algorithms.secure.schemes import Protection
-from narrowcast.algorithms.secure.sending import Sending
-from narrowcast.algorithms.secure.turnout import Admission, Turnout
-from narrowcast.algorithms.secure.vault import Vault
-from narrowcast.algorithms.secure.vault_process import vault_process
-from narrowcast.platform.contracts import SECRET, Broadcast, ClientVault, Executor, Task, TrainsThenUploads, Wishes
+from narrowcast.algorithms.secure.unmasking import SHARED, RoundKeys, SecureExecutor, sums_of
+from narrowcast.platform.contracts import (
+    SECRET,
+    Broadcast,
+    ClientKeyStore,
+    Executor,
+    RateDistortion,
+    Task,
+    TrainsThenUploads,
+)
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import (
     Arrays,
@@ -82,19 +90,19 @@ class Secured:
                 "secure.threshold; ask more clients_per_round, or lower smallest_group"
             )
         if self.keys_last:
-            with self.vault_process() as vault:
-                vault.call("public", 0, {})  # reads the key files, which this process must not
+            with self.key_store_process() as key_store:
+                key_store.call("public", 0, {})  # reads the key files, which this process must not
 
     def messages(self, task: Task) -> Messages:
         """What is sent in this task."""
         cohort = min(self.asked, task.data.n_clients)
         return Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
 
-    def admission(self, task: Task) -> Admission:
+    def participation_policy(self, task: Task) -> ParticipationPolicy:
         """Who takes part in a round of this task."""
-        return Admission(self.messages(task), getattr(self.algorithm, "rank_policy", None))
+        return ParticipationPolicy(self.messages(task), getattr(self.algorithm, "rank_policy", None))
 
-    def wishes(self, task: Task, cohort: IntArray) -> Wishes | None:
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """What each client's update is worth at so many bits under protection, where its rank follows from them."""
         if getattr(getattr(self.algorithm, "rank_policy", None), "kind", "") != "channel" or not len(cohort):
             return None
@@ -104,7 +112,7 @@ class Secured:
         errors = len(bits) / np.arange(1.0, len(bits) + 1) - 1  # as `channel.joint`, of values finely rounded
         weight = self.algorithm.expected_values(task, cohort)
         curves = Curves.of(np.broadcast_to(bits, shape), np.broadcast_to(errors, shape), weight)
-        return Wishes(np.full(len(cohort), bits[0]), curves)
+        return RateDistortion(np.full(len(cohort), bits[0]), curves)
 
     def init(self, task: Task) -> Arrays:
         """The plain algorithm's server state."""
@@ -120,12 +128,15 @@ class Secured:
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
         """What the server sends each client beside the broadcast, [C]: keys, shares, ranks, the sum to open."""
-        admission, bits = self.admission(task), np.zeros(len(cohort), dtype=np.int64)
+        participation_policy, bits = self.participation_policy(task), np.zeros(len(cohort), dtype=np.int64)
         if len(cohort):
-            turnout = admission.of(task, cohort, round_index, budget_bits)
-            messages, part = replace(admission.messages, cohort=len(turnout.clients)), np.isin(cohort, turnout.clients)
-            each, opener = messages.downlink_bits(by_links=admission.by_links)
-            bits[part] = each + opener * (np.arange(part.sum()) == turnout.opener)
+            participation = participation_policy.of(task, cohort, round_index, budget_bits)
+            messages, part = (
+                replace(participation_policy.messages, cohort=len(participation.clients)),
+                np.isin(cohort, participation.clients),
+            )
+            each, opener = messages.downlink_bits(by_links=participation_policy.by_links)
+            bits[part] = each + opener * (np.arange(part.sum()) == participation.opener)
         return bits
 
     def public_key_bits(self, task: Task) -> int:
@@ -140,7 +151,7 @@ class Secured:
         groups = keys.groups(messages.layout, task.seed, chunk.round_index)
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         sending = Sending(chunk, task, messages, keys, groups, broadcast, inbox)
-        results = self._train_each(self.plain(keys.turnout), given, chunk, task)
+        results = self._train_each(self.plain(keys.participation), given, chunk, task)
         began = time.perf_counter()
         ledgers = [sending.send(result, place) for place, result in enumerate(results)]
         encoding = time.perf_counter() - began
@@ -148,11 +159,11 @@ class Secured:
         ledger = ClientLedger.merged(ledgers)
         return ChunkResult(chunk.index, sums_of(inbox), states, ledger, encode_seconds=encoding)
 
-    def plain(self, turnout: Turnout) -> Any:
-        """The plain algorithm at the ranks of a turnout."""
+    def plain(self, participation: Participation) -> Any:
+        """The plain algorithm at the ranks of a participation."""
         if not isinstance(self.algorithm, SCoLR):
             return self.algorithm
-        of_client = dict(zip(turnout.clients.tolist(), turnout.ranks.tolist(), strict=True))
+        of_client = dict(zip(participation.clients.tolist(), participation.ranks.tolist(), strict=True))
         return self.algorithm.model_copy(update={"rank_policy": AgreedRanks(kind="agreed", of_client=of_client)})
 
     def _train_each(self, algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
@@ -177,17 +188,17 @@ class Secured:
         """The plain algorithm's global parameters."""
         return self.algorithm.final(server)
 
-    def vault(self) -> Vault:
+    def key_store(self) -> KeyStore:
         """What the clients hold, made new; for a process that is not the server's."""
-        return Vault(self.scheme)
+        return KeyStore(self.scheme)
 
-    def vault_process(self) -> AbstractContextManager[ClientVault]:
-        """A vault in a process of its own on this machine."""
-        return vault_process(self.scheme)
+    def key_store_process(self) -> AbstractContextManager[ClientKeyStore]:
+        """A key_store in a process of its own on this machine."""
+        return key_store_process(self.scheme)
 
-    def over(self, executor: Executor, vault: ClientVault, task: Task) -> Executor:
+    def over(self, executor: Executor, key_store: ClientKeyStore, task: Task) -> Executor:
         """An executor that opens the sum of each round."""
-        return SecureExecutor(self.admission(task), executor, vault, task)
+        return SecureExecutor(self.participation_policy(task), executor, key_store, task)
 
 
 def _one(chunk: Chunk, place: int) -> Chunk:

@@ -45,10 +45,10 @@ from packaging.version import Version
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.store_address import HIDDEN, Tracking, hide_password, is_hidden
-from narrowcast.platform.whole_files import write_atomically
 
 logger = logging.getLogger(__name__)
 STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)

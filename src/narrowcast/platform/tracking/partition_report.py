@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.tracking.plots import BLUE, log_axis, new_figure
+from narrowcast.platform.tracking.run_plots import BLUE, log_axis, new_figure
 from narrowcast.platform.types import IntArray
 
 TABLE, FIGURE = "partition.parquet", "partition.png"

@@ -9,7 +9,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from narrowcast.platform.tracking import plots, units
+from narrowcast.platform.tracking import run_plots as plots
+from narrowcast.platform.tracking import units
 
 
 def spread_table(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Table:

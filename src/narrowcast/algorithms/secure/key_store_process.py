@@ -1,0 +1,124 @@
+"""The key_store as a process of its own, spoken to over two pipes: `python -m narrowcast.algorithms.secure.key_store_process`.
+
+It shares no memory with the process that starts it: keys are made here, and what goes back is what `KeyStore` gives out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import numpy as np
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from narrowcast.algorithms.secure.key_store import KeyStore
+from narrowcast.algorithms.secure.schemes import AnyScheme, Protection
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.types import Arrays, PayloadError
+
+_HEAD = struct.Struct("<QQ")  # bytes of the text, of the arrays
+_SECONDS_TO_END = 10.0
+
+
+class PipedVault:
+    """A key_store at the other end of two pipes."""
+
+    def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
+        self._requests, self._answers = requests, answers
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Ask, and wait for the answer; raises what the key_store raised, `RunFailed` where it is gone."""
+        try:
+            write(self._requests, json.dumps([method, round_index]), arrays)
+            text, answer = read(self._answers)
+        except (EOFError, OSError) as error:
+            raise RunFailed("the process that holds the clients' keys is gone; resume the run") from error
+        kind, message = json.loads(text)
+        if kind == "user":
+            raise UserError(message)
+        if kind == "payload":
+            raise PayloadError(message)
+        return answer
+
+
+@contextmanager
+def key_store_process(scheme: Protection) -> Iterator[PipedVault]:
+    """Start the process, and end it with the run; without it a run cannot go on, and a resume makes new keys."""
+    command = [sys.executable, "-m", "narrowcast.algorithms.secure.key_store_process", scheme.model_dump_json()]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the server to handle
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield PipedVault(process.stdin, process.stdout)
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def serve(key_store: KeyStore, requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer until the other end closes its pipe."""
+    while True:
+        try:
+            text, arrays = read(requests)
+        except EOFError:
+            return
+        method, round_index = json.loads(text)
+        try:
+            answer, status = key_store.call(method, round_index, arrays), ["ok", ""]
+        except UserError as error:
+            answer, status = {}, ["user", str(error)]
+        except PayloadError as error:
+            answer, status = {}, ["payload", str(error)]
+        write(answers, json.dumps(status), answer)
+
+
+def write(stream: IO[bytes], text: str, arrays: Arrays) -> None:
+    """One message; no pickle, so that reading it runs no code."""
+    words, data = text.encode(), save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
+    stream.write(_HEAD.pack(len(words), len(data)) + words + data)
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> tuple[str, Arrays]:
+    """One message, or `EOFError` where there is none whole."""
+    text_bytes, array_bytes = _HEAD.unpack(_exactly(stream, _HEAD.size))
+    text = _exactly(stream, text_bytes).decode()
+    try:
+        return text, load(_exactly(stream, array_bytes))
+    except SafetensorError as error:
+        raise EOFError("a message between server and key_store was cut") from error
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError
+    return data
+
+
+def _main() -> None:
+    scheme = TypeAdapter[AnyScheme](AnyScheme).validate_json(sys.argv[1])
+    assert isinstance(scheme, Protection), "without protection there is nothing to keep"
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that prints may come between the answers
+    serve(KeyStore(scheme), sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,42 @@
+"""`narrowcast keys`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from narrowcast.platform.errors import UserError
+
+
+@click.group()
+def keys() -> None:
+    """The clients' keys for protected sums, made before a run and kept by the clients."""
+
+
+@keys.command("make")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("experiment")
+@click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
+def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
+    """Make keys in FOLDER for what `secure` of EXPERIMENT says.
+
+    They are written to one file, clients.key, that only you may read. Runs with secure.keys=FOLDER use them, and a
+    resumed run has the same. The process that holds the clients' keys reads the file; the server never does.
+
+    \b
+    narrowcast keys make ~/keys colr-ckks-ml1m
+    narrowcast run colr-ckks-ml1m secure.keys=~/keys
+    """  # noqa: D301 - click wants the character
+    from narrowcast.algorithms.secure.key_files import make_key_files, parameters
+    from narrowcast.algorithms.secure.optional_imports import library
+    from narrowcast.algorithms.secure.schemes import NoProtection
+    from narrowcast.experiment import load_experiment
+
+    scheme = load_experiment(experiment, overrides).secure
+    if isinstance(scheme, NoProtection):
+        raise UserError(f"{experiment} protects nothing; add secure=ckks or secure=masked")
+    for name in scheme.needs:
+        library(name, f"secure.kind = {scheme.kind}")
+    path = make_key_files(folder.expanduser(), scheme)
+    click.echo(f"keys for {parameters(scheme)} are in {path}; run with secure.keys={path.parent}")

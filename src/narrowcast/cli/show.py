@@ -1,0 +1,27 @@
+"""`narrowcast show`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.table import Table
+
+from narrowcast.cli.terminal import console
+from narrowcast.platform.config import write_yaml
+
+
+@click.command()
+@click.argument("experiment", required=False)
+@click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
+def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
+    """List the packaged experiments, or print EXPERIMENT as it would run, every default filled in."""
+    from narrowcast.experiment import load_experiment, packaged_experiments
+
+    if experiment is None:
+        table = Table("experiment", "what it is", box=None, pad_edge=False)
+        for name, summary in packaged_experiments().items():
+            table.add_row(name, summary)
+        console().print(table)
+        return
+    write_yaml(load_experiment(experiment, overrides).plain(), sys.stdout)

@@ -1,0 +1,61 @@
+"""`narrowcast submit`."""
+
+from __future__ import annotations
+
+import click
+
+from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
+
+
+@click.command()
+@click.argument("source", metavar="EXPERIMENT|STUDY")
+@click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
+@ADDRESS
+@click.option("--id", "name", metavar="NAME", help="Name of the job and its run; by default from the configuration.")
+@click.option(
+    "--output", default="/runs", show_default=True, metavar="PATH", help="Folder of all runs, on the cluster."
+)
+@click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="A variable for the job; no secrets.")
+@click.option("--send-package", is_flag=True, help="Send this narrowcast along, where the cluster has none or another.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the job is submitted.")
+def submit(
+    source: str,
+    overrides: tuple[str, ...],
+    address: str,
+    name: str | None,
+    output: str,
+    environment: tuple[str, ...],
+    send_package: bool,
+    no_wait: bool,
+) -> None:
+    """Run EXPERIMENT, or tune STUDY, as a job on a Ray cluster, and follow it to its end.
+
+    \b
+    narrowcast submit scolr-ml1m --address http://HEAD:8265
+    narrowcast submit my.yaml backend.actors=16 --address http://HEAD:8265 --no-wait
+
+    Submitting the same again joins the job while it runs, and goes on from its last checkpoint where it failed or was
+    stopped. Ctrl-C leaves the job running. Data is read on the cluster; traces that the file names are sent along.
+    Everything else is said in docs/running-on-a-cluster.md.
+    """  # noqa: D301 - click wants the character
+    from narrowcast.cluster.dashboard import reach
+    from narrowcast.runs.capacity import check_room
+
+    dashboard = reach(address)
+    check_room(source, overrides, dashboard)
+    from narrowcast.cluster.ray_jobs import RayJobs
+    from narrowcast.runs import submission  # which takes seconds to import
+
+    sent = submission.prepare(source, overrides, name=name, output=output, environment=environment)
+    job, started = submission.submit(sent, dashboard, send_package=send_package, say=click.echo)
+    again = f" (attempt {job.attempt})" if job.attempt > 1 else ""
+    if started:
+        click.echo(f"{job.name}: submitted to {dashboard.address}{again}")
+    elif job.over:
+        click.echo(f"{job.name}: done already{again}; give another name with --id to run it once more")
+    else:
+        click.echo(f"{job.name}: runs already{again}; joining it")
+    if no_wait and not job.over:
+        click.echo(f"follow it with: narrowcast jobs logs {job.name} --follow --address {dashboard.address}")
+    if not no_wait:
+        follow_to_the_end(RayJobs(dashboard), job)

@@ -1,0 +1,21 @@
+"""`narrowcast sync`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from narrowcast.cli.terminal import FOLDER, run_folder
+
+
+@click.command()
+@click.argument("run_name", metavar="RUN")
+@click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option("--tracking-uri", help="The store, where it is not the one the run started with.")
+def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
+    """Send to MLflow what it missed of RUN while its store was down."""
+    from narrowcast.runs import session
+
+    sent = session.sync(run_folder(run_name, output), tracking_uri)
+    click.echo(f"{run_name}: {sent} rounds sent, MLflow is up to date")

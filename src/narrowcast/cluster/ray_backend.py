@@ -1,0 +1,254 @@
+"""The Ray backend: starts or joins a cluster, runs the driver actor there, and leaves."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+from pydantic import ConfigDict, Field
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from narrowcast.cluster.driver import Driver, HandedOn
+from narrowcast.cluster.failure import FailurePolicy, Reaction
+from narrowcast.cluster.head import LOOK_SECONDS, Head
+from narrowcast.cluster.hosts import Wish, alive_nodes
+from narrowcast.cluster.placement import Node, Policy
+from narrowcast.cluster.resources import Demand
+from narrowcast.platform.config import suggest
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.interruption import interruptible
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.sampling import cohort_size
+from narrowcast.platform.state import Interrupted, RunState
+
+logger = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 5.0
+_HEALTH_SECONDS = 9.0
+_SHAKE_HANDS = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+_FRUITLESS_DRIVERS = 3
+_STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the last checkpoint has to do
+_OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
+
+
+class RayBackend(Demand):
+    """Client hosts and the driver as Ray actors, on a cluster that is started for the run or joined.
+
+    Without `address`, the cluster of a surrounding Ray job (RAY_ADDRESS) is used, else one is started on this machine
+    and stopped at the end.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    placement: Policy = Field("spread", description="hosts evenly over the nodes, or on as few as hold them")
+    address: str | None = Field(None, description="host:port of a running cluster, or auto")
+    on_failure: Reaction = Field("redo", description="the clients of a host that fails: train elsewhere, or give up on")
+    max_failures: int = Field(20, ge=0, description="hosts or nodes that may fail in a run before it is given up")
+    round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
+    placement_timeout_seconds: float = Field(120.0, gt=0, description="for a first host to start, before giving up")
+
+    def check(self, plan: Plan, task: Task) -> None:
+        """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
+        if task.training.device == "cuda" and not self.gpus_per_actor:
+            raise UserError("training.device = cuda: client hosts have no GPU; set backend.gpus_per_actor=0.5")
+        if self.clients_per_actor is not None and plan.chunk_size > self.clients_per_actor:
+            raise UserError(
+                f"backend.clients_per_actor = {self.clients_per_actor}: a host trains whole chunks, and chunk_size is "
+                f"{plan.chunk_size}; set chunk_size={self.clients_per_actor} too"
+            )
+        address, hosts = self._address(), self._hosts(plan, task)
+        if address == "local":
+            here = {"CPU": self._local_cpus(plan, task), "GPU": torch.cuda.device_count()}
+            self._fits(hosts, [Node("", here)], "this machine")
+            return
+        if address != "auto":
+            probe(address)
+        with self.cluster(1):
+            nodes = alive_nodes()
+        self._fits(hosts, nodes, f"the cluster at {address}")
+
+    def _hosts(self, plan: Plan, task: Task) -> int:
+        """The hosts that the run would like."""
+        schedule = plan.schedule
+        cohort = (
+            schedule.buffer_size
+            if schedule.kind == "buffered"
+            else cohort_size(plan.clients_per_round, plan.over_selection, task.data.n_clients)
+        )
+        if self.clients_per_actor is not None:
+            return -(-cohort // self.clients_per_actor)
+        return -(-cohort // plan.chunk_size) if self.actors == "auto" else self.actors
+
+    def _fits(self, hosts: int, nodes: Sequence[Node], where: str) -> None:
+        offered = {kind for node in nodes for kind, there in node.offers.items() if there}
+        for name in self.resources_per_actor:
+            if name not in offered:
+                raise UserError(
+                    f'backend.resources_per_actor: {where} offers no "{name}", only {", ".join(sorted(offered))}; '
+                    f"start a node with ray start --resources='{{\"{name}\": 1}}'{suggest(name, offered)}"
+                )
+        needed = 1 if self.actors == "auto" and self.clients_per_actor is None else hosts
+        if (room := sum(node.room_for(self.need(), hosts) for node in nodes)) < needed:
+            each = " and ".join(f"{amount:g} {kind}" for kind, amount in self.need().items() if amount)
+            raise UserError(
+                f"{hosts} client hosts that need {each} each: {where} has room for {room}; lower backend.actors or "
+                "what each needs, or set backend.actors=auto"
+            )
+
+    def run(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
+        """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
+        policy = FailurePolicy(self.on_failure, self.max_failures, self.round_timeout_seconds)
+        wish = Wish(self._hosts(plan, task), self.need(), self.placement, self.placement_timeout_seconds)
+        with self.cluster(self._local_cpus(plan, task)):
+            shared = [ray.put(algorithm), ray.put(task)]
+            head = Head(ray.get_runtime_context().gcs_address)
+            done, fruitless = state.round_index, 0
+            while True:
+                driver = Driver.options(  # type: ignore[attr-defined]
+                    # Here it dies with this process only, and beside the objects that it and the hosts read.
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(
+                        ray.get_runtime_context().get_node_id(), soft=True
+                    )
+                ).remote(shared, wish, policy)
+                try:
+                    for outcome in _stream(driver, plan, state, head):
+                        fruitless = 0
+                        state = outcome.state or state
+                        if outcome.record.round > done:
+                            done = outcome.record.round
+                            yield outcome
+                    return
+                except RayActorError as error:
+                    head.wait()
+                    fruitless += 1
+                    if fruitless == _FRUITLESS_DRIVERS:
+                        raise RunFailed(
+                            f"{fruitless} driver actors in a row died before they had played a round, last: "
+                            f"{str(error).strip().splitlines()[-1]}; is narrowcast the same on every node?"
+                        ) from error
+                    policy = policy.spend(f"the driver died ({type(error).__name__})")
+                    state = replace(state, settled_round=max(done, state.settled_round))
+                    logger.warning("the driver died; it starts over after round %d", state.round_index)
+                finally:
+                    ray.kill(driver)
+
+    def _local_cpus(self, plan: Plan, task: Task) -> int:
+        """The CPUs that a cluster on this machine says it has: enough for the hosts, who share what there is."""
+        cores = os.cpu_count() or 1
+        if self.actors == "auto" and self.clients_per_actor is None:
+            return cores
+        return max(cores, math.ceil(self._hosts(plan, task) * self.cpus_per_actor))
+
+    def _address(self) -> str:
+        return self.address or os.environ.get("RAY_ADDRESS") or "local"
+
+    @contextmanager
+    def cluster(self, local_cpus: int) -> Iterator[None]:
+        """Start one here with so many CPUs, or join one; raises `UserError` where none can be had."""
+        address = self._address()
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+        if address == "local":
+            options |= {
+                "num_cpus": local_cpus,
+                "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
+            }
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        try:
+            with interruptible():
+                ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+                signal.alarm(0)
+                raise KeyboardInterrupt from None
+            raise UserError(
+                f"no Ray cluster could be had at {address}: {error}; start one, or leave out --address"
+            ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own arms an alarm that aborts the process
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _stream(driver: Any, plan: Plan, state: RunState, head: Head) -> Generator[Outcome, None, None]:
+    """What the driver hands on, round by round; what failed meanwhile is logged."""
+    options = driver.run.options(num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD)
+    stream = options.remote(plan, state)
+    stop_by = math.inf
+    try:
+        while True:
+            try:
+                with interruptible() if stop_by == math.inf else nullcontext():
+                    _wait(stream, head, stop_by)
+            except KeyboardInterrupt:
+                if stop_by < math.inf:
+                    raise
+                driver.stop.remote()
+                stop_by = time.monotonic() + _STOP_SECONDS
+                continue
+            try:
+                handed_on: HandedOn = ray.get(next(stream))
+            except StopIteration:
+                return
+            for incident in handed_on.incidents:
+                logger.warning(incident)
+            yield from handed_on.outcomes
+            if handed_on.stopped is not None:
+                raise Interrupted([handed_on.stopped])
+    except RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
+    except RayActorError:
+        if stop_by < math.inf:
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _wait(stream: Any, head: Head, stop_by: float) -> None:
+    """Wait for what the driver hands on next; `KeyboardInterrupt` once it has had its time to stop."""
+    while not ray.wait([stream], timeout=LOOK_SECONDS)[0]:
+        head.look()
+        if time.monotonic() > stop_by:
+            raise KeyboardInterrupt
+    head.look()
+
+
+def probe(address: str) -> None:
+    """Raise `UserError` unless a Ray cluster answers at host:port; `ray.init` would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f'backend.address = "{address}" is no Ray address; give host:port, or auto')
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
+    try:  # what `ray health-check` does first, with a third of its imports
+        done = subprocess.run(
+            [sys.executable, "-c", _SHAKE_HANDS, address], capture_output=True, timeout=_HEALTH_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        raise UserError(
+            f"what answers at {address} is no Ray cluster of this version and token; give the address that "
+            "`ray start --head` prints"
+        )

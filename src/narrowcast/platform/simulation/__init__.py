@@ -1,0 +1,1 @@
+"""The simulated world: clients' links and devices, their availability, and the virtual clock."""

@@ -1,0 +1,41 @@
+"""How long the slowest client and the server take, with every client trained alone.
+
+Seconds are those of the processor on the one thread that trains, so that other work on the machine counts little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import close_round, open_round, rotation, start
+from narrowcast.platform.state import LiveState
+from narrowcast.platform.threads import one_thread
+
+
+def measure_times(plan: Plan, algorithm: Algorithm, task: Task) -> Mapping[str, Any]:
+    """Seconds of the slowest client and of the server, mean over the rounds but the first, which compiles."""
+    progress = LiveState.of(start(algorithm, task), algorithm, task)
+    order = rotation(plan, task.data.n_clients)
+    slowest, server = [], []
+    while progress.round_index < plan.rounds:
+        with one_thread():
+            opened = open_round(plan, algorithm, task, progress, order)
+            results, seconds = [], []
+            for chunk in opened.chunks:
+                began = time.thread_time()
+                results.append(algorithm.train(opened.broadcast.arrays, chunk, task))
+                seconds.append(time.thread_time() - began)
+            began = time.thread_time()
+            total = algorithm.fold([result.partial for result in results])
+            algorithm.step(progress.server, opened.broadcast.arrays, total)
+            server.append(time.thread_time() - began)
+            slowest.append(max(seconds))
+            close_round(plan, algorithm, task, progress, opened, results)
+    measured = slice(1 if plan.rounds > 1 else 0, None)
+    return {"client_seconds": float(np.mean(slowest[measured])), "server_seconds": float(np.mean(server[measured]))}

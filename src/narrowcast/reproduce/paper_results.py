@@ -1,0 +1,161 @@
+"""The tables and figures that `narrowcast reproduce` knows: what each needs, and how it is judged and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowcast.algorithms.secure.optional_imports import library
+from narrowcast.reproduce import colr_components, colr_times, wireless, wireless_figures
+from narrowcast.reproduce.colr_accuracy import COLR as COLR_POINTS
+from narrowcast.reproduce.colr_accuracy import (
+    FEDMF,
+    FIGURE_3,
+    FIGURE_4,
+    SVD,
+    TABLE_4,
+    TOP_K,
+    Point,
+    judge_order,
+    judge_points,
+    plot_points,
+)
+from narrowcast.reproduce.frontier import Frontier, Tried, judge_rates
+from narrowcast.reproduce.frontier_ml1m import ML1M, TRIED, TUNED
+from narrowcast.reproduce.frontier_mnist import MNIST
+from narrowcast.reproduce.run_spec import Results, Wanted
+from narrowcast.reproduce.verdict import Verdict
+
+COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
+OWN = "no paper: narrowcast's own study"
+WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
+
+
+Finished = tuple[list[Verdict], list[Path]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure; `finish` gives the verdicts and draws PNG files, PATH.png or beside it, which it names.
+
+    `alone`: its runs are timed, and so played one at a time.
+    """
+
+    source: str
+    what: str
+    takes: str
+    finish: Callable[[Results, Path], Finished]
+    wanted: tuple[Wanted, ...] = ()
+    alone: bool = False
+
+
+def _table_1(results: Results, path: Path) -> Finished:
+    del results
+    rows = wireless.compute_table1()
+    wireless.plot_table1(rows, png := path.with_suffix(".png"))
+    return [*wireless.judge_table1(rows), *wireless.judge_section31()], [png]
+
+
+def _figures_2_to_4(results: Results, path: Path) -> Finished:
+    del results
+    curves = wireless_figures.compute_figures()
+    return wireless_figures.judge_figures(curves), wireless_figures.plot_figures(curves, path.parent)
+
+
+def _table_4(results: Results, path: Path) -> Finished:
+    title = "Table 4: SCoLR on ml-1m, uniform ranks up to r_g"
+    plot_points(TABLE_4, results, title, png := path.with_suffix(".png"))
+    return judge_points(TABLE_4, results), [png]
+
+
+def _figure_3(results: Results, path: Path) -> Finished:
+    title = "Figure 3: CoLR and FedMF on ml-1m at the same payload"
+    plot_points(FIGURE_3, results, title, png := path.with_suffix(".png"))
+    same_payload = tuple(point for point in FEDMF if point.size < 64)
+    return [*judge_points(FIGURE_3, results), judge_order(COLR_POINTS, same_payload, results)], [png]
+
+
+def _figure_4(results: Results, path: Path) -> Finished:
+    plot_points(FIGURE_4, results, "Figure 4: CoLR, SVD and Top-K on ml-1m", png := path.with_suffix(".png"))
+    orders = [
+        judge_order(COLR_POINTS, tuple(point for point in rivals if (point.size > 2) == wide), results)
+        for rivals in (SVD, TOP_K)
+        for wide in (True, False)
+    ]
+    return [*judge_points(FIGURE_4, results), *orders], [png]
+
+
+def _table_2(results: Results, path: Path) -> Finished:
+    colr_times.plot_times(results, png := path.with_suffix(".png"))
+    return colr_times.judge_times(results), [png]
+
+
+def _table_3(results: Results, path: Path) -> Finished:
+    del results
+    for name in ("cryptography", "tenseal", "phe", "gmpy2"):
+        library(name, "colr-table3")
+    from narrowcast.reproduce import colr_encryption
+
+    costs = colr_encryption.measure_costs()
+    colr_encryption.plot_costs(costs, png := path.with_suffix(".png"))
+    return colr_encryption.judge_costs(costs), [png]
+
+
+def _figure_2(results: Results, path: Path) -> Finished:
+    colr_components.plot_components(results, png := path.with_suffix(".png"))
+    return colr_components.judge_components(results), [png]
+
+
+def _frontier(what: str, takes: str, frontier: Frontier) -> Target:
+    def finish(results: Results, path: Path) -> Finished:
+        frontier.plot(results, png := path.with_suffix(".png"))
+        return frontier.judge(results), [png]
+
+    return Target(OWN, what, f"{len(frontier.wanted)} runs a seed, {takes}", finish, frontier.wanted)
+
+
+def _rates(tried: Tried, metric: str) -> Target:
+    wanted = tuple(series.at_rate(setting, rate) for series, setting, rates in tried for rate in rates)
+
+    def finish(results: Results, path: Path) -> Finished:
+        del path
+        return judge_rates(tried, results, metric), []
+
+    return Target(
+        OWN,
+        "frontier-ml1m's learning rates of the server, on validation users",
+        f"{len(wanted)} runs a seed, 3 h",
+        finish,
+        wanted,
+    )
+
+
+def _wanted(points: tuple[Point, ...]) -> tuple[Wanted, ...]:
+    return tuple(point.wanted for point in points)
+
+
+TARGETS: Mapping[str, Target] = {
+    "wireless-table1": Target(WIRELESS, "Table 1 and section 3.1: levels on two links", "seconds, no runs", _table_1),
+    "wireless-figures": Target(WIRELESS, "Figures 2 to 4: quantised links", "10 s, no runs", _figures_2_to_4),
+    "colr-table2": Target(
+        COLR,
+        "Table 2: minutes of communication and computation",
+        "18 timings a seed, 5 min",
+        _table_2,
+        colr_times.wanted_times(),
+        alone=True,
+    ),
+    "colr-table3": Target(COLR, "Table 3: seconds and bytes of encryption", "1 min, no runs", _table_3),
+    "colr-table4": Target(COLR, "Table 4: SCoLR at r_g = 64 to 2", "6 runs a seed, 4 min", _table_4, _wanted(TABLE_4)),
+    "colr-fig2": Target(
+        COLR, "Figure 2: effective rank by round", "1 run a seed, 1 min", _figure_2, (colr_components.WANTED,)
+    ),
+    "colr-fig3": Target(COLR, "Figure 3: CoLR and FedMF", "13 runs a seed, 8 min", _figure_3, _wanted(FIGURE_3)),
+    "colr-fig4": Target(COLR, "Figure 4: CoLR, SVD, Top-K", "18 runs a seed, 25 min", _figure_4, _wanted(FIGURE_4)),
+    "frontier-ml1m": _frontier("accuracy against bits, ml-1m", "3 h", ML1M),
+    "frontier-mnist": _frontier("the same of a network on MNIST", "1 h", MNIST),
+    "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),
+    "frontier-ml1m-tuned": _frontier("frontier-ml1m at the learning rates that are best", "1 h", TUNED),
+}
+"""`takes` is for three seeds on 2 cores."""

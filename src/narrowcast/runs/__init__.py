@@ -1,0 +1,1 @@
+"""A run from an experiment to its folder: checked, run, recorded, resumed, submitted."""

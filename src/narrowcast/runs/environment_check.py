@@ -1,0 +1,189 @@
+"""What a run needs of this machine and of a cluster, checked one by one, each with what to do where it is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+
+from narrowcast import __version__
+from narrowcast.cluster import dashboard
+from narrowcast.cluster.preflight import requirements
+from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.experiment import Experiment
+from narrowcast.platform.data import fetch
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.platform.tracking.store_address import Tracking, hide_password
+
+_GIB = 2**30
+_LITTLE_DISK_GIB, _LITTLE_MEMORY_GIB = 2.0, 2.0
+_PORTS = {5000: "narrowcast ui", 6379: "a Ray head", 8265: "its dashboard"}
+Verdict = Literal["ok", "note", "wrong"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found; `advice` says what to do where it is wrong."""
+
+    what: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def diagnose(experiment: Experiment | None, address: str | None, output: Path) -> Iterator[Finding]:
+    """Check versions, authentication, ports, memory, disk, data and the store, and the cluster where one is named."""
+    yield _packages()
+    yield _authentication()
+    yield _ports()
+    yield _memory()
+    yield _disk(output)
+    yield _data(experiment)
+    tracking = experiment.tracking if experiment is not None else Tracking()
+    yield _store(tracking.resolve(output))
+    if address is not None:
+        yield from _cluster(address, experiment)
+
+
+def _packages() -> Finding:
+    bad = []
+    for needed in requirements():
+        try:
+            if not needed.specifier.contains(version(needed.name), prereleases=True):
+                bad.append(f"{needed} (has {version(needed.name)})")
+        except PackageNotFoundError:
+            bad.append(f"{needed} (has none)")
+    python = ".".join(map(str, sys.version_info[:3]))
+    here = f"narrowcast {__version__}, Python {python}, Ray {version('ray')}, torch {torch.__version__}"
+    if bad:
+        return Finding(
+            "packages", "wrong", f"{here}; needs {', '.join(bad)}", "pip install -c constraints.txt narrowcast"
+        )
+    return Finding("packages", "ok", here)
+
+
+def _authentication() -> Finding:
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode != "token":
+        advice = "export RAY_AUTH_MODE=token, on every machine of the cluster"
+        return Finding(
+            "Ray token", "note", f"RAY_AUTH_MODE={mode}: whoever reaches the cluster can run code there", advice
+        )
+    if dashboard.token() is None:
+        return Finding("Ray token", "note", "none yet; a cluster will ask for one", "ray get-auth-token --generate")
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return Finding("Ray token", "ok", "in RAY_AUTH_TOKEN")
+    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        return Finding("Ray token", "note", f"{path} can be read by others", f"chmod 600 {path}")
+    return Finding("Ray token", "ok", f"in {path}")
+
+
+def _ports() -> Finding:
+    taken = [f"{port} ({use})" for port, use in _PORTS.items() if _is_taken(port)]
+    if taken:
+        advice = "fine where that is yours; else give --port, or ray start --port and --dashboard-port"
+        return Finding("ports", "note", f"in use: {', '.join(taken)}", advice)
+    return Finding("ports", "ok", f"free: {', '.join(map(str, _PORTS))}")
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _memory() -> Finding:
+    free, shared = psutil.virtual_memory().available / _GIB, _free_gib(Path("/dev/shm"))
+    found = f"{free:.1f} GiB of memory free, {os.cpu_count()} CPUs"
+    if free < _LITTLE_MEMORY_GIB:
+        return Finding("memory", "wrong", found, "close what fills it, or lower backend.actors and chunk_size")
+    if shared is not None and shared < 0.3 * free:
+        advice = "in a container, start it with --shm-size of a third of its memory"
+        return Finding("memory", "note", f"{found}, but {shared:.1f} GiB in /dev/shm: Ray's objects go to disk", advice)
+    return Finding("memory", "ok", found)
+
+
+def _disk(output: Path) -> Finding:
+    folder = output.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free = _free_gib(folder) or 0.0
+    found = f"{free:.1f} GiB free at {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", "wrong", f"{folder} cannot be written", "give another folder with --output")
+    if free < _LITTLE_DISK_GIB:
+        return Finding("disk", "wrong", found, "make room, or give another folder with --output")
+    return Finding("disk", "ok", found)
+
+
+def _free_gib(path: Path) -> float | None:
+    return shutil.disk_usage(path).free / _GIB if path.is_dir() else None
+
+
+def _data(experiment: Experiment | None) -> Finding:
+    if experiment is not None:
+        return _try("data", lambda: f"{(data := experiment.data.load()).name} in {data.source}")
+    there = [row.name for row in fetch.status() if row.found]
+    missing = [row.name for row in fetch.status() if not row.found]
+    found = f"here: {', '.join(there) or 'none'}" + (f"; not here: {', '.join(missing)}" if missing else "")
+    return Finding("data", "ok" if there else "note", found, "" if there else f"narrowcast data fetch {missing[0]}")
+
+
+def _store(uri: str) -> Finding:
+    shown = hide_password(uri)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return Finding("MLflow store", "ok", f"{shown}, made by the first run")
+
+    def answers() -> str:
+        check_store(uri)
+        return shown
+
+    return _try("MLflow store", answers)
+
+
+def _cluster(address: str, experiment: Experiment | None) -> Iterator[Finding]:
+    try:
+        cluster = dashboard.reach(address)
+        nodes = cluster.nodes()
+    except UserError as error:
+        yield _wrong("cluster", error)
+        return
+    cpus, gpus = (sum(node.resources.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+    found = f"Ray {cluster.ray_version} at {cluster.address}, {len(nodes)} nodes, {cpus:g} CPUs, {gpus:g} GPUs"
+    yield Finding("cluster", "ok", found)
+    if dashboard.is_open(address):
+        yield Finding(
+            "its door", "wrong", "it asks nobody for a token", "start every node with RAY_AUTH_MODE=token and one token"
+        )
+    if experiment is not None and isinstance(backend := experiment.backend, RayBackend):
+
+        def fits() -> str:
+            cluster.check_fits(backend.least_actors, backend.need())
+            return f"room for backend.actors = {backend.actors}"
+
+        yield _try("its room", fits)
+
+
+def _try(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, "ok", check())
+    except UserError as error:
+        return _wrong(what, error)
+
+
+def _wrong(what: str, error: UserError) -> Finding:
+    """A message of ours ends in what to do."""
+    found, _, advice = str(error).partition("; ")
+    return Finding(what, "wrong", found, advice)

@@ -1,0 +1,95 @@
+"""What came of a run: its tables, its plots and `result.json`, and the tags by which it is found."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from narrowcast import __version__
+from narrowcast.algorithms.codecs.dense import dense_wire_bits
+from narrowcast.algorithms.codecs.rows import rows_wire_bits
+from narrowcast.experiment import Experiment
+from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.rounds import model_sha256
+from narrowcast.platform.state import RunState
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.partition_report import write_partition
+from narrowcast.platform.tracking.run_plots import draw_plots
+from narrowcast.platform.tracking.targets import reached
+
+
+def write_result(
+    folder: Path, experiment: Experiment, task: Task, journal: Journal, state: RunState, run_id: str
+) -> dict[str, Any]:
+    """Write tables, plots and `result.json`."""
+    rounds, clients = journal.write_tables(task.profiles)
+    write_partition(task.data, folder / "partition")
+    draw_plots(rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
+    participations = sum(row["clients"] for row in journal.rounds)
+    result = {
+        "name": folder.name,
+        "algorithm": experiment.algorithm.kind,
+        "data": task.data.name,
+        "backend": experiment.backend.kind,
+        "execution": task.training.mode(task),
+        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
+        "best": journal.best_metrics(),
+        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds)],
+        "rounds": state.round_index,
+        "uplink_bits": state.uplink_bits,
+        "downlink_bits": state.downlink_bits,
+        "full_uplink_bits": participations * full_upload_bits(experiment, task),
+        "simulated_seconds": state.simulated_seconds,
+        "wall_seconds": journal.rounds[-1]["wall_seconds"],
+        "model_sha256": model_sha256(experiment.algorithm, state),
+        "mlflow_run_id": run_id,
+        "seed": experiment.seed,
+        "git_commit": git_commit(),
+        "narrowcast_version": __version__,
+    }
+    write_atomically(folder / "result.json", json.dumps(result, indent=2).encode())
+    return result
+
+
+def full_upload_bits(experiment: Experiment, task: Task) -> int:
+    """What one upload of the whole model weighs in float32; of an item matrix, every row and the row mask."""
+    model = experiment.model.init_server(task.data, experiment.seed)
+    if ITEM_FACTORS in model:
+        n_items, dimension = model[ITEM_FACTORS].shape
+        return rows_wire_bits(n_rows=n_items, sent_rows=n_items, rank=dimension, layout="all", mask=True)
+    return dense_wire_bits(sum(values.size for values in model.values()))
+
+
+def run_tags(experiment: Experiment, task: Task) -> dict[str, str]:
+    """The tags that runs are found by."""
+    return {
+        "algorithm": experiment.algorithm.kind,
+        "data": experiment.data.kind,
+        "backend": experiment.backend.kind,
+        "execution": task.training.mode(task),
+        "seed": str(experiment.seed),
+        "git_commit": git_commit() or "unknown",
+        "narrowcast_version": __version__,
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that narrowcast is imported from, marked where it has changes; None elsewhere."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commands = (
+        # fails where another project's checkout surrounds us
+        [*git, "ls-files", "--error-unmatch", Path(__file__).name],
+        [*git, "describe", "--always", "--dirty", "--abbrev=40"],
+    )
+    try:
+        answers = [
+            subprocess.run(command, capture_output=True, text=True, timeout=10, check=True) for command in commands
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answers[-1].stdout.strip()

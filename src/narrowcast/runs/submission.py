@@ -1,0 +1,174 @@
+"""From an experiment or a study to a Ray job: a small folder of all that the cluster does not have, and a command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pydantic import BaseModel
+
+import narrowcast
+from narrowcast import __version__
+from narrowcast.cluster.dashboard import Dashboard
+from narrowcast.cluster.preflight import SCRIPT, check_packages
+from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.ray_jobs import STOP_SECONDS, Job, RayJobs
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.config import set_value, write_yaml
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.store_address import hide_password
+from narrowcast.runs.packaged import read_study
+
+_CONFIG = "config.yaml"
+_SECRET = re.compile(r"PASSW|SECRET|TOKEN|CREDENTIAL|(^|_)KEY(_|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is sent: the values of `config.yaml`, the files that go with it, and how the job is called and started.
+
+    `values` may hold a password in tracking.uri; nothing else here does, and nothing but the packed folder has them.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    files: Mapping[str, Path]
+    command: str
+    sha256: str
+    output: PurePosixPath
+    environment: Mapping[str, str]
+    experiment: Experiment | None
+
+    def pack(self, folder: Path) -> None:
+        """Fill the folder that becomes the job's working directory."""
+        write_yaml(self.values, folder / _CONFIG)
+        shutil.copy(SCRIPT, folder)
+        for target, source in self.files.items():
+            (folder / target).parent.mkdir(exist_ok=True)
+            shutil.copy(source, folder / target)
+
+    def metadata(self) -> dict[str, str]:
+        """What everybody who lists the cluster's jobs can see."""
+        return {"version": __version__, "config_sha256": self.sha256, "folder": str(self.output / self.name)}
+
+
+def prepare(
+    source: str, overrides: Sequence[str], *, name: str | None, output: str, environment: Iterable[str] = ()
+) -> Submission:
+    """Read what is to be submitted, or raise `UserError`; `environment` has NAME=VALUE, or NAME for its value here."""
+    where = PurePosixPath(output)
+    if not where.is_absolute():
+        raise UserError(f"--output {output}: give an absolute path on the cluster, on a disk that its nodes share")
+    variables = dict(_variable(each) for each in environment)
+    if (study := read_study(source, overrides)) is not None:
+        return _prepare_study(study, source, name, where, variables)
+    experiment = load_experiment(source, overrides)
+    files = {f"files/{place}-{path.name}": path for place, (_, path) in enumerate(_files_of(experiment))}
+    sha256 = _sha256([{**experiment.plain(), "name": ""}, output, [_digest_of(path) for path in files.values()]])
+    name = name or f"{experiment.name}-{sha256[:8]}"
+    experiment = load_experiment(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
+    values = experiment.plain()
+    values["tracking"]["uri"] = with_password(experiment.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI"))
+    for target, (path, _) in zip(files, _files_of(experiment), strict=True):
+        set_value(values, path, target)
+    if isinstance(experiment.backend, RayBackend):
+        values["backend"]["address"] = None  # the cluster that the job is on
+    command = shlex.join(["python", "-m", "narrowcast", "run", _CONFIG, "--continue", "--output", output])
+    return Submission(name, values, files, command, sha256, where, variables, experiment)
+
+
+def submit(
+    submission: Submission, dashboard: Dashboard, *, send_package: bool, say: Callable[[str], None]
+) -> tuple[Job, bool]:
+    """Start the job, take it up where its last attempt failed, or join it; whether a new attempt was started."""
+    jobs = RayJobs(dashboard)
+    last = jobs.latest(submission.name)
+    if last is not None and last.metadata.get("config_sha256") != submission.sha256:
+        raise UserError(f"{submission.name} is a job of another configuration; give another name with --id")
+    if last is not None and (not last.over or last.status == "SUCCEEDED"):
+        return last, False
+    with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
+        submission.pack(Path(folder))
+        runtime_env: dict[str, Any] = {
+            "working_dir": folder,
+            "env_vars": {
+                **submission.environment,
+                "PYTHONUNBUFFERED": "1",
+                "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
+            },
+        }
+        if send_package:
+            runtime_env["py_modules"] = [str(Path(narrowcast.__file__).parent)]
+        for line in check_packages(jobs, runtime_env):
+            say(line)
+        attempt = 1 if last is None else last.attempt + 1
+        return jobs.start(submission.name, attempt, submission.command, runtime_env, submission.metadata()), True
+
+
+def with_password(uri: str | None) -> str | None:
+    """The URI with MLFLOW_TRACKING_USERNAME and _PASSWORD in it, where these are set and it has none of its own."""
+    user, password = (os.environ.get(f"MLFLOW_TRACKING_{each}") for each in ("USERNAME", "PASSWORD"))
+    if not uri or not user or urlsplit(uri).scheme not in ("http", "https") or hide_password(uri) != uri:
+        return uri
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{quote(user, safe='')}:{quote(password or '', safe='')}@{rest}"
+
+
+def _variable(entry: str) -> tuple[str, str]:
+    name, given, value = entry.partition("=")
+    if _SECRET.search(name):
+        raise UserError(f"--env {name}: everybody can see a job's environment; set secrets on the cluster's nodes")
+    if not given and name not in os.environ:
+        raise UserError(f"--env {name} is not set here; write {name}=VALUE")
+    return name, value if given else os.environ[name]
+
+
+def _prepare_study(
+    study: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
+) -> Submission:
+    files = {}
+    base = study.get("experiment", {}).get("base")
+    if base is not None and Path(base).is_file():
+        files = {"files/base.yaml": Path(base)}
+        set_value(study, "experiment.base", "files/base.yaml")
+    if uri := with_password(os.environ.get("MLFLOW_TRACKING_URI")):
+        if hide_password(uri) != uri:
+            raise UserError("a study's store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
+        set_value(study, "experiment.tracking.uri", uri)
+    sha256 = _sha256([study, str(output), [_digest_of(path) for path in files.values()]])
+    name = name or f"{study.get('name', Path(source).stem)}-{sha256[:8]}"
+    command = shlex.join(["python", "-m", "narrowcast", "tune", _CONFIG, "--output", str(output)])
+    return Submission(name, {**study, "name": name}, files, command, sha256, output, variables, None)
+
+
+def _files_of(experiment: Experiment) -> list[tuple[str, Path]]:
+    """The files that an experiment names by dotted path, but its data, which is to lie on the cluster."""
+    named = _paths_in(experiment)
+    return [(path, file) for path, file in named if not path.startswith("data.") and file.is_file()]
+
+
+def _paths_in(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, Path):
+            yield prefix + name, value
+        elif isinstance(value, BaseModel):
+            yield from _paths_in(value, f"{prefix}{name}.")
+
+
+def _digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sha256(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()

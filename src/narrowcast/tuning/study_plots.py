@@ -1,0 +1,230 @@
+"""The figures of a study: PNG files to look at, and one HTML page to move about in."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from optuna import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
+from narrowcast.platform.types import FloatArray
+from narrowcast.tuning.space import Choice, Space
+from narrowcast.tuning.study_settings import COSTS, StudySettings
+from narrowcast.tuning.summary import TrialRow, pareto_front
+
+_FEWEST_FOR_IMPORTANCE = 4
+_MOST_TICKS = 8
+
+
+def draw_study(
+    study: Study, rows: Sequence[TrialRow], settings: StudySettings, space: Space, chosen: TrialRow, folder: Path
+) -> None:
+    """Write the figures of a study in which at least one trial is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = [row for row in rows if row.state == "complete"]
+    figures: dict[str, Figure | None] = {
+        "history.png": _history(study.study_name, rows, settings.objectives),
+        "parallel.png": _parallel(study.study_name, done, settings.objectives, space, chosen),
+        "importance.png": _importance(study, settings.objectives),
+    }
+    if len(settings.objectives) == 2:
+        figures["pareto.png"] = _pareto(study.study_name, done, settings.objectives, chosen)
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.savefig(folder / name, dpi=150)
+    _page(study, settings.objectives, folder / "study.html")
+
+
+def _scaled(name: str, values: FloatArray) -> tuple[FloatArray, str]:
+    """Values in the unit that people read them in, and the axis's label."""
+    if name in COSTS:
+        unit = axis_unit(BYTE_UNITS if name.endswith("bits") else TIME_UNITS, float(np.max(values, initial=0.0)))
+        return (
+            values / unit.size,
+            f"{name.removesuffix('_bits').removesuffix('_seconds').replace('_', ' ')} ({unit.symbol})",
+        )
+    split, _, metric = name.partition(".")
+    label = {"hr@10": "HR@10", "ndcg@10": "NDCG@10"}.get(metric, metric)
+    return 100 * values, f"{split} {label} (%)"
+
+
+def _history(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str]) -> Figure | None:
+    figure, axes = new_figure(f"{title}: values by trial", panels=len(objectives))
+    for panel, (name, direction) in zip(axes, objectives.items(), strict=True):
+        shown = [row for row in rows if name in row.amounts and row.state in ("complete", "pruned")]
+        values, label = _scaled(name, np.array([row.amounts[name] for row in shown]))
+        number, complete = np.array([row.number for row in shown]), np.array([row.state == "complete" for row in shown])
+        panel.scatter(number[complete], values[complete], s=14, color=BLUE, label="complete")
+        if not complete.all():
+            panel.scatter(number[~complete], values[~complete], s=14, color=ORANGE, marker="x", label="pruned")
+        best = np.maximum.accumulate if direction == "maximize" else np.minimum.accumulate
+        panel.step(number[complete], best(values[complete]), where="post", color=VERMILLION, label="best so far")
+        if name in COSTS and (values > 0).all():
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        panel.set(xlabel="trial", ylabel=label)
+        panel.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _chosen(choice: Choice, values: Sequence[Any]) -> tuple[FloatArray, list[float], list[str]]:
+    """Where values of a choice stand on an axis from 0 to 1, and its ticks."""
+    labels = choice.grid()
+    at = [place / max(1, len(labels) - 1) for place in range(len(labels))]
+    return np.array([at[labels.index(value)] for value in values]), at, [str(each)[:24] for each in labels]
+
+
+def _measured(values: Sequence[float], *, log: bool) -> tuple[FloatArray, list[float], list[str]]:
+    """The same for numbers."""
+    numbers = np.array(values, dtype=np.float64)
+    scale = np.log(numbers) if log else numbers
+    low, high = float(scale.min()), float(scale.max())
+    ticks = np.linspace(low, high, 4)
+    shown = [f"{value:.3g}" for value in (np.exp(ticks) if log else ticks)]
+    return (scale - low) / ((high - low) or 1), list(np.linspace(0, 1, 4)), shown
+
+
+def _parallel(
+    title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str], space: Space, chosen: TrialRow
+) -> Figure | None:
+    """A line for each complete trial across the dimensions that all of them have, coloured by the first objective."""
+    paths = [path for path in space.dimensions if all(path in row.drawn for row in rows)]
+    if not paths or len(rows) < 2:
+        return None
+    columns = []
+    for path in paths:
+        dimension = space.dimensions[path]
+        drawn = [row.drawn[path] for row in rows]
+        if isinstance(dimension, Choice):
+            columns.append((path, *_chosen(dimension, drawn)))
+        else:
+            columns.append((path, *_measured(drawn, log=dimension.log)))
+    for name in objectives:
+        values, label = _scaled(name, np.array([row.amounts[name] for row in rows]))
+        columns.append((label, *_measured(values.tolist(), log=name in COSTS and bool((values > 0).all()))))
+    figure, (axes,) = new_figure(f"{title}: the trials across the space", panels=1)
+    figure.set_size_inches(max(7, 1.7 * len(columns)), 4.8)
+    first = next(iter(objectives))
+    values, first_label = _scaled(first, np.array([row.amounts[first] for row in rows]))
+    colours = ScalarMappable(Normalize(float(values.min()), float(values.max())), colormaps["viridis"])
+    lines = np.stack([places for _, places, _, _ in columns], axis=1)
+    for place in np.argsort(values):
+        row = rows[int(place)]
+        bold = row.number == chosen.number
+        colour = VERMILLION if bold else colours.to_rgba(values[place])
+        axes.plot(
+            lines[place], color=colour, linewidth=2.5 if bold else 1, alpha=1 if bold else 0.6, zorder=3 if bold else 2
+        )
+    for column, (_, _, ticks, texts) in enumerate(columns):
+        axes.axvline(column, color="0.7", linewidth=0.8, zorder=1)
+        every = -(-len(ticks) // _MOST_TICKS)
+        for tick, text in list(zip(ticks, texts, strict=True))[::every]:
+            note = axes.text(column + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
+            note.set_in_layout(False)
+    axes.set_xticks(range(len(columns)), [name for name, *_ in columns], fontsize=8, rotation=15, ha="right")
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    figure.colorbar(colours, ax=axes, label=first_label, pad=0.02)
+    axes.plot([], [], color=VERMILLION, linewidth=2.5, label=f"chosen: trial {chosen.number}")
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9)
+    return figure
+
+
+def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
+    """How much each dimension explains of each objective, by PED-ANOVA (Watanabe et al., IJCAI 2023)."""
+    found = {}
+    for column, (name, direction) in enumerate(objectives.items()):
+        target = _towards(column, direction) if len(objectives) > 1 else None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                found[name] = optuna.importance.get_param_importances(study, target=target)
+        except (ValueError, RuntimeError):  # too few trials, or all alike
+            continue
+    found = {name: values for name, values in found.items() if values}
+    complete = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
+    if not found or complete < _FEWEST_FOR_IMPORTANCE:
+        return None
+    figure, axes = new_figure(f"{study.study_name}: what the values matter", panels=len(found))
+    for panel, (name, values), colour in zip(axes, found.items(), (BLUE, GREEN, ORANGE, BLACK), strict=False):
+        paths = list(values)[::-1]
+        panel.barh(paths, [100 * values[path] for path in paths], color=colour)
+        panel.set(xlabel=f"importance for {name} (%)")
+        panel.tick_params(axis="y", labelsize=8)
+    return figure
+
+
+def _towards(column: int, direction: str) -> Callable[[FrozenTrial], float]:
+    """One of several objectives, turned so that less is better, as PED-ANOVA takes it and warns at every call."""
+    sign = -1 if direction == "maximize" else 1
+    return lambda trial: sign * trial.values[column]
+
+
+def _pareto(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str], chosen: TrialRow) -> Figure | None:
+    """All complete trials, the front and the chosen point; a cost stands on a logarithmic axis below."""
+    first, second = objectives
+    down, across = (first, second) if second in COSTS else (second, first)
+    front = pareto_front(rows, objectives)
+    figure, (axes,) = new_figure(f"{title}: {len(front)} of {len(rows)} trials on the Pareto front", panels=1)
+    x, x_label = _scaled(across, np.array([row.amounts[across] for row in rows]))
+    y, y_label = _scaled(down, np.array([row.amounts[down] for row in rows]))
+    place = {row.number: index for index, row in enumerate(rows)}
+    feasible = np.array([row.feasible for row in rows])
+    axes.scatter(x[feasible], y[feasible], s=16, color="0.65", label="trial")
+    if not feasible.all():
+        axes.scatter(x[~feasible], y[~feasible], s=18, color=ORANGE, marker="x", label="breaks a constraint")
+    on_front = sorted((place[row.number] for row in front), key=lambda index: x[index])
+    axes.plot(x[on_front], y[on_front], "o-", color=BLUE, markersize=5, linewidth=1.2, label="Pareto front")
+    if chosen.number in place:
+        here = place[chosen.number]
+        axes.scatter(
+            x[here], y[here], s=130, color=VERMILLION, marker="*", zorder=4, label=f"chosen: trial {chosen.number}"
+        )
+    if across in COSTS and (x > 0).all():
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set(xlabel=x_label, ylabel=y_label)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def _page(study: Study, objectives: Mapping[str, str], path: Path) -> None:
+    """All of Optuna's figures on one page, which works without a network."""
+    several = len(objectives) > 1
+    pictures: list[Any] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        show = optuna.visualization
+        if len(objectives) in (2, 3):
+            pictures.append(show.plot_pareto_front(study, target_names=list(objectives)))
+            if len(objectives) == 2:
+                across, up = ("log" if name in COSTS else "linear" for name in objectives)
+                pictures[0].update_xaxes(type=across).update_yaxes(type=up)
+        for column, (name, direction) in enumerate(objectives.items()):
+            target = (lambda trial, column=column: trial.values[column]) if several else None
+            history = show.plot_optimization_history(study, target=target, target_name=name)
+            pictures += [
+                history.update_yaxes(type="log") if name in COSTS else history,
+                show.plot_parallel_coordinate(study, target=target, target_name=name),
+            ]
+            try:
+                towards = _towards(column, direction) if several else None
+                pictures.append(show.plot_param_importances(study, target=towards, target_name=name))
+            except (ValueError, RuntimeError):  # too few trials, or all alike
+                continue
+        if not several:
+            pictures.append(show.plot_intermediate_values(study))
+    parts = [picture.to_html(full_html=False, include_plotlyjs=place == 0) for place, picture in enumerate(pictures)]
+    head = f'<!doctype html><meta charset="utf-8"><title>{study.study_name}</title><h1>{study.study_name}</h1>'
+    path.write_text(head + "\n".join(parts))
