@@ -26,7 +26,7 @@ from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.rounds import Outcome, Plan, start
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
-from playing import play, sha256
+from running import play, sha256
 
 N_CLIENTS = 11
 PLAN = Plan(rounds=5, clients_per_round=6, chunk_size=2, evaluate_every=2, checkpoint_every=1)

@@ -19,7 +19,7 @@ from mlflow_server import MlflowServer
 from postgres import Postgres
 from ray_nodes import RayNodes
 from s3_server import S3Server
-from test_tuning.studies import EXPERIMENT, RATES, check_whole, ended, write_study
+from studies import EXPERIMENT, RATES, check_whole, ended, write_study
 
 pytestmark = [
     pytest.mark.ray,

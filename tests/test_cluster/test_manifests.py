@@ -12,11 +12,11 @@ import jsonschema
 import kubernetes_validate
 import pytest
 from compose_spec import PyCompose
-from deployed import pods, schema
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ruamel.yaml import YAML
 
 from command_line import assert_refused, narrowcast
+from deployed import pods, schema
 from narrowcast.experiment import build_experiment
 
 KUBERNETES = "1.34"

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from small_tasks import Counting, network_task
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.atomic_files import write_atomically
@@ -18,6 +17,7 @@ from narrowcast.platform.rounds import model_sha256, start
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.state import Interrupted
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from small_tasks import Counting, network_task
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_refused, narrowcast, run_folders, terminated_when
-from test_tuning.studies import EXPERIMENT, ONE_OBJECTIVE, RATES, nested_runs, result, trials, write_study
+from studies import EXPERIMENT, ONE_OBJECTIVE, RATES, nested_runs, result, trials, write_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 

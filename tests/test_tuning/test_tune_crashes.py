@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow_server import MlflowServer
 from postgres import Postgres
 from ray_actors import actor_processes
-from test_tuning.studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, write_study
+from studies import EXPERIMENT, RATES, check_whole, ended, nested_runs, write_study
 
 pytestmark = [
     pytest.mark.slow,

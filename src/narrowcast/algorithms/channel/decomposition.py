@@ -3,7 +3,7 @@
 Solve as if only the whole capacity mattered; where some set of users is then above its own, the most violated one is
 tight in the solution, so that it and the rest (with what it takes seen as noise) are two smaller problems of the same
 kind. Reference: Groenevelt, European Journal of Operational Research 54, 1991; Fujishige, Submodular Functions and
-Optimization, section 8. Against general solvers, and over lower bounds: `tests/test_algorithms/test_allocation.py`.
+Optimization, section 8. Tested against general solvers in `test_allocation.py`.
 """
 
 from __future__ import annotations

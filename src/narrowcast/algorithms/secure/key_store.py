@@ -1,6 +1,6 @@
 """What the clients of a run hold and the server does not: keys, in a process of their own, reached by name.
 
-One key_store stands for the key stores of all simulated clients. It makes its keys itself and gives out public ones, to the
+One key store stands for those of all simulated clients. It makes its keys itself and gives out public ones, to the
 hosts that train a client that client's secrets, and to the server what clients decide to open.
 """
 

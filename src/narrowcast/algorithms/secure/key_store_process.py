@@ -1,5 +1,6 @@
-"""The key_store as a process of its own, spoken to over two pipes: `python -m narrowcast.algorithms.secure.key_store_process`.
+"""The key store as a process of its own, spoken to over two pipes.
 
+It is started as `python -m narrowcast.algorithms.secure.key_store_process`.
 It shares no memory with the process that starts it: keys are made here, and what goes back is what `KeyStore` gives out.
 """
 

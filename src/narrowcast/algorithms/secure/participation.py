@@ -48,7 +48,7 @@ class ParticipationPolicy:
         return self.messages.layout.rank > 0 and not isinstance(self.policy, UniformRank)
 
     def of(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> Participation:
-        """The participation of a cohort [C] whose members may send `budget_bits` [C], None where nothing limits them."""
+        """Return who takes part of a cohort [C] whose members may send `budget_bits` [C], None where nothing limits them."""
         profiles = task.profiles.take(cohort)
         budget = np.full(len(cohort), np.inf) if budget_bits is None else budget_bits.astype(np.float64)
         if isinstance(self.policy, BandwidthRank):

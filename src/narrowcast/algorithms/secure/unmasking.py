@@ -32,7 +32,7 @@ _SUM, _SENDERS = "sum/", "senders/"
 
 @dataclass(frozen=True)
 class RoundKeys:
-    """What everyone knows of a round: its participation [n], what each client signs with, the run's public key and number."""
+    """What everyone knows of a round: its participation [n], verification keys, the run's public key and number."""
 
     participation: Participation
     verify: dict[int, bytes]

@@ -1,4 +1,4 @@
-"""Who is late in a round: predict_stragglers where uploads can be weighed before the training, else seen in a first one."""
+"""Which clients are late in a round, predicted where upload sizes are known before the training, else observed."""
 
 from __future__ import annotations
 

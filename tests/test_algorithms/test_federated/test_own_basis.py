@@ -1,0 +1,126 @@
+"""Changes in a basis of the client's own: what is chosen, what it weighs, and what arrives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_coded_rows import COARSE, FINE, train
+
+from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.coded_rows import decode_rows
+from narrowcast.algorithms.codecs.topk import TopK
+from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.own_basis import NORM_BITS, best_choice, encode_in_own_basis
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import PayloadError
+from per_client import make_task, synthetic
+
+ROWS, DIMENSION, ITEMS = 700, 64, 3000
+
+
+def change(random: np.random.Generator, *energies: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """[700, 64] of normal directions with these energies."""
+    left = np.linalg.qr(random.standard_normal((ROWS, len(energies))))[0]
+    right = np.linalg.qr(random.standard_normal((DIMENSION, len(energies))))[0]
+    return (left * np.sqrt(energies) @ right.T).astype(np.float32)
+
+
+@pytest.mark.parametrize("budget", [3000, 5000, 8000, 20000])
+def test_the_choice_is_the_best_that_can_be_sent(budget: int) -> None:
+    """Against all ranks at all levels, each sent and decoded for real, on average over the keys."""
+    random = np.random.default_rng(budget)
+    likely = np.zeros(ITEMS, dtype=bool)
+    rows = np.sort(random.permutation(ITEMS)[:ROWS])
+    likely[rows[::2]] = True
+    ours, best = [], []
+    for key in range(4):
+        changes = change(random, 0.9, 0.08, 0.02)
+        errors = {}
+        for rank in (0, 1, 2, 3):
+            encoded = encode_in_own_basis(
+                Codec(COARSE), rows, changes, likely, key, most=rank or 3, budget_bits=float(budget)
+            )
+            assert encoded is not None
+            payload, chosen = encoded
+            assert payload.wire_bits() == 8 * len(payload.to_bytes()) <= budget
+            assert chosen == rank or chosen <= (rank or 3)
+            _, received = decode_rows(Codec(COARSE), payload.to_bytes(), likely, 3, key, dimension=DIMENSION)
+            errors[rank] = float(np.square(received - changes).sum())
+        ours.append(errors[0])
+        best.append(min(errors.values()))
+    assert np.mean(ours) <= 1.1 * np.mean(best)
+
+
+def test_the_choice_is_that_of_a_search_over_all() -> None:
+    missing = np.array([0.1, 0.02, 0.0])
+    for bits in (500.0, 1500.0, 2500.0, 6000.0, 30000.0):
+        found = (np.inf, 1, 1)
+        for rank in (1, 2, 3):
+            for step, entropy in zip(STEPS, symbol_bits(), strict=True):
+                levels = ROWS**0.5 / step
+                weight = rank * ((ROWS + 64) * entropy + 32 * np.log2(ROWS / 64) + NORM_BITS)
+                if weight <= bits and levels >= 1:
+                    left_out = missing[rank - 1]
+                    error = left_out + (1 - left_out) * (ROWS + 64) / (12 * levels**2)
+                    found = min(found, (error, rank, round(levels)))
+        assert best_choice(missing, ROWS, 64, bits) == found[1:]
+
+
+@pytest.mark.parametrize("kind", [CoLR, SCoLR])
+def test_with_all_directions_and_fine_levels_it_is_fedmf(kind: Any) -> None:
+    plain, own = train(FedMF()), train(kind(basis="own", rank=8, codec=FINE))
+    scale = np.abs(plain.partial["sum"]).max()
+    assert np.abs(own.partial["sum"] - plain.partial["sum"]).max() < 1e-3 * scale
+    assert np.array_equal(own.partial["weight"], plain.partial["weight"])
+    assert own.ledger.rank.max() <= 8
+
+
+def test_budgets_are_kept_and_the_rank_follows_them() -> None:
+    algorithm = SCoLR(basis="own", rank=4, codec=COARSE)
+    free = train(algorithm, budget_bits=np.full(6, 10**6)).ledger
+    budget = (free.uplink_bits * np.array([1.0, 0.6, 0.4, 0.2, 0.0, 0.8])).astype(np.int64)
+    ledger = train(algorithm, budget_bits=budget).ledger
+    assert (ledger.uplink_bits <= budget).all() and (ledger.rank <= free.rank).all()
+    assert ledger.rank[4] == 0 and not ledger.delivered[4]
+    assert (ledger.rank[ledger.delivered] >= 1).all() and ledger.rank[3] < free.rank[3]
+
+
+def test_the_server_adds_whole_rows_and_sends_no_basis() -> None:
+    task, algorithm = make_task(synthetic([3, 20, 8])), SCoLR(basis="own", rank=2, codec=COARSE)
+    server = algorithm.init(task)
+    sent = algorithm.broadcast(server, task, 1)
+    assert np.array_equal(sent.arrays["basis"], np.eye(8))
+    total = {"sum": np.ones((150, 8), dtype=np.float32), "weight": np.full((150, 1), 2.0)}
+    after = algorithm.step(server, sent.arrays, total)
+    assert np.allclose(after["item_factors"] - server["item_factors"], 0.5)
+    update = algorithm.broadcast(after, task, 2).update
+    whole = FedMF().broadcast({**after, "sent": np.empty(0, np.uint8)}, task, 2).update
+    assert update is not None and whole is not None and update.wire_bits() == whole.wire_bits()
+
+
+def test_cut_payloads_are_refused() -> None:
+    random = np.random.default_rng(0)
+    rows, likely = np.arange(0, ITEMS, 5)[:ROWS], np.zeros(ITEMS, dtype=bool)
+    changes = change(random, 1.0)[: len(rows)]
+    encoded = encode_in_own_basis(Codec(COARSE), rows, changes, likely, 0, most=2, budget_bits=1e5)
+    assert encoded is not None
+    data = encoded[0].to_bytes()
+    for end in range(0, len(data), 17):
+        with pytest.raises(PayloadError):
+            decode_rows(Codec(COARSE), data[:end], likely, 2, 0, dimension=DIMENSION)
+
+
+def test_what_it_does_not_go_with_is_said() -> None:
+    task = make_task(synthetic([3, 20, 8]))
+    for algorithm, message in (
+        (SCoLR(basis="own"), "put quantise into algorithm.codec"),
+        (SCoLR(basis="own", codec=(TopK(fraction=0.1),)), "put quantise into algorithm.codec"),
+        (SCoLR(basis="own", codec=COARSE, aggregation="per_component_mean"), "use per_item_mean"),
+    ):
+        with pytest.raises(UserError, match=message):
+            algorithm.check(task)

@@ -1,0 +1,71 @@
+"""Local training on a GPU: the steps of a CPU, to rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from digits import digits, make_task, relative_error, run
+from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.scaffold import Scaffold
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.platform.contracts import Algorithm
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.models.classifier import Classifier
+from narrowcast.platform.models.networks import CNN, MLP
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.types import Arrays
+from per_client import make_task as make_factorisation
+from per_client import synthetic
+
+TOLERANCE = 1e-4
+"""What rounding may make of three rounds: relative to a tensor's largest entry."""
+COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def parameters(algorithm: Algorithm, task: Any) -> Arrays:
+    return algorithm.final(run(algorithm, task, n_rounds=3).server)
+
+
+@on_gpu
+@pytest.mark.parametrize("algorithm", [FedAvg(), Scaffold(), CoLR(rank=3), SCoLR(rank=4)], ids=lambda each: each.kind)
+@pytest.mark.parametrize("model", [MLP(hidden=(16,)), CNN(channels=(4, 8), hidden=16)], ids=lambda each: each.kind)
+def test_networks_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm, model: Classifier) -> None:
+    data = digits(COUNTS, images=model.kind == "cnn")  # type: ignore[attr-defined]
+    on_cpu, on_cuda = (make_task(data, model, device=device, momentum=0.5, epochs=2) for device in ("cpu", "cuda"))
+    assert relative_error(parameters(algorithm, on_cuda), parameters(algorithm, on_cpu)) < TOLERANCE
+
+
+@on_gpu
+@pytest.mark.parametrize("algorithm", [FedMF(), CoLR(rank=3), SCoLR(rank=4), FedAvg()], ids=lambda each: each.kind)
+def test_factorisations_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm) -> None:
+    on_cpu, on_cuda = (make_factorisation(synthetic([3, 9, 4, 14, 6]), device=device) for device in ("cpu", "cuda"))
+    assert relative_error(parameters(algorithm, on_cuda), parameters(algorithm, on_cpu)) < TOLERANCE
+
+
+def test_a_gpu_batches_what_a_cpu_trains_one_by_one() -> None:
+    data = digits(COUNTS, images=True)
+    assert make_task(data, CNN(hidden=16)).training.mode(make_task(data, CNN(hidden=16))) == "per_client"
+    task = make_task(data, CNN(hidden=16), device="cuda")
+    assert task.training.mode(task) == "batched"
+
+
+def test_compiled_loops_are_for_a_cpu() -> None:
+    assert FactorisationSGD().fused
+    assert not FactorisationSGD(device="cuda").fused
+    with pytest.raises(UserError, match='"fused" runs on a CPU; use batched, or device: cpu'):
+        FactorisationSGD(device="cuda", program="fused").check(make_factorisation(synthetic([3, 9])))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_missing_gpu_is_one_line() -> None:
+    task = make_task(digits(COUNTS), device="cuda")
+    with pytest.raises(UserError, match="this machine has no CUDA device; use cpu, or another machine"):
+        LocalBackend().check(Plan(), task)

@@ -1,0 +1,164 @@
+"""Keys made offline: for their owner alone, whole or refused, the same after a resume, and never the server's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_secure_secrets import memory_of, secret_key
+
+from narrowcast.algorithms.secure.key_files import FILE, make_key_files
+from narrowcast.algorithms.secure.key_store import KeyStore
+from narrowcast.algorithms.secure.schemes import CKKS, Protection
+from narrowcast.platform.errors import UserError
+from secure_rounds import SMALL_CKKS, experiment, play, prepared
+
+# Half of the clients in each round.
+HALVES = (
+    *("model.hidden=[4]", "data={kind: digits, clients: 12, partition: iid}", "clients_per_round=6"),
+    "checkpoint_every=1",
+)
+
+# Plays a run with the key folder in its arguments, then waits to have its memory looked at.
+SERVER = """
+import sys
+from narrowcast.experiment import load_experiment
+from narrowcast.platform.rounds import start
+experiment = load_experiment("fedavg-digits", sys.argv[1:])
+task, played = experiment.task(experiment.data.load()), experiment.secured_algorithm
+outcomes = list(experiment.backend.run(experiment, played, task, start(played, task)))
+assert [outcome.record.delivered for outcome in outcomes] == [10, 10]
+print("played", flush=True)
+sys.stdin.read()
+"""
+
+
+def scheme_of(secure: str) -> Protection:
+    scheme = experiment(secure).secure
+    assert isinstance(scheme, Protection)
+    return scheme
+
+
+def with_keys(secure: str, folder: Path) -> str:
+    return secure.replace("}", f", keys: {folder}}}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_key_files(tmp_path / "keys", scheme_of(SMALL_CKKS))
+    return tmp_path / "keys"
+
+
+def test_the_file_is_for_its_owner_alone_and_is_not_replaced(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir()] == [FILE]
+    assert (folder / FILE).stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    before = (folder / FILE).read_bytes()
+    with pytest.raises(UserError, match=r"clients.key is there already, .* give another folder"):
+        make_key_files(folder, scheme_of(SMALL_CKKS))
+    assert (folder / FILE).read_bytes() == before
+    (folder / "a file").touch()
+    with pytest.raises(UserError, match="cannot write keys"):
+        make_key_files(folder / "a file", scheme_of(SMALL_CKKS))
+
+
+def test_two_key_holders_have_the_same_keys_and_runs_of_their_own(folder: Path) -> None:
+    holders = [KeyStore(scheme_of(with_keys(SMALL_CKKS, folder))) for _ in range(2)]
+    first, second = (each.call("public", 0, {}) for each in holders)
+    assert np.array_equal(first["key"], second["key"])
+    assert not np.array_equal(first["run"], second["run"])
+    verify = [each.call("begin", 1, {"clients": np.arange(4)})["verify"] for each in holders]
+    assert np.array_equal(*verify)
+    assert not np.array_equal(verify[0], KeyStore(scheme_of(SMALL_CKKS)).call("begin", 1, {"clients": np.arange(4)}))
+
+
+def test_what_is_wrong_with_a_folder_is_said(folder: Path, tmp_path: Path) -> None:
+    path, kept = folder / FILE, (folder / FILE).read_bytes()
+
+    def refused(why: str, secure: str = SMALL_CKKS, where: Path = folder) -> None:
+        with pytest.raises(UserError, match=why) as error:
+            KeyStore(scheme_of(with_keys(secure, where))).call("public", 0, {})
+        assert len(str(error.value).splitlines()) == 1
+
+    refused(r"there is no .*nowhere/clients.key; run `narrowcast keys make", where=tmp_path / "nowhere")
+    refused(r"for kind ckks, ring 4096, prime_bits \[48, 60\], not for kind ckks, ring 8192", "{kind: ckks}")
+    refused(r"for kind ckks, .*, not for kind masked", "{kind: masked}")
+    for mode in (0o640, 0o604, 0o620):
+        path.chmod(mode)
+        refused(rf"others may read the keys: .* has mode {mode:o}; chmod 600 it")
+    path.chmod(0o600)
+    folder.chmod(0o770)
+    refused("others may replace the keys: .* has mode 770; chmod 700 it")
+    folder.chmod(0o700)
+    for cut in (*range(0, 400, 23), 4000, len(kept) - 1):
+        path.write_bytes(kept[:cut])
+        refused("is damaged, or was not written to its end")
+    for place in np.random.default_rng(0).integers(0, len(kept), 40).tolist():
+        path.write_bytes(kept[:place] + bytes([kept[place] ^ 4]) + kept[place + 1 :])
+        refused("is damaged, or was not written to its end|is for kind|")
+    path.write_bytes(kept)
+    assert KeyStore(scheme_of(with_keys(SMALL_CKKS, folder))).call("public", 0, {})["key"].size
+
+
+def test_a_run_with_bad_keys_is_refused_before_it_begins(folder: Path) -> None:
+    (folder / FILE).chmod(0o644)
+    with pytest.raises(UserError, match="chmod 600 it"):
+        prepared(experiment(with_keys(SMALL_CKKS, folder)))
+
+
+def test_a_resume_sends_its_new_public_key_and_none_where_keys_last(folder: Path) -> None:
+    chosen, kept = (
+        experiment(secure, *HALVES, "rounds=3", name="fedavg-digits")
+        for secure in (SMALL_CKKS, with_keys(SMALL_CKKS, folder))
+    )
+    straight = play(chosen)
+    before, (resumed,) = straight[2].ledger, play(chosen, state=straight[1].state)
+    assert isinstance(chosen.secure, CKKS)
+    assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits + 8 * chosen.secure.public_bytes())
+    assert np.array_equal(resumed.ledger.seconds, before.seconds), "that a run was interrupted takes no virtual time"
+    (resumed,) = play(kept, state=straight[1].state)
+    assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits)
+
+
+def test_rounds_played_again_are_charged_as_they_were() -> None:
+    chosen = experiment(SMALL_CKKS, *HALVES, "rounds=5", name="fedavg-digits")
+    once = play(chosen)
+    twice = play(chosen, state=once[1].state)  # round 3 has the second keys
+    state = twice[0].state
+    assert state is not None
+    assert state.resumed_after == 2
+    thrice = play(chosen, state=replace(state, settled_round=4))
+    assert thrice[0].record == twice[1].record, "round 4 stands in the journal"
+    assert thrice[1].record.downlink_bits > twice[2].record.downlink_bits, "round 5 has the third keys"
+
+
+@pytest.mark.slow
+def test_the_server_never_holds_keys_made_offline(folder: Path) -> None:
+    secure = with_keys(SMALL_CKKS, folder)
+    settings = ("model.hidden=[4]", "rounds=2", "clients_per_round=10", f"secure={secure}", "backend=local")
+    command = [sys.executable, "-W", "ignore", "-c", SERVER, *settings]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"played\n"
+        memory = memory_of(server.pid)
+        server.stdin.close()
+    key_store = KeyStore(scheme_of(secure))
+    public = key_store.call("public", 0, {})["key"].tobytes()
+    assert public[1000:1032] in memory, "the search finds what the server was given"
+    content = (folder / FILE).read_bytes()
+    assert key_store._keys.root in content
+    assert content[-32:] == key_store._keys.root or content[-32:] == key_store._keys.context[-32:]
+    for secret in (
+        secret_key(key_store),
+        key_store._keys.root,
+        key_store._keys.context[-2000:-1000],
+        key_store._key(3),
+        content[-64:],
+    ):
+        assert secret not in memory
+        assert secret.hex().encode() not in memory

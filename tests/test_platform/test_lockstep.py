@@ -1,0 +1,140 @@
+"""Replicas in lockstep: each gives what it gives alone, to the last bit where learning rates are the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from digits import digits, make_task, relative_error
+from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.fedpara import FedPara
+from narrowcast.algorithms.federated.fedprox import FedProx
+from narrowcast.algorithms.federated.median import Median
+from narrowcast.algorithms.federated.scaffold import Scaffold
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.platform.contracts import Algorithm, LocalCall
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.lockstep import Replica, run_lockstep
+from narrowcast.platform.models.networks import CNN
+from narrowcast.platform.rounds import Outcome, Plan, model_sha256, rounds, start
+from narrowcast.platform.types import LocalUpdates
+
+COUNTS = [21, 8, 40, 3, 17, 8, 0, 30, 12, 9]
+ALGORITHMS: list[Algorithm] = [
+    FedAvg(),
+    FedProx(mu=0.1, partial_share=0.5),
+    Scaffold(),
+    Median(),
+    CoLR(rank=3),
+    SCoLR(rank=4),
+    FedPara(),
+]
+
+
+def replica(algorithm: Algorithm, seed: int, *, n_rounds: int = 3, images: bool = False, **training: Any) -> Replica:
+    task = replace(make_task(digits(COUNTS, images=images), CNN(hidden=16) if images else None, **training), seed=seed)
+    algorithm.check(task)
+    plan = Plan(seed=seed, rounds=n_rounds, clients_per_round=6, chunk_size=4, sampling="uniform")
+    return Replica(plan, algorithm, task, start(algorithm, task))
+
+
+def alone(each: Replica) -> list[Outcome]:
+    return list(rounds(each.plan, each.algorithm, each.task, LocalExecutor(each.algorithm, each.task), each.state))
+
+
+def together(replicas: list[Replica]) -> list[list[Outcome]]:
+    """The outcomes of every replica, none of which may fail."""
+    played: list[list[Outcome]] = [[] for _ in replicas]
+    for outcomes in run_lockstep(replicas):
+        for place, outcome in outcomes.items():
+            assert isinstance(outcome, Outcome)
+            played[place].append(outcome)
+    return played
+
+
+def sharing_data(replicas: list[Replica]) -> list[Replica]:
+    data = replicas[0].task.data
+    return [replace(each, task=replace(each.task, data=data)) for each in replicas]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("training", [{}, {"momentum": 0.9, "epochs": 2, "weight_decay": 0.01, "clip_norm": 1.0}])
+def test_seeds_in_one_program_give_what_each_gives_alone(algorithm: Algorithm, training: dict[str, Any]) -> None:
+    replicas = sharing_data([replica(algorithm, seed, **training) for seed in (0, 1, 7)])
+    for each, played in zip(replicas, together(replicas), strict=True):
+        wanted = alone(each)
+        assert [outcome.record for outcome in played] == [
+            replace(outcome.record, loss=got.record.loss) for outcome, got in zip(wanted, played, strict=True)
+        ]
+        assert played[-1].state is not None and wanted[-1].state is not None
+        assert model_sha256(algorithm, played[-1].state) == model_sha256(algorithm, wanted[-1].state)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each.kind)
+def test_learning_rates_in_one_program_give_what_each_gives_alone(algorithm: Algorithm) -> None:
+    replicas = sharing_data([replica(algorithm, 3, learning_rate=rate) for rate in (0.01, 0.1, 0.3)])
+    for each, played in zip(replicas, together(replicas), strict=True):
+        got, wanted = played[-1].state, alone(each)[-1].state
+        assert got is not None and wanted is not None
+        assert relative_error(algorithm.final(got.server), algorithm.final(wanted.server)) < 1e-5
+
+
+def test_ranks_and_batch_sizes_that_do_not_fit_in_one_program_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    train_together = SGD.train_together
+
+    def counted(self: SGD, calls: list[LocalCall]) -> list[LocalUpdates]:
+        sizes.append(len(calls))
+        return train_together(self, calls)
+
+    monkeypatch.setattr(SGD, "train_together", counted)
+    replicas = sharing_data(
+        [replica(CoLR(rank=2), 0), replica(CoLR(rank=5), 0), replica(CoLR(rank=2), 1, batch_size=5)]
+    )
+    for each, played in zip(replicas, together(replicas), strict=True):
+        got, wanted = played[-1].state, alone(each)[-1].state
+        assert got is not None and wanted is not None
+        assert model_sha256(each.algorithm, got) == model_sha256(each.algorithm, wanted)
+    assert set(sizes) == {3}
+
+
+def test_clients_that_train_one_by_one_do_so_in_replicas_too() -> None:
+    replicas = sharing_data([replica(FedAvg(), seed, n_rounds=1, images=True) for seed in (0, 1)])
+    for each, played in zip(replicas, together(replicas), strict=True):
+        got, wanted = played[-1].state, alone(each)[-1].state
+        assert got is not None and wanted is not None
+        assert model_sha256(each.algorithm, got) == model_sha256(each.algorithm, wanted)
+
+
+def test_a_replica_that_fails_or_is_done_leaves_the_others_playing() -> None:
+    class Explodes(FedAvg):
+        def step(self, server: Any, broadcast: Any, total: Any) -> Any:
+            return {name: values * np.inf for name, values in super().step(server, broadcast, total).items()}
+
+    replicas = sharing_data([replica(FedAvg(), 0), replica(Explodes(), 1), replica(FedAvg(), 2, n_rounds=1)])
+    seen = list(run_lockstep(replicas))
+    assert [sorted(outcomes) for outcomes in seen] == [[0, 1, 2], [0], [0]]
+    failed = seen[0][1]
+    assert isinstance(failed, RunFailed) and "no longer finite" in str(failed)
+
+
+def test_nothing_is_played_where_all_rounds_are() -> None:
+    each = replica(FedAvg(), 0, n_rounds=1)
+    state = alone(each)[-1].state
+    assert state is not None
+    assert list(run_lockstep([replace(each, state=state)])) == []
+
+
+def test_replicas_on_other_data_are_a_program_of_their_own() -> None:
+    replicas = [replica(FedAvg(), 0), replica(FedAvg(), 1)]
+    other = digits(COUNTS[::-1])
+    replicas[1] = replace(replicas[1], task=replace(replicas[1].task, data=other))
+    got, wanted = together(replicas)[1][-1].state, alone(replicas[1])[-1].state
+    assert got is not None and wanted is not None
+    assert model_sha256(FedAvg(), got) == model_sha256(FedAvg(), wanted)

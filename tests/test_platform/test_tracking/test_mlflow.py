@@ -1,0 +1,207 @@
+"""What a run leaves in a real MLflow store: an SQLite file, and a server's access log."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from mlflow_server import MlflowServer
+from narrowcast.platform.checkpoint import load_checkpoint
+from narrowcast.platform.config import flatten
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import mlflow_run
+from narrowcast.runs import recorder as recording
+from narrowcast.runs import session
+from narrowcast.runs.run_result import git_commit, write_result
+from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
+
+# MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    experiment = load("tracking.system_metrics=true")
+    prepared = session.prepare(experiment, tmp_path_factory.mktemp("runs"))
+    client = MlflowClient(prepared.uri)
+
+    def wait_for_a_sample(row: Mapping[str, Any]) -> None:
+        deadline = time.monotonic() + 60
+        while row["round"] == ROUNDS and time.monotonic() < deadline:
+            (run,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
+            if any(name.startswith("system/") for name in run.data.metrics):
+                return
+            time.sleep(0.1)
+
+    result = session.run(prepared, wait_for_a_sample)
+    return Played(experiment, prepared.folder, result, client)
+
+
+def test_all_of_the_configuration_is_in_params(finished: Played) -> None:
+    expected = flatten(finished.experiment.plain())
+    assert finished.run.data.params == {key: str(value) for key, value in expected.items()}
+    assert finished.run.data.params["algorithm.rank_policy.upload_seconds"] == "0.05"
+    assert finished.run.data.params["fleet.tiers.0.name"] == "2g"
+
+
+def test_each_round_of_the_journal_is_in_metrics(finished: Played) -> None:
+    assert_each_round_is_there_once(finished)
+    evaluated = [row["round"] for row in finished.rounds if "test.hr@10" in row]
+    assert [step for step, *_ in finished.history("test.hr_at_10")] == evaluated == [2, 4, 6, 8]
+    assert finished.run.data.metrics["total_uplink_bits"] == finished.result["uplink_bits"]
+    assert finished.run.data.metrics["simulated_seconds"] == finished.result["simulated_seconds"]
+    assert finished.run.data.metrics["wall_seconds"] == finished.result["wall_seconds"]
+
+
+def test_the_machines_load_is_in_metrics(finished: Played) -> None:
+    assert finished.run.data.metrics["system/cpu_utilization_percentage"] >= 0
+    assert finished.run.data.metrics["system/system_memory_usage_megabytes"] > 0
+
+
+def test_tags_status_and_data_set(finished: Played) -> None:
+    run = finished.run
+    tags = {name: run.data.tags[name] for name in ("algorithm", "data", "backend", "git_commit", "model_sha256")}
+    assert tags == {
+        "algorithm": "scolr",
+        "data": "ml-100k",
+        "backend": "local",
+        "git_commit": git_commit() or "unknown",
+        "model_sha256": finished.result["model_sha256"],
+    }
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == finished.folder.name
+    (given,) = run.inputs.dataset_inputs
+    assert given.dataset.name == "ml-100k"
+    assert {tag.key: tag.value for tag in given.tags} == {"mlflow.data.context": "training"}
+
+
+def test_artifacts_are_the_files_of_the_run(finished: Played, tmp_path: Path) -> None:
+    run_id = finished.run.info.run_id
+    names = {entry.path for entry in finished.client.list_artifacts(run_id)}
+    files = {"clients.parquet", "config.yaml", "result.json", "rounds.parquet"}
+    assert names == files | {"checkpoint", "partition", "plots"}
+    copy = Path(finished.client.download_artifacts(run_id, "", str(tmp_path)))
+    stored = {path.relative_to(copy): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    local = {path.relative_to(finished.folder): path.read_bytes() for path in finished.folder.rglob("*.*")}
+    assert any(path.parent.name == "plots" for path in stored)
+    assert stored == {path: local[path] for path in local if path.name not in ("journal.jsonl", "tracking.json")}
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_too_large_for_the_store_stays_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mlflow_run, "_LARGEST_ARTIFACT_BYTES", 400_000)
+    played = play(tmp_path, load("tracking.system_metrics=false"))
+    large = {name for name, size in sizes(played.folder).items() if size > 400_000}
+    assert {name.partition("-")[0] for name in large} == {"round"}
+    copy = Path(played.client.download_artifacts(played.run.info.run_id, "", str(tmp_path / "copy")))
+    assert sizes(copy).keys() == sizes(played.folder).keys() - large - {"journal.jsonl", "tracking.json"}
+    assert caplog.text.count("is not sent to MLflow; it stays there") == len(large)
+    assert played.run.info.status == "FINISHED"
+
+
+def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: Played, tmp_path: Path) -> None:
+    prepared = session.prepare(load("tracking.system_metrics=false"), tmp_path)
+    client = MlflowClient(prepared.uri)
+
+    def interrupt(row: Mapping[str, Any]) -> None:
+        if row["round"] == 5:  # the last checkpoint is of round 3
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.run(prepared, interrupt)
+    (killed,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
+    assert killed.info.status == "KILLED"
+    params = killed.data.params
+    played = []
+
+    resumed = session.prepare_resume(prepared.folder, None)
+    result = session.run(resumed, lambda row: played.append(row["round"]))
+    assert played == [4, 5, 6, 7, 8]
+    assert result["mlflow_run_id"] == killed.info.run_id
+    assert result["model_sha256"] == finished.result["model_sha256"]
+    assert result["uplink_bits"] == finished.result["uplink_bits"]
+    after = Played(resumed.experiment, prepared.folder, result, client)
+    assert after.run.info.status == "FINISHED"
+    assert after.run.data.params == params
+    assert_each_round_is_there_once(after)
+
+
+def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
+    finished: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_interrupted(*args: Any) -> dict[str, Any]:
+        signal.raise_signal(signal.SIGINT)
+        return write_result(*args)
+
+    monkeypatch.setattr(recording, "write_result", write_interrupted)
+    prepared = session.prepare(load("tracking.system_metrics=false"), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        session.run(prepared, nothing, keep_state=False)
+    result = json.loads((prepared.folder / "result.json").read_text())
+    assert result["model_sha256"] == finished.result["model_sha256"]
+    assert not (prepared.folder / "checkpoint").exists()
+    run = MlflowClient(prepared.uri).get_run(result["mlflow_run_id"])
+    assert (run.info.status, run.data.tags["model_sha256"]) == ("FINISHED", result["model_sha256"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    server = MlflowServer(tmp_path_factory.mktemp("server"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+def test_a_server_gets_a_batch_a_round_at_most(server: MlflowServer, tmp_path: Path, finished: Played) -> None:
+    before = server.requests_for("runs/log-batch")
+    played = play(tmp_path, load("tracking.system_metrics=false", f"tracking.uri={server.uri}"))
+    assert_each_round_is_there_once(played)
+    assert played.run.info.status == "FINISHED"
+    assert played.run.data.tags["model_sha256"] == finished.result["model_sha256"]
+    assert {entry.path for entry in played.client.list_artifacts(played.run.info.run_id)} >= {"config.yaml", "plots"}
+    # One batch more for the params, and one for the last tags; a server that lags gets several rounds in one.
+    assert 3 <= server.requests_for("runs/log-batch") - before <= ROUNDS + 2
+
+
+def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_path: Path) -> None:
+    """Where no client can afford rank 1, nobody delivers and a round has no loss."""
+    settings = ("algorithm.rank_policy.upload_seconds=1e-9", "tracking.system_metrics=false")
+    played = play(tmp_path, load(*settings, f"tracking.uri={server.uri}"))
+    assert [math.isnan(value) for _, value, _ in played.history("loss")] == [True] * ROUNDS
+    assert "loss" not in played.result["final"]
+    assert session.sync(played.folder, None) == 0
+
+
+def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
+    quiet = "tracking.system_metrics=false"
+    first, second = (session.prepare(load(quiet, f"seed={seed}"), tmp_path) for seed in (1, 2))
+    result = session.run(first, nothing)
+    with pytest.raises(UserError, match=f"another run has just taken {first.folder}; start this one again"):
+        session.run(second, nothing)
+    client = MlflowClient(first.uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
+    assert run.data.params["seed"] == "1"
+    assert session.prepare_resume(first.folder, None).experiment.seed == 1
+    assert load_checkpoint(first.folder / "checkpoint")[0].uplink_bits == result["uplink_bits"]
+
+
+def test_a_store_that_does_not_know_the_run_is_said(finished: Played, tmp_path: Path) -> None:
+    other = load("tracking.system_metrics=true", f"tracking.uri=sqlite:///{tmp_path}/other.db")
+    prepared = session.prepare_resume(finished.folder, other)
+    with pytest.raises(UserError, match=f"other.db cannot go on with MLflow run {finished.run.info.run_id}"):
+        session.run(prepared, nothing)

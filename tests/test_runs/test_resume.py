@@ -1,0 +1,202 @@
+"""A run that was killed, stopped or interrupted goes on by `--resume`, to the results of one that was not."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from command import Command
+from narrowcast.platform.checkpoint import load_checkpoint
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.runs import session
+
+pytestmark = [
+    pytest.mark.slow,
+    # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+]
+
+ROUNDS = 80
+CHECKPOINT_EVERY = 30
+NAME = "scolr-ml100k"
+# Ten epochs make a round last long enough to be killed in its midst.
+RUN = (
+    *("run", NAME, f"rounds={ROUNDS}", f"checkpoint_every={CHECKPOINT_EVERY}", "evaluate_every=20"),
+    *("training.epochs=10", "tracking.system_metrics=false", "checkpoint_seconds=600"),
+)
+# Ray's own agents look for its killed head for a minute before they go; all else goes at once.
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+RAY = pytest.param("ray", marks=pytest.mark.ray)
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def start(*words: object, **how: Any) -> Command:
+        started.append(Command(*words, log=tmp_path / f"command-{len(started)}", **how))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.clean_up()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("runs")
+    command = Command(*RUN, "--backend", "local", "--output", output, log=output / "command")
+    try:
+        assert command.wait() == 0, command.err
+    finally:
+        command.clean_up()
+    return output / NAME
+
+
+def assert_same_results(folder: Path, uninterrupted: Path) -> None:
+    assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == list(range(1, ROUNDS + 1))
+    assert _without_wall_clock(folder).equals(_without_wall_clock(uninterrupted))
+    clients = pq.read_table(folder / "clients.parquet")
+    assert clients.equals(pq.read_table(uninterrupted / "clients.parquet"))
+    assert clients.num_rows == ROUNDS * 60
+    assert _result(folder) == _result(uninterrupted)
+
+
+def _without_wall_clock(folder: Path) -> pa.Table:
+    table = pq.read_table(folder / "rounds.parquet")
+    return table.select([name for name in table.column_names if "wall_seconds" not in name and name != "logged_at_ms"])
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    elsewhere = {"backend", "wall_seconds", "mlflow_run_id", "git_commit"}
+    result = json.loads((folder / "result.json").read_text())
+    assert len(result["model_sha256"]) == 64
+    return {key: value for key, value in result.items() if key not in elsewhere}
+
+
+@pytest.mark.parametrize(
+    ("backend", "killed_after"),
+    [
+        pytest.param("local", 3, id="local-before-the-first-checkpoint"),
+        *(pytest.param("local", random.Random(seed).randint(31, 70), id=f"local-seed-{seed}") for seed in range(3)),
+        pytest.param("ray", 40, id="ray", marks=pytest.mark.ray),
+    ],
+)
+def test_kill_9_and_resume_give_the_uninterrupted_results(
+    tmp_path: Path, start: Start, uninterrupted: Path, backend: str, killed_after: int
+) -> None:
+    folder = tmp_path / NAME
+    command = start(*RUN, "--backend", backend, "--output", tmp_path)
+    command.wait_for_round(folder, killed_after)
+    command.send(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    assert command.survivors(60, besides=RAY_AGENTS) == []
+    assert not (folder / "result.json").exists()
+    reached = Journal.open(folder).last_round
+    saved = load_checkpoint(folder / "checkpoint")[0].round_index
+    assert killed_after <= reached < ROUNDS
+    assert saved <= reached
+    assert (saved == 0) == (killed_after < CHECKPOINT_EVERY)
+
+    again = start("run", "--resume", NAME, "--output", tmp_path)
+    assert again.wait() == 0, again.err
+    assert again.survivors(30) == []
+    assert command.survivors(120) == []
+    assert_same_results(folder, uninterrupted)
+    assert json.loads((folder / "result.json").read_text())["backend"] == backend
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("backend", ["local", RAY])
+def test_an_interrupted_run_says_how_to_go_on(
+    tmp_path: Path, start: Start, uninterrupted: Path, backend: str, number: signal.Signals
+) -> None:
+    output = tmp_path / "all runs"  # the space makes the command one that needs quotes
+    command = start(*RUN, "--backend", backend, "--output", output)
+    command.wait_for_round(output / NAME, 35)
+    command.send(number)
+    assert command.wait() == 1
+    (line,) = command.err.splitlines()
+    words = shlex.split(line.partition("go on with: ")[2])
+    assert words == ["narrowcast", "run", "--resume", NAME, "--output", str(output)]
+    assert command.survivors(30) == []
+    reached = Journal.open(output / NAME).last_round
+    assert load_checkpoint(output / NAME / "checkpoint")[0].round_index == reached  # no finished round is played again
+    if backend == "local":
+        again = start(*words[1:])
+        assert again.wait() == 0, again.err
+        assert_same_results(output / NAME, uninterrupted)
+
+
+LOSES_A_SIGNAL = """
+import gc, pathlib, signal, sys, threading
+from narrowcast.cli.main import main
+
+def hears():
+    return getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == "_stop"  # and does not hold it back
+
+def in_a_callback(*_):
+    here = threading.current_thread() is threading.main_thread()
+    if here and hears() and journal.exists() and journal.read_bytes().count(b"\\n") >= 3:
+        gc.callbacks.remove(in_a_callback)
+        signal.raise_signal(signal.SIGTERM)
+
+journal = pathlib.Path(sys.argv[-1], "scolr-ml100k", "journal.jsonl")
+gc.callbacks.append(in_a_callback)
+gc.set_threshold(20)  # so that the main thread, which allocates little while it plays, collects soon
+main()
+"""
+
+
+def test_a_signal_that_python_loses_stops_the_run_too(tmp_path: Path, start: Start) -> None:
+    """Python drops what is raised in a callback of its garbage collector, and Ray and SQLAlchemy have many."""
+    command = start(*RUN, "--backend", "local", "--output", tmp_path, program=("-c", LOSES_A_SIGNAL))
+    assert command.wait() == 1
+    assert "Exception ignored in" in command.err
+    assert command.err.splitlines()[-1].startswith("narrowcast: interrupted; go on with: narrowcast run --resume")
+    assert Journal.open(tmp_path / NAME).last_round < ROUNDS
+
+
+def test_a_run_at_work_is_left_alone(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
+    """Nobody else resumes or sends a run while a process plays it, a stopped one too."""
+    folder = tmp_path / NAME
+    command = start(*RUN, "--backend", "local", "--output", tmp_path)
+    command.wait_for_round(folder, 3)
+    command.send(signal.SIGSTOP)
+    with pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
+        session.prepare_resume(folder, None)
+    with pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
+        session.sync(folder, None)
+    command.send(signal.SIGCONT)
+    assert command.wait() == 0, command.err
+    assert_same_results(folder, uninterrupted)
+
+
+def test_of_two_resumes_one_is_refused(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
+    folder = tmp_path / NAME
+    command = start(*RUN, "--backend", "local", "--output", tmp_path)
+    command.wait_for_round(folder, 3)
+    command.send(signal.SIGKILL)
+    command.wait()
+    reached = Journal.open(folder).last_round
+
+    first = start("run", "--resume", NAME, "--output", tmp_path)
+    first.wait_for_round(folder, reached + 1)
+    first.send(signal.SIGSTOP)
+    second = start("run", "--resume", NAME, "--output", tmp_path)
+    assert second.wait() == 2
+    assert second.err == f"narrowcast: another process is at work on {folder}; wait for its end, or stop it\n"
+    first.send(signal.SIGCONT)
+    assert first.wait() == 0, first.err
+    assert_same_results(folder, uninterrupted)
