@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure import ckks, paillier
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.layout import Group, Layout, Part
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import CKKS, Public
 from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
@@ -78,7 +78,7 @@ def _ckks(rank: int) -> Cost:
     random = np.random.default_rng(0)
     whole = Group((Part("sum", None, ITEMS * rank),), (Part("weight", None, ITEMS),))
     scheme = CKKS()
-    messages = Messages(scheme, Layout((whole,), {}, CLIENTS, CLIENTS), CLIENTS)
+    messages = Messages(scheme, SumLayout((whole,), {}, CLIENTS, CLIENTS), CLIENTS)
     key_store = _TimedKeyStore(scheme)
     public, clients = key_store.public, np.arange(CLIENTS)
     keys = dict(

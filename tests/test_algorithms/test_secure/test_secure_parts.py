@@ -15,12 +15,12 @@ import tenseal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure import ckks, paillier, shamir
 from narrowcast.algorithms.secure.bit_packing import pack_words, packed_bytes, signed, to_words, unpack_words
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.layout import Group, Layout, Part
 from narrowcast.algorithms.secure.masking import MaskedGroups, MaskingClient, Recovery
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.schemes import CKKS, Masked, Plain, Public
@@ -32,7 +32,7 @@ from secure_rounds import SCHEMES, experiment, play, prepared
 
 GROUP = Group((Part("sum", None, 50),), (Part("weight", None, 20),))
 MESSAGES = [
-    Messages(scheme, Layout((GROUP, GROUP), {}, 5, 5), 5)
+    Messages(scheme, SumLayout((GROUP, GROUP), {}, 5, 5), 5)
     for scheme in (Plain(), Masked(), CKKS(ring=4096, prime_bits=(48, 60), bits=16))
 ]
 
@@ -70,7 +70,7 @@ def test_slots_carry_the_sum_of_what_is_packed(
 
 
 def test_rounding_at_random_is_unbiased_and_the_same_for_everyone() -> None:
-    layout, partial = Layout((GROUP,), {}, 5, 5), {"sum": np.full(50, 0.3), "weight": np.ones(20)}
+    layout, partial = SumLayout((GROUP,), {}, 5, 5), {"sum": np.full(50, 0.3), "weight": np.ones(20)}
     numbers = FixedPoint(1.0, 3, "stochastic", 5, 5)
     drawn = [numbers.of_client(partial, layout, np.ones(1, dtype=bool), 7, (r, 3))[0][:50] for r in range(400)]
     assert abs(np.mean(drawn) * numbers.step - 0.3) < 0.01

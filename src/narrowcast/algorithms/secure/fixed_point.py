@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.secure.layout import Group, Layout, Part
+from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.types import Arrays, BoolArray
 
@@ -46,7 +46,7 @@ class FixedPoint:
         return self.clip / 2 ** (self.bits - 1)
 
     def of_client(
-        self, partial: Arrays, layout: Layout, sends: BoolArray, seed: int, key: tuple[int, int]
+        self, partial: Arrays, layout: SumLayout, sends: BoolArray, seed: int, key: tuple[int, int]
     ) -> list[Integers | None]:
         """The integers of each group that a client sends, [n_values + n_counts]; None for the others.
 
@@ -71,9 +71,9 @@ class FixedPoint:
             integers.append(np.concatenate([rounded, _joined(group.counts, partial).astype(np.int64)]))
         return integers
 
-    def total(self, sums: list[Integers | None], layout: Layout) -> dict[str, Any]:
+    def total(self, sums: list[Integers | None], layout: SumLayout) -> dict[str, Any]:
         """The partial sum that the sums of the groups stand for; nothing where a group has none."""
-        arrays = layout.nothing()
+        arrays = layout.zeros()
         for group, integers in zip(layout.groups, sums, strict=True):
             if integers is not None:
                 _put(group, integers, self.step, arrays)

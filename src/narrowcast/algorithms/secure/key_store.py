@@ -16,9 +16,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.key_files import Keys, read_key_files
-from narrowcast.algorithms.secure.layout import Group, Layout, Part
 from narrowcast.algorithms.secure.masking import Agreements, MaskingClient, derived
 from narrowcast.algorithms.secure.messages import RECIPIENT_BYTES, RUN_BYTES, Messages
 from narrowcast.algorithms.secure.schemes import CKKS, Masked, Protection
@@ -77,7 +77,7 @@ class KeyStore:
             return public
         agreements = Agreements()
         cohort = {client: MaskingClient(round_index, client, agreements) for client in clients}
-        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(clients), self._run)
+        messages = Messages(self._scheme, SumLayout((), {}, 1, 1), len(clients), self._run)
         known, keys = dict(zip(clients, verify, strict=True)), {}
         for client, each in cohort.items():
             sent = messages.keys(round_index).seal(client, [each.advertise()], self._key(client))
@@ -128,7 +128,7 @@ class KeyStore:
     def _reveal(self, round_index: int, arrays: Arrays) -> Arrays:
         """What each survivor reveals, a signed message each, [survivors, bytes]."""
         survivors = arrays["clients"].tolist()
-        messages = Messages(self._scheme, Layout((), {}, 1, 1), len(self._round), self._run).revealed(round_index)
+        messages = Messages(self._scheme, SumLayout((), {}, 1, 1), len(self._round), self._run).revealed(round_index)
         revealed = [
             messages.seal(client, [b"".join(self._round[client].reveal(survivors))], self._key(client))
             for client in survivors

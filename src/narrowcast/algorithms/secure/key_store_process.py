@@ -1,7 +1,7 @@
 """The key store as a process of its own, spoken to over two pipes.
 
 It is started as `python -m narrowcast.algorithms.secure.key_store_process`.
-It shares no memory with the process that starts it: keys are made here, and what goes back is what `KeyStore` gives out.
+It shares no memory with the process that starts it: keys are made here, and only what `KeyStore` gives out goes back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import numpy as np
@@ -65,7 +65,8 @@ def key_store_process(scheme: Protection) -> Iterator[PipedVault]:
         try:
             yield PipedVault(process.stdin, process.stdout)
         finally:
-            process.stdin.close()
+            with suppress(OSError):  # a request that was not read to its end is still to be flushed
+                process.stdin.close()
             try:
                 process.wait(_SECONDS_TO_END)
             except subprocess.TimeoutExpired:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.secure.bit_packing import packed_bytes
 from narrowcast.algorithms.secure.envelope import CONTEXT_BYTES, Addressed
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
-from narrowcast.algorithms.secure.layout import Layout
 from narrowcast.algorithms.secure.masking import KEY_BYTES, SEALED_BYTES, MaskedGroups
 from narrowcast.algorithms.secure.schemes import CKKS, Masked, Protection, Public
 from narrowcast.algorithms.secure.shamir import SHARE_BYTES
@@ -29,14 +29,14 @@ class Messages:
     """
 
     scheme: Protection
-    layout: Layout
+    layout: SumLayout
     cohort: int
     run: bytes = b""
 
     @property
     def numbers(self) -> FixedPoint:
         """The integers of this layout's sums."""
-        return self.scheme.numbers(self.layout.most_weight, self.layout.clients)
+        return self.scheme.numbers(self.layout.max_weight, self.layout.max_clients)
 
     def masked_groups(self) -> MaskedGroups:
         """What masks are drawn for."""
@@ -65,7 +65,7 @@ class Messages:
     def ranks(self, round_index: int) -> Addressed:
         """The cohort's ranks, which say with whom a client shares the mask of a group."""
         return Addressed(
-            round_index, self._context("ranks"), (packed_bytes(self.cohort, self.layout.rank.bit_length()),)
+            round_index, self._context("ranks"), (packed_bytes(self.cohort, self.layout.max_rank.bit_length()),)
         )
 
     def survivors(self, round_index: int) -> Addressed:
@@ -79,8 +79,8 @@ class Messages:
 
     def update_bits_at_rank(self) -> IntArray:
         """What an update weighs at rank 0, 1, ... of the layout, [rank + 1], whichever components it has."""
-        ranks = np.arange(self.layout.rank + 1)
-        groups = self.layout.of(ranks, np.zeros_like(ranks), 0, 0)
+        ranks = np.arange(self.layout.max_rank + 1)
+        groups = self.layout.sent_groups(ranks, np.zeros_like(ranks), 0, 0)
         return np.array([8 * self.update(0, Public()).bytes_of(each) for each in groups])
 
     def bits_beside(self, cohort: int) -> int:

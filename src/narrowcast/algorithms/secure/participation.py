@@ -45,10 +45,10 @@ class ParticipationPolicy:
     @property
     def by_links(self) -> bool:
         """Whether ranks are unknown until links are."""
-        return self.messages.layout.rank > 0 and not isinstance(self.policy, UniformRank)
+        return self.messages.layout.max_rank > 0 and not isinstance(self.policy, UniformRank)
 
     def of(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> Participation:
-        """Return who takes part of a cohort [C] whose members may send `budget_bits` [C], None where nothing limits them."""
+        """Return who takes part of a cohort [C] with `budget_bits` [C]; None where nothing limits uploads."""
         profiles = task.profiles.take(cohort)
         budget = np.full(len(cohort), np.inf) if budget_bits is None else budget_bits.astype(np.float64)
         if isinstance(self.policy, BandwidthRank):
@@ -72,9 +72,9 @@ class ParticipationPolicy:
 
     def _drawn(self, profiles: Profiles, task: Task, round_index: int) -> IntArray:
         """The ranks that do not depend on links; 0 where updates have none."""
-        if not isinstance(self.policy, UniformRank) or not self.messages.layout.rank:
+        if not isinstance(self.policy, UniformRank) or not self.messages.layout.max_rank:
             return np.zeros(len(profiles), dtype=np.int64)
-        nothing = np.zeros((len(profiles), self.messages.layout.rank + 1), dtype=np.int64)
+        nothing = np.zeros((len(profiles), self.messages.layout.max_rank + 1), dtype=np.int64)
         return self.policy.ranks(profiles, nothing, task.seed, round_index)
 
     def _opener(self, spare: FloatArray) -> tuple[int | None, int]:

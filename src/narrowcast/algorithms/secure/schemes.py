@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from narrowcast.algorithms.federated.sum_layout import Group
 from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.bit_packing import Words, pack_words, packed_bytes, signed, unpack_words
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Rounding
-from narrowcast.algorithms.secure.layout import Group
 from narrowcast.algorithms.secure.slots import SlotPlan
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import one_of

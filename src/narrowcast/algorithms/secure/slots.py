@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.federated.sum_layout import Group
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers
-from narrowcast.algorithms.secure.layout import Group
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.secure.bit_packing import Words
 from narrowcast.algorithms.secure.fixed_point import Integers
 from narrowcast.algorithms.secure.inbox import Inbox, merged
-from narrowcast.algorithms.secure.layout import Layout
 from narrowcast.algorithms.secure.masking import Recovery
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
@@ -53,10 +53,10 @@ class RoundKeys:
         """Those of the round, from those of a whole cohort of any run."""
         return replace(messages, cohort=len(self.participation.clients), run=self.run)
 
-    def groups(self, layout: Layout, seed: int, round_index: int) -> dict[int, BoolArray]:
+    def groups(self, layout: SumLayout, seed: int, round_index: int) -> dict[int, BoolArray]:
         """Which groups each client sends, [G] each."""
         clients, ranks = self.participation.clients, self.participation.ranks
-        return dict(zip(clients.tolist(), layout.of(ranks, clients, seed, round_index), strict=True))
+        return dict(zip(clients.tolist(), layout.sent_groups(ranks, clients, seed, round_index), strict=True))
 
 
 def sums_of(inbox: Inbox) -> dict[str, NDArray[np.generic]]:
@@ -127,7 +127,7 @@ class SecureExecutor:
     def _refused(self, results: list[ChunkResult], messages: Messages, why: str) -> list[ChunkResult]:
         """A round of which nothing is opened: nobody delivered, and the model stays."""
         logger.warning("round %d: %s; the model stays", self._round, why)
-        nothing = messages.layout.nothing()
+        nothing = messages.layout.zeros()
         return [
             replace(
                 result,
