@@ -220,6 +220,14 @@ def test_the_best_is_the_highest_and_the_final_the_last_that_was_measured(tmp_pa
     assert journal.final_metrics() == {"validation.hr@10": 0.375, "test.hr@10": 0.625, "loss": 1 / 7}
 
 
+def test_the_best_loss_is_the_lowest(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    for number, loss in enumerate((2.0, 0.5, 0.9), start=1):
+        each = outcome(number)
+        journal.append(Outcome(each.record, each.ledger, {"test.loss": loss}, 0.1, None), logged_at_ms=0)
+    assert journal.best_metrics() == {"test.loss": {"value": 0.5, "round": 2}}
+
+
 def test_the_first_of_equally_good_rounds_is_the_best(tmp_path: Path) -> None:
     journal = filled(tmp_path, rounds=2)
     again = outcome(3)

@@ -12,6 +12,7 @@ from rich.console import Console
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.comparison import compare, load_run, result_table
+from narrowcast.platform.tracking.metric_direction import is_better, lower_is_better
 from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
 from narrowcast.runs import session
 
@@ -41,6 +42,43 @@ def test_the_first_evaluation_that_reaches_a_target_counts() -> None:
         "uplink_bits_to/test.accuracy/0.8": 400,
         "rounds_to/test.accuracy/0.8": 4,
     }
+
+
+def test_a_target_of_a_loss_is_reached_from_above() -> None:
+    rows = [
+        {"round": number, "simulated_seconds": 1.0, "total_uplink_bits": 8, "test.loss": loss}
+        for number, loss in ((1, 2.298), (2, 0.7), (3, 0.5), (4, 0.6))
+    ]
+    assert [each.rounds_to for each in reached({"test.loss": (2.3, 0.5, 0.4)}, rows)] == [1, 3, None]
+
+
+def test_a_target_as_version_0_1_wrote_it_is_read() -> None:
+    written = {"metric": "test.accuracy", "at_least": 0.8}
+    costs = {"simulated_seconds_to": 40.0, "uplink_bits_to": 400, "rounds_to": None}
+    assert as_metrics([written | costs]) == {
+        "simulated_seconds_to/test.accuracy/0.8": 40.0,
+        "uplink_bits_to/test.accuracy/0.8": 400,
+    }
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower"),
+    [
+        ("test.loss", True),
+        ("validation.cross_entropy", True),
+        ("test.error_rate", True),
+        ("test.rmse@10", True),
+        ("loss", True),
+        ("test.accuracy", False),
+        ("test.hr@10", False),
+        ("test.glossiness", False),
+    ],
+)
+def test_the_direction_of_a_metric_follows_from_its_name(metric: str, lower: bool) -> None:
+    assert lower_is_better(metric) is lower
+    assert is_better(metric, 0.1, 0.2) is lower
+    assert is_better(metric, 0.2, float("nan"))
+    assert not is_better(metric, float("nan"), 0.2)
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
@@ -81,7 +119,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
     assert all(each["test.accuracy"] is None or each["test.accuracy"] < 0.1 for each in history[: row["round"] - 1])
     assert second == {
         "metric": "test.accuracy",
-        "at_least": 0.99,
+        "value": 0.99,
         "simulated_seconds_to": None,
         "uplink_bits_to": None,
         "rounds_to": None,
@@ -96,7 +134,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
         console.print(result_table(load_run(tmp_path / "fedavg-digits")))
     words = capture.get().split()
     place = words.index("test.accuracy")
-    assert words[place : place + 3] == ["test.accuracy", "0.1", str(first["rounds_to"])]
+    assert words[place : place + 4] == ["test.accuracy", "≥", "0.1", str(first["rounds_to"])]
     assert "not reached" in capture.get()
 
 

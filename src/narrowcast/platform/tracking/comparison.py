@@ -20,6 +20,7 @@ from narrowcast.platform.config import validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.targets import Reached
 
 _COLOURS = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.ORANGE, plots.BLACK)
@@ -176,7 +177,7 @@ class Comparison:
             return None
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         table.add_column("run", overflow="fold")
-        for header in ("at least", "rounds", "uplink", "simulated\ntime"):
+        for header in ("target", "rounds", "uplink", "simulated\ntime"):
             table.add_column(header, justify="right", overflow="fold")
         for label, run in zip(self.labels(), self.runs, strict=True):
             for target in run.result.targets:
@@ -246,7 +247,7 @@ def _accuracy(run: RunSummary) -> float:
 
 
 def _goal(target: Reached) -> str:
-    return f"{target.metric} {target.at_least:g}"
+    return f"{target.metric} {relation(target.metric)} {target.value:g}"
 
 
 def _costs(target: Reached) -> tuple[str, str, str]:

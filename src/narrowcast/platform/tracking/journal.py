@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.types import Profiles
 
 _FILE = "journal.jsonl"
@@ -127,11 +128,11 @@ class Journal:
         return metrics | ({"loss": self.rounds[-1]["loss"]} if self.rounds else {})
 
     def best_metrics(self) -> dict[str, dict[str, float]]:
-        """The highest value of each metric, and its round."""
+        """Return the best value of each metric and the first round that had it; the lowest of a loss."""
         best: dict[str, dict[str, float]] = {}
         for row in self.rounds:
             for name, value in evaluation(row).items():
-                if name not in best or value > best[name]["value"]:
+                if name not in best or is_better(name, value, best[name]["value"]):
                     best[name] = {"value": value, "round": row["round"]}
         return best
 

@@ -1,14 +1,15 @@
-"""What it took a run to reach stated values of its metrics: simulated time, uplink and rounds to each."""
+"""The cost of reaching stated values of a run's metrics: simulated time, uplink bits and rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from narrowcast.platform.config import flatten, suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.metric_direction import reaches
 
 
 def _by_metric(value: Any) -> Any:
@@ -26,22 +27,23 @@ Targets = Annotated[
 
 
 class Reached(BaseModel):
-    """The cost up to the first evaluation at which a metric was `at_least` so much; None where there was none.
+    """The cost up to the first evaluation at which a metric was as good as `value`; None if it never was.
 
-    Units: seconds on the virtual clock and bits, both of the whole run up to that round.
+    As good as: at least `value`, or at most `value` for a metric that is better when lower, such as `test.loss`.
+    Units: seconds on the virtual clock and bits, both summed over the run up to that round.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
-    at_least: float
+    value: float = Field(validation_alias=AliasChoices("value", "at_least"))  # at_least: runs of version 0.1
     simulated_seconds_to: float | None
     uplink_bits_to: int | None
     rounds_to: int | None
 
 
 def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str]) -> None:
-    """Raise a `UserError` for a metric that the run does not measure."""
+    """Raise `UserError` for a metric that the run does not measure."""
     known = sorted(known)
     for name in targets:
         if name not in known:
@@ -51,23 +53,21 @@ def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str]) 
 
 
 def reached(targets: Mapping[str, Sequence[float]], rounds: Sequence[Mapping[str, Any]]) -> list[Reached]:
-    """What each target took, from the rows of the journal; only rounds that were evaluated count."""
+    """Return the cost of each target from the rows of the journal; only evaluated rounds count."""
     return [_first(rounds, metric, value) for metric, values in targets.items() for value in values]
 
 
-def _first(rounds: Sequence[Mapping[str, Any]], metric: str, at_least: float) -> Reached:
-    row = next((row for row in rounds if row.get(metric) is not None and row[metric] >= at_least), None)
+def _first(rounds: Sequence[Mapping[str, Any]], metric: str, value: float) -> Reached:
+    row = next((row for row in rounds if row.get(metric) is not None and reaches(metric, row[metric], value)), None)
     seconds, bits, number = (row["simulated_seconds"], row["total_uplink_bits"], row["round"]) if row else (None,) * 3
-    return Reached(
-        metric=metric, at_least=at_least, simulated_seconds_to=seconds, uplink_bits_to=bits, rounds_to=number
-    )
+    return Reached(metric=metric, value=value, simulated_seconds_to=seconds, uplink_bits_to=bits, rounds_to=number)
 
 
 def as_metrics(targets: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The rows of `result.json` as single numbers, such as `rounds_to/test.accuracy/0.8`; none for what is None."""
+    """Return the `targets` of `result.json` as single numbers, such as `rounds_to/test.accuracy/0.8`, without nulls."""
     return {
-        f"{cost}/{target['metric']}/{target['at_least']:g}": target[cost]
-        for target in targets
+        f"{cost}/{target.metric}/{target.value:g}": spent
+        for target in map(Reached.model_validate, targets)
         for cost in ("simulated_seconds_to", "uplink_bits_to", "rounds_to")
-        if target[cost] is not None
+        if (spent := getattr(target, cost)) is not None
     }
