@@ -55,14 +55,14 @@ def test_it_is_interrupted_and_goes_on_to_a_table(tmp_path: Path) -> None:
         "--rounds 20 --jobs 2"
     )
     assert "Traceback" not in err
-    assert out.splitlines()[0] == "6 of 6 runs to play, 2 at a time"
+    assert out.splitlines()[0] == "6 of 6 runs to do, 2 at a time"
     finished = {path.parent.name: path.read_bytes() for path in runs.glob("*/result.json")}
     assert 1 <= len(finished) < 6
 
     second = start(*words)
     out, err = second.communicate(timeout=SECONDS)
     assert (second.returncode, err) == (0, "")
-    assert out.splitlines()[0] == f"{6 - len(finished)} of 6 runs to play, {min(2, 6 - len(finished))} at a time"
+    assert out.splitlines()[0] == f"{6 - len(finished)} of 6 runs to do, {min(2, 6 - len(finished))} at a time"
     assert all((runs / name / "result.json").read_bytes() == content for name, content in finished.items())
     names = sorted(path.parent.name for path in runs.glob("*/result.json"))
     assert names == sorted(f"scolr-ml1m-rank-{rank}-seed-0-rounds-20" for rank in (64, 32, 16, 8, 4, 2))
@@ -79,12 +79,12 @@ def test_it_is_interrupted_and_goes_on_to_a_table(tmp_path: Path) -> None:
     left = runs / names[0] / "checkpoint"  # as of a run killed between writing its result and removing them
     left.mkdir()
     (left / "round-000000020.part").touch()
-    assert narrowcast("reproduce", *words).out.splitlines()[0] == "all 6 runs were there already"
+    assert narrowcast("reproduce", *words).out.splitlines()[0] == "all 6 runs are finished already"
     assert not left.exists()
 
 
 @have_ml1m
-def test_a_measurement_is_played_and_kept(tmp_path: Path) -> None:
+def test_a_measurement_is_made_and_kept(tmp_path: Path) -> None:
     words = ("colr-fig2", "--seeds", 1, "--rounds", 2, "--output", tmp_path)
     process = start(*words)
     out, err = process.communicate(timeout=SECONDS)
@@ -95,7 +95,7 @@ def test_a_measurement_is_played_and_kept(tmp_path: Path) -> None:
     assert 1 <= result["n95"]["mean"][0] <= result["n99"]["mean"][0] <= 64
     said = narrowcast("reproduce", *words)
     assert (said.status, said.err) == (0, "")
-    assert "all 1 runs were there already" in said.out
+    assert "all 1 runs are finished already" in said.out
 
     config = tmp_path / "runs" / "components-fedmf-64-seed-0-rounds-2" / "config.yaml"
     config.write_text(config.read_text().replace("embedding_dim: 64", "embedding_dim: 32"))

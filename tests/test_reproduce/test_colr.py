@@ -32,7 +32,7 @@ from narrowcast.reproduce.verdict import Verdict, judge_mean
 def exact(points: Any, shift: float = 0.0) -> dict[str, list[dict[str, Any]]]:
     """The results of three seeds whose mean is the paper's, plus `shift` points."""
     return {
-        point.wanted.label: [
+        point.run.label: [
             {
                 "final": {
                     "test.hr@10": (point.hr + shift + noise) / 100,
@@ -81,22 +81,22 @@ def test_who_is_ahead_is_read_from_the_means() -> None:
     assert judge_order(COLR, SVD, better).verdict == "another order at 32, 16, 8"
 
 
-def test_every_wanted_run_is_an_experiment_of_its_own() -> None:
-    wanted = {each.label: each for target in TARGETS.values() for each in target.wanted}
+def test_every_run_is_an_experiment_of_its_own() -> None:
+    wanted = {each.label: each for target in TARGETS.values() for each in target.runs}
     identities = {}
     for label, each in wanted.items():
         experiment = load_experiment(each.experiment, [*each.overrides, f"name={label}", "backend.kind=local"])
         identities[label] = (experiment.digest(), each.measure)
         assert experiment.data.kind == ("mnist" if each.experiment == "scolr-mnist" else "ml-1m")
     assert len(set(identities.values())) == len(identities)
-    assert all(len({each.label for each in target.wanted}) == len(target.wanted) for target in TARGETS.values())
+    assert all(len({each.label for each in target.runs}) == len(target.runs) for target in TARGETS.values())
 
 
 def test_the_points_of_a_size_weigh_the_same() -> None:
     """4 N r bytes, but for the vectors V of the SVD."""
     n_items, dimension = 3706, 64
     for point in FIGURE_4:
-        experiment = load_experiment(point.wanted.experiment, [*point.wanted.overrides, "backend.kind=local"])
+        experiment = load_experiment(point.run.experiment, [*point.run.overrides, "backend.kind=local"])
         sent = experiment.plain()["algorithm"]
         if point.series == "CoLR":
             assert sent["rank"] == point.size
@@ -119,7 +119,7 @@ def test_the_formula_gives_the_computation_of_the_published_timings() -> None:
 
 
 def test_the_times_are_judged_beside_the_constant(tmp_path: Path) -> None:
-    results = {each.label: [{"client_seconds": 0.02, "server_seconds": 0.002}] for each in colr_times.wanted_times()}
+    results = {each.label: [{"client_seconds": 0.02, "server_seconds": 0.002}] for each in colr_times.timed_runs()}
     verdicts = {verdict.what: verdict for verdict in colr_times.judge_times(results)}
     assert verdicts["communication, Top-K@16"].verdict == "reproduced, within 0.1"
     assert verdicts["computation, MF-64"].ours == "169.03"

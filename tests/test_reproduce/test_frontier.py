@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from narrowcast.reproduce.frontier import Frontier, Series, band, judge_rates
-from narrowcast.reproduce.run_spec import Wanted
+from narrowcast.reproduce.paper_results import TARGETS
+from narrowcast.reproduce.reproduction import in_short
+from narrowcast.reproduce.run_spec import RunSpec
 
 OURS = Series("ours", "scolr-channel-ml1m", (), band("min_error", 1.0, (4, 16)), {"4": 1.0, "16": 0.5}, "k")
 RIVAL = Series("rival", "fedmf-ml1m", (), {"a": (), "b": (), "c": ()}, dict.fromkeys("abc", 1.0), "r")
-STUDY = Frontier("t", "test.hr@10", 1000, (4, 16), {4: 60.0}, Wanted("full", "fedmf-ml1m"), OURS, (RIVAL,), 55.0)
+STUDY = Frontier("t", "test.hr@10", 1000, (4, 16), {4: 60.0}, RunSpec("full", "fedmf-ml1m"), OURS, (RIVAL,), 55.0)
 
 
 def run(share: float, *accuracies: float) -> list[dict[str, Any]]:
@@ -29,7 +31,7 @@ def results(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         (RIVAL, "b", run(1 / 8, 55, 57)),
         (RIVAL, "c", run(1 / 8, 54, 56)),
     ):
-        labels[series.wanted(setting).label] = changes.get(setting, value)
+        labels[series.run(setting).label] = changes.get(setting, value)
     return labels
 
 
@@ -48,8 +50,8 @@ def test_scolr_is_no_rival_of_itself() -> None:
     judged = replace(STUDY, others=(RIVAL, name)).judge(
         {
             **results(),
-            name.wanted("a").label: run(1 / 2, 90, 90),
-            **{name.wanted(each).label: run(1 / 9, 80, 80) for each in "bc"},
+            name.run("a").label: run(1 / 2, 90, 90),
+            **{name.run(each).label: run(1 / 9, 80, 80) for each in "bc"},
         }
     )
     assert any(verdict.verdict == "above the next best, rival with 58.00: +5.00 ± 0.00" for verdict in judged)
@@ -71,7 +73,7 @@ def test_the_differences_of_the_same_seeds_decide() -> None:
     study = replace(STUDY, budgets=(4,), best=ours, others=(rival,))
 
     def said(*accuracies: float) -> str:
-        values = {ours.wanted("4").label: run(1 / 4, *accuracies), rival.wanted("a").label: run(1 / 4, 50, 60, 70)}
+        values = {ours.run("4").label: run(1 / 4, *accuracies), rival.run("a").label: run(1 / 4, 50, 60, 70)}
         return study.judge({"full": run(1.0, 65, 65, 65), **values})[1].verdict
 
     # Student's t at two degrees of freedom is 4.303; the differences' standard deviation is 0.1, and then 10.
@@ -98,4 +100,25 @@ def test_the_best_rate_is_named() -> None:
 @pytest.mark.parametrize("series", [OURS, RIVAL])
 def test_labels_can_be_folders(series: Series) -> None:
     for setting in series.settings:
-        assert set(series.wanted(setting).label) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+        assert set(series.run(setting).label) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+
+
+def test_a_run_is_shown_by_the_metric_that_it_measured() -> None:
+    """Networks have no HR@10: the line of a finished run of `frontier-mnist` named it all the same once."""
+    assert in_short({"final": {"test.accuracy": 0.9123}, "wall_seconds": 12.3}) == "accuracy 91.23 %, 12.3 s"
+    ranked = {"final": {"test.ndcg@10": 0.3, "test.hr@10": 0.5}, "wall_seconds": 1.0}
+    assert in_short(ranked) == "HR@10 50.00 %, 1.0 s"
+    assert in_short({"final": {"test.loss": 1.5}, "wall_seconds": 1.0}) == "1.0 s"
+    assert in_short({"client_seconds": 0.1}) == "measured"
+    assert in_short(ValueError("no space")) == "failed: no space"
+
+
+def test_the_frontier_of_a_network_is_judged_by_its_accuracy(tmp_path: Path) -> None:
+    target = TARGETS["frontier-mnist"]
+    values = {
+        spec.label: [{"rounds": 2, "uplink_bits": 10**6 * place, "final": {"test.accuracy": 0.9 + place / 1000}}]
+        for place, spec in enumerate(target.runs, 1)
+    }
+    verdicts, files = target.finish(values, tmp_path / "frontier-mnist")
+    assert (verdicts[0].what, verdicts[0].ours) == ("full updates in float32", "90.10")
+    assert [file.name for file in files] == ["frontier-mnist.png"]

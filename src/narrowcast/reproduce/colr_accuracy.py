@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, METRICS, ORANGE, VERMILLION, new_figure
-from narrowcast.reproduce.run_spec import Results, Wanted
+from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import Verdict, judge_mean
 
 TOLERANCE, READ_OFF = 1.0, 0.3
@@ -36,18 +36,18 @@ class Point:
     tolerance: float = TOLERANCE + READ_OFF
 
     @property
-    def wanted(self) -> Wanted:
+    def run(self) -> RunSpec:
         """The run that gives it."""
         size = self.size
         if self.series == "FedMF":
-            return Wanted(f"fedmf-ml1m-d-{size}", "fedmf-ml1m", (f"model.embedding_dim={size}",))
+            return RunSpec(f"fedmf-ml1m-d-{size}", "fedmf-ml1m", (f"model.embedding_dim={size}",))
         if self.series in ("CoLR", "SCoLR"):
             experiment = f"{self.series.lower()}-ml1m"
-            return Wanted(f"{experiment}-rank-{size}", experiment, (f"algorithm.rank={size}",))
+            return RunSpec(f"{experiment}-rank-{size}", experiment, (f"algorithm.rank={size}",))
         own = size / 2 if self.series == "Top-K" else size
         codec, name = released_codec(self.series, own), self.series.lower().replace("-", "")
         both_ways = (f"algorithm.codec={codec}", f"algorithm.downlink_codec={codec}")
-        return Wanted(f"fedmf-ml1m-{name}-{own:g}", "fedmf-ml1m", both_ways)
+        return RunSpec(f"fedmf-ml1m-{name}-{own:g}", "fedmf-ml1m", both_ways)
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ def judge_points(points: tuple[Point, ...], results: Results) -> list[Verdict]:
 
 def values_of(point: Point, metric: str, results: Results) -> list[float]:
     """The last round's metric of each seed, in percent."""
-    return [100 * result["final"][f"test.{metric}"] for result in results[point.wanted.label]]
+    return [100 * result["final"][f"test.{metric}"] for result in results[point.run.label]]
 
 
 def judge_order(series: tuple[Point, ...], rivals: tuple[Point, ...], results: Results) -> Verdict:

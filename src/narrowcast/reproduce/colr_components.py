@@ -27,12 +27,12 @@ from narrowcast.platform.rounds import rounds, start
 from narrowcast.platform.tracking.run_plots import BLUE, GREEN, new_figure
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from narrowcast.reproduce.colr_accuracy import DIMENSION
-from narrowcast.reproduce.run_spec import Results, Wanted
+from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import Verdict, mean_and_spread
 
 EVERY = 10
 SHARES = {"n95": 0.95, "n99": 0.99}
-WANTED = Wanted("components-fedmf-64", "fedmf-ml1m", ("evaluate_every=1000",), "components")
+RUN = RunSpec("components-fedmf-64", "fedmf-ml1m", ("evaluate_every=1000",), "components")
 
 
 def count_components(change: NDArray[np.float32], n_items: int, share: float | Sequence[float]) -> list[int]:
@@ -97,7 +97,7 @@ def measure_components(plan: Plan, algorithm: Algorithm, task: Task) -> Mapping[
 
 def judge_components(results: Results) -> list[Verdict]:
     """The paper says that updates stay low-rank, and gives no number."""
-    verdicts, seeds = [], results[WANTED.label]
+    verdicts, seeds = [], results[RUN.label]
     for name, share in SHARES.items():
         of_clients = [float(np.mean(result[name]["mean"])) for result in seeds]
         of_mean = [float(np.mean(result[name]["of_mean"])) for result in seeds]
@@ -118,7 +118,7 @@ def _row(what: str, paper: str, values: list[float], verdict: str) -> Verdict:
 def plot_components(results: Results, path: Path) -> None:
     """N95 and N99 by round: means over participants and seeds; the band is a standard deviation over participants."""
     figure, (axes,) = new_figure("Figure 2: principal components of an update, FedMF-64 on ml-1m", panels=1)
-    seeds = results[WANTED.label]
+    seeds = results[RUN.label]
     for name, colour in zip(SHARES, (BLUE, GREEN), strict=True):
         played, label = seeds[0]["round"], name.upper()
         mean, spread, of_mean = (

@@ -17,7 +17,7 @@ import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
 from narrowcast.reproduce.colr_accuracy import released_codec
-from narrowcast.reproduce.run_spec import Results, Wanted
+from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import Verdict, judge_mean, mean_and_spread
 
 ITEMS, ROUNDS = 3706, 1000
@@ -61,12 +61,12 @@ def computation_minutes(client_seconds: float, server_seconds: float) -> float:
     return ROUNDS * (OVERHEAD_SECONDS + SLOWDOWN * client_seconds + server_seconds) / 60
 
 
-def wanted_times() -> tuple[Wanted, ...]:
+def timed_runs() -> tuple[RunSpec, ...]:
     """Every method, to be timed over one pass of all clients."""
-    return tuple(_wanted(method) for method in PAPER)
+    return tuple(_run(method) for method in PAPER)
 
 
-def _wanted(method: str) -> Wanted:
+def _run(method: str) -> RunSpec:
     series, size = _split(method)
     if series == "MF":
         experiment, overrides = "fedmf-ml1m", []
@@ -76,7 +76,7 @@ def _wanted(method: str) -> Wanted:
         codec = released_codec(series, size)
         experiment, overrides = "fedmf-ml1m", [f"algorithm.codec={codec}", f"algorithm.downlink_codec={codec}"]
     label = f"times-{method.lower().replace('@', '-')}"
-    return Wanted(label, experiment, (*overrides, "rounds=101", "chunk_size=1", "evaluate_every=101"), "times")
+    return RunSpec(label, experiment, (*overrides, "rounds=101", "chunk_size=1", "evaluate_every=101"), "times")
 
 
 def _split(method: str) -> tuple[str, int]:
@@ -114,7 +114,7 @@ def judge_times(results: Results) -> list[Verdict]:
 def _minutes(method: str, results: Results) -> list[float]:
     return [
         computation_minutes(result["client_seconds"], result["server_seconds"])
-        for result in results[_wanted(method).label]
+        for result in results[_run(method).label]
     ]
 
 

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.reproduce.run_spec import Results, Wanted
+from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import Verdict, mean_and_spread
 
 _BAND = "radio={channel: {kind: rayleigh, access: shared}, allocation: %s, upload_seconds: %g}"
@@ -38,15 +38,15 @@ class Series:
     rates: Mapping[str, float]
     colour: str
 
-    def wanted(self, setting: str) -> Wanted:
+    def run(self, setting: str) -> RunSpec:
         """The run of a setting."""
         label = re.sub("[^a-z0-9.]+", "-", f"{self.experiment} {self.name} {setting}".lower()).strip("-")
         rate = f"algorithm.server_learning_rate={self.rates[setting]:g}"
-        return Wanted(label, self.experiment, (*self.overrides, *self.settings[setting], rate))
+        return RunSpec(label, self.experiment, (*self.overrides, *self.settings[setting], rate))
 
-    def at_rate(self, setting: str, rate: float) -> Wanted:
+    def at_rate(self, setting: str, rate: float) -> RunSpec:
         """The same at another learning rate of the server, judged on validation users."""
-        other = replace(self, rates={setting: rate}).wanted(setting)
+        other = replace(self, rates={setting: rate}).run(setting)
         return replace(
             other, label=f"{other.label}-rate-{rate:g}", overrides=(*other.overrides, "data.validation=random")
         )
@@ -64,23 +64,23 @@ class Frontier:
     full_bits: int
     budgets: tuple[int, ...]
     aims: Mapping[int, float]
-    reference: Wanted
+    reference: RunSpec
     best: Series
     others: tuple[Series, ...]
     lowest: float
 
     @property
-    def wanted(self) -> tuple[Wanted, ...]:
+    def runs(self) -> tuple[RunSpec, ...]:
         """All runs."""
-        return (self.reference, *(series.wanted(each) for series in self._series for each in series.settings))
+        return (self.reference, *(series.run(each) for series in self._series for each in series.settings))
 
     def judge(self, results: Results) -> list[Verdict]:
         """The channel-aware series at each budget, beside its aim and beside the best rival at the bits it took."""
         full = _accuracies(results[self.reference.label], self.metric)
         verdicts = [Verdict("full updates in float32", "", mean_and_spread(full), "reference", by_seed=tuple(full))]
         for budget in self.budgets:
-            wanted = self.best.wanted(f"{budget}")
-            ours, share = _accuracies(results[wanted.label], self.metric), self._share(results, wanted)
+            run = self.best.run(f"{budget}")
+            ours, share = _accuracies(results[run.label], self.metric), self._share(results, run)
             others = [series for series in self.others if not series.name.startswith("SCoLR")]
             rivals = {series.name: self._at(results, series, share) for series in others}
             name = max(rivals, key=lambda each: float(np.mean(rivals[each])))
@@ -97,8 +97,8 @@ class Frontier:
             )
         for series in self._series:
             for setting in series.settings:
-                ours = _accuracies(results[series.wanted(setting).label], self.metric)
-                share = self._share(results, series.wanted(setting))
+                ours = _accuracies(results[series.run(setting).label], self.metric)
+                share = self._share(results, series.run(setting))
                 what = f"{series.name}, {setting}"
                 verdicts.append(Verdict(what, "", mean_and_spread(ours), f"for 1/{1 / share:.0f}", by_seed=tuple(ours)))
         return verdicts
@@ -133,15 +133,16 @@ class Frontier:
     def _series(self) -> tuple[Series, ...]:
         return (self.best, *self.others)
 
-    def _share(self, results: Results, wanted: Wanted) -> float:
-        runs = results[wanted.label]
-        return float(np.mean([run["uplink_bits"] / (run["rounds"] * self.full_bits) for run in runs]))
+    def _share(self, results: Results, run: RunSpec) -> float:
+        """Return a run's uplink as a fraction of full updates in float32, mean over its seeds."""
+        seeds = results[run.label]
+        return float(np.mean([seed["uplink_bits"] / (seed["rounds"] * self.full_bits) for seed in seeds]))
 
     def _points(self, results: Results, series: Series) -> tuple[FloatArray, FloatArray]:
         """What the settings of a series took, ascending [S], and their accuracies [S, seeds]."""
-        wanted = sorted(map(series.wanted, series.settings), key=lambda each: self._share(results, each))
-        shares = np.array([self._share(results, each) for each in wanted])
-        return shares, np.array([_accuracies(results[each.label], self.metric) for each in wanted])
+        runs = sorted(map(series.run, series.settings), key=lambda each: self._share(results, each))
+        shares = np.array([self._share(results, each) for each in runs])
+        return shares, np.array([_accuracies(results[each.label], self.metric) for each in runs])
 
     def _at(self, results: Results, series: Series, share: float) -> FloatArray:
         """A series' accuracies for so much: on straight lines in the logarithm of the bits; nothing below its least."""

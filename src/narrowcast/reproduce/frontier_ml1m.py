@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from narrowcast.reproduce.frontier import Frontier, Series, band
-from narrowcast.reproduce.run_spec import Wanted
+from narrowcast.reproduce.run_spec import RunSpec
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 _BEYOND = (3072, 4096, 8192)
@@ -93,7 +93,7 @@ ML1M = Frontier(
     60 * 3706 * 64 * 32,
     BUDGETS,
     {256: 63.6, 512: 62.3, 1024: 60.8, 2048: 60.0},
-    Wanted("fedmf-ml1m-d-64", "fedmf-ml1m", ("model.embedding_dim=64",)),
+    RunSpec("fedmf-ml1m-d-64", "fedmf-ml1m", ("model.embedding_dim=64",)),
     OWN,
     (SHARED, RANKS, COLR, QUANTISED, EDEN, SVD, POWER_SGD, TOP_K),
     lowest=45.0,
@@ -128,7 +128,7 @@ TUNED = replace(
     ML1M,
     title="Accuracy against uplink, MovieLens-1M, at the best learning rates",
     budgets=(64, 1024, 2048),
-    reference=_tuned(FLOAT32, 2.0, "d = 64").wanted("d = 64"),
+    reference=_tuned(FLOAT32, 2.0, "d = 64").run("d = 64"),
     best=_tuned(OWN, 1.5, "64", "1024", "2048", "3072", "4096"),
     others=(
         _tuned(QUANTISED, 1.5, "k = 12"),

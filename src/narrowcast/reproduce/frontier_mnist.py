@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from narrowcast.reproduce.frontier import Frontier, Series, band
-from narrowcast.reproduce.run_spec import Wanted
+from narrowcast.reproduce.run_spec import RunSpec
 
 BUDGETS = (32, 64, 128, 256, 512, 1024)
 _SECONDS = 12.0
@@ -93,7 +93,7 @@ MNIST = Frontier(
     10 * _PARAMETERS * 32,
     BUDGETS,
     {},
-    Wanted("mnist-fedavg", "scolr-mnist", _FEDAVG),
+    RunSpec("mnist-fedavg", "scolr-mnist", _FEDAVG),
     OWN,
     (STEADY, SHARED, FIXED, QUANTISED, EDEN, ATOMO, POWER_SGD, TOP_K),
     lowest=92.0,

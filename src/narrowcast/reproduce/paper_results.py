@@ -24,7 +24,7 @@ from narrowcast.reproduce.colr_accuracy import (
 from narrowcast.reproduce.frontier import Frontier, Tried, judge_rates
 from narrowcast.reproduce.frontier_ml1m import ML1M, TRIED, TUNED
 from narrowcast.reproduce.frontier_mnist import MNIST
-from narrowcast.reproduce.run_spec import Results, Wanted
+from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import Verdict
 
 COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
@@ -46,7 +46,7 @@ class Target:
     what: str
     takes: str
     finish: Callable[[Results, Path], Finished]
-    wanted: tuple[Wanted, ...] = ()
+    runs: tuple[RunSpec, ...] = ()
     alone: bool = False
 
 
@@ -112,11 +112,11 @@ def _frontier(what: str, takes: str, frontier: Frontier) -> Target:
         frontier.plot(results, png := path.with_suffix(".png"))
         return frontier.judge(results), [png]
 
-    return Target(OWN, what, f"{len(frontier.wanted)} runs a seed, {takes}", finish, frontier.wanted)
+    return Target(OWN, what, f"{len(frontier.runs)} runs a seed, {takes}", finish, frontier.runs)
 
 
 def _rates(tried: Tried, metric: str) -> Target:
-    wanted = tuple(series.at_rate(setting, rate) for series, setting, rates in tried for rate in rates)
+    runs = tuple(series.at_rate(setting, rate) for series, setting, rates in tried for rate in rates)
 
     def finish(results: Results, path: Path) -> Finished:
         del path
@@ -125,14 +125,14 @@ def _rates(tried: Tried, metric: str) -> Target:
     return Target(
         OWN,
         "frontier-ml1m's learning rates of the server, on validation users",
-        f"{len(wanted)} runs a seed, 3 h",
+        f"{len(runs)} runs a seed, 3 h",
         finish,
-        wanted,
+        runs,
     )
 
 
-def _wanted(points: tuple[Point, ...]) -> tuple[Wanted, ...]:
-    return tuple(point.wanted for point in points)
+def _runs(points: tuple[Point, ...]) -> tuple[RunSpec, ...]:
+    return tuple(point.run for point in points)
 
 
 TARGETS: Mapping[str, Target] = {
@@ -143,16 +143,16 @@ TARGETS: Mapping[str, Target] = {
         "Table 2: minutes of communication and computation",
         "18 timings a seed, 5 min",
         _table_2,
-        colr_times.wanted_times(),
+        colr_times.timed_runs(),
         alone=True,
     ),
     "colr-table3": Target(COLR, "Table 3: seconds and bytes of encryption", "1 min, no runs", _table_3),
-    "colr-table4": Target(COLR, "Table 4: SCoLR at r_g = 64 to 2", "6 runs a seed, 4 min", _table_4, _wanted(TABLE_4)),
+    "colr-table4": Target(COLR, "Table 4: SCoLR at r_g = 64 to 2", "6 runs a seed, 4 min", _table_4, _runs(TABLE_4)),
     "colr-fig2": Target(
-        COLR, "Figure 2: effective rank by round", "1 run a seed, 1 min", _figure_2, (colr_components.WANTED,)
+        COLR, "Figure 2: effective rank by round", "1 run a seed, 1 min", _figure_2, (colr_components.RUN,)
     ),
-    "colr-fig3": Target(COLR, "Figure 3: CoLR and FedMF", "13 runs a seed, 8 min", _figure_3, _wanted(FIGURE_3)),
-    "colr-fig4": Target(COLR, "Figure 4: CoLR, SVD, Top-K", "18 runs a seed, 25 min", _figure_4, _wanted(FIGURE_4)),
+    "colr-fig3": Target(COLR, "Figure 3: CoLR and FedMF", "13 runs a seed, 8 min", _figure_3, _runs(FIGURE_3)),
+    "colr-fig4": Target(COLR, "Figure 4: CoLR, SVD, Top-K", "18 runs a seed, 25 min", _figure_4, _runs(FIGURE_4)),
     "frontier-ml1m": _frontier("accuracy against bits, ml-1m", "3 h", ML1M),
     "frontier-mnist": _frontier("the same of a network on MNIST", "1 h", MNIST),
     "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),

@@ -1,4 +1,4 @@
-"""Runs and measurements side by side, each in a process of this machine, and taken up where they were left."""
+"""The runs and measurements of a reproduction: several at a time, each in its own process, resumed if interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.reproduce.client_times import measure_times
 from narrowcast.reproduce.colr_components import measure_components
-from narrowcast.reproduce.run_spec import Wanted
+from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.runs import session
 from narrowcast.runs.recorder import forget_state, write_config
 
@@ -30,35 +30,42 @@ _RESULT = "result.json"
 _CLEANUP_SECONDS = 60.0  # more than a run waits for its tracking store
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
+Ended = Mapping[str, Any] | Exception
+"""The result of a run, or the error that ended it."""
+
 
 @dataclass(frozen=True)
-class Job:
-    """A setting with its seed: a run of the output folder, or a measurement, which starts over when cut short."""
+class ReproductionRun:
+    """A run specification with a seed, and the folder `output` that holds it.
 
-    wanted: Wanted
+    A recorded run that was interrupted is resumed; a measurement starts over. `rounds` replaces those of the
+    experiment, and is then part of the folder's name.
+    """
+
+    spec: RunSpec
     seed: int
     rounds: int | None
     output: Path
 
     @property
     def name(self) -> str:
-        """The folder's; other rounds have a folder of their own."""
-        return f"{self.wanted.label}-seed-{self.seed}" + (f"-rounds-{self.rounds}" if self.rounds else "")
+        """The name of the run and of its folder."""
+        return f"{self.spec.label}-seed-{self.seed}" + (f"-rounds-{self.rounds}" if self.rounds else "")
 
     @property
     def folder(self) -> Path:
-        """Where it is, or will be."""
+        """The folder of the run, which need not exist yet."""
         return self.output / self.name
 
     @cached_property
     def experiment(self) -> Experiment:
-        """What is played, on one core."""
+        """The experiment, on the local backend."""
         own = [f"seed={self.seed}", f"name={self.name}", "backend.kind=local", "tracking.system_metrics=false"]
         shorter = [f"rounds={self.rounds}"] if self.rounds else []
-        return load_experiment(self.wanted.experiment, [*self.wanted.overrides, *own, *shorter])
+        return load_experiment(self.spec.experiment, [*self.spec.overrides, *own, *shorter])
 
     def finished(self) -> Mapping[str, Any] | None:
-        """Its result where it is done; raises `UserError` where the folder holds something else of its name."""
+        """Return the result, None if the run is not finished; raise `UserError` if the folder holds another run."""
         config = self.folder / "config.yaml"
         if not config.is_file():
             return None
@@ -73,23 +80,23 @@ class Job:
         return result if result.get("rounds") == self.experiment.rounds else None
 
     def tidy(self) -> None:
-        """Remove what it, killed at its very end, has left beside its result."""
+        """Remove the checkpoints of a finished run that was killed before it removed them itself."""
         forget_state(self.experiment, self.folder)
 
-    def play(self) -> Mapping[str, Any]:
-        """Begin it, or go on with it, and return its result."""
-        if self.wanted.measure != "accuracy":
+    def run(self) -> Mapping[str, Any]:
+        """Start or resume the run, and return its result."""
+        if self.spec.measure != "accuracy":
             return self._measure()
         if session.is_begun(self.folder):
             prepared = session.prepare_resume(self.folder, self.experiment)
         else:
             prepared = session.prepare(self.experiment, self.output)
-        return session.run(prepared, _unseen, keep_state=False)
+        return session.run(prepared, _ignore_round, keep_state=False)
 
     def _measure(self) -> Mapping[str, Any]:
         experiment = self.experiment
         task = experiment.task(experiment.data.load())
-        measured = _MEASURES[self.wanted.measure](experiment, experiment.algorithm, task)
+        measured = _MEASURES[self.spec.measure](experiment, experiment.algorithm, task)
         result = {"rounds": experiment.rounds, **measured}
         session.writable(self.folder)
         write_config(experiment, self.folder)
@@ -97,45 +104,44 @@ class Job:
         return result
 
 
-def _unseen(row: Mapping[str, Any]) -> None:
-    """OnRound is told run by run."""
+def _ignore_round(row: Mapping[str, Any]) -> None:
+    """Progress is shown per run, not per round."""
 
 
-def play_all(
-    jobs: Sequence[Job], at_once: int, show: Callable[[Job, Mapping[str, Any] | Exception], None]
-) -> dict[str, Mapping[str, Any] | Exception]:
-    """Play jobs, so many at a time, and show what comes of each; on Ctrl-C all stop where a resume can take them up."""
-    for name in _THREADS:  # read by the libraries when a process starts; each job is to have one core
+def run_all(runs: Sequence[ReproductionRun], at_once: int, show: Callable[[ReproductionRun, Ended], None]) -> None:
+    """Run all, at most `at_once` at a time, and call `show` with each as it ends.
+
+    On Ctrl-C every run stops where it can be resumed. Raise `RunFailed` if a process was killed.
+    """
+    for name in _THREADS:  # the libraries read them when a process starts; each run has one core
         os.environ.setdefault(name, "1")
-    waiting, running = list(reversed(jobs)), dict[Future[Mapping[str, Any]], Job]()
-    ended: dict[str, Mapping[str, Any] | Exception] = {}
+    waiting, running = list(reversed(runs)), dict[Future[Mapping[str, Any]], ReproductionRun]()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(at_once, len(jobs)), context, initializer=_follow_the_parent) as pool:
+    with ProcessPoolExecutor(min(at_once, len(runs)), context, initializer=_follow_the_parent) as pool:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
-                    job = waiting.pop()
-                    running[pool.submit(_play, job)] = job
+                    run = waiting.pop()
+                    running[pool.submit(_run, run)] = run
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    job = running.pop(future)
+                    run = running.pop(future)
                     try:
-                        ended[job.name] = future.result()
+                        ended: Ended = future.result()
                     except (RunFailed, UserError) as error:
-                        ended[job.name] = error
-                    show(job, ended[job.name])
+                        ended = error
+                    show(run, ended)
         except BrokenProcessPool as error:
-            raise RunFailed("a run's process was killed, perhaps for want of memory; try fewer --jobs") from error
+            raise RunFailed("a run's process was killed, perhaps for lack of memory; try fewer --jobs") from error
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
-    return ended
 
 
-def _play(job: Job) -> Mapping[str, Any]:
+def _run(run: ReproductionRun) -> Mapping[str, Any]:
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return job.play()
+        return run.run()
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -145,7 +151,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _follow_the_parent() -> None:
-    """Leave Ctrl-C to the parent, and end where it is gone."""
+    """Ignore Ctrl-C, which the parent handles, and end this process when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
@@ -154,6 +160,6 @@ def _end_with_the_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a process of the pool"
     parent.join()
-    while True:  # the first one ends the run, the next the process
+    while True:  # the first signal ends the run, the next one the process
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_CLEANUP_SECONDS)

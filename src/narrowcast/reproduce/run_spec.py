@@ -1,4 +1,4 @@
-"""What a table or figure needs to be run."""
+"""The runs that a table or figure is computed from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Measure = Literal["accuracy", "times", "components"]
-"""What is taken of an experiment: its result, or what `times` or `components` measure while it is played."""
+"""`accuracy`: the result of the run. `times`, `components`: a measurement made in place of a recorded run."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One setting, to be run once a seed: a packaged experiment with some values set, as on the command line."""
+class RunSpec:
+    """One setting, run once per seed: a packaged experiment and overrides as on the command line.
+
+    `label` begins the name of the run's folder.
+    """
 
     label: str
     experiment: str
@@ -21,4 +24,4 @@ class Wanted:
 
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Label -> the result of each seed."""
+"""Label of a `RunSpec` -> the result of each seed, in the order of the seeds."""
