@@ -34,8 +34,9 @@ from torch import Tensor, nn
 from narrowcast.algorithms.federated.colr import draw_basis
 from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
 from narrowcast.algorithms.local_training.factorisation import train_low_rank, train_rows
-from narrowcast.algorithms.local_training.fused import train_low_rank_fused, train_rows_fused
+from narrowcast.algorithms.local_training.fused import Factors, train_low_rank_fused, train_rows_fused
 from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.algorithms.local_training.subspace import Subspace
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
@@ -70,7 +71,7 @@ class Round:
         return 1.0 if self.basis is None else (self.basis.shape[0] / self.basis.shape[1]) ** 0.5
 
 
-class Factors(nn.Module):
+class FactorModule(nn.Module):
     """The model as a client of the released code holds it: whole embeddings, gradients divided by occurrence."""
 
     def __init__(self, n_items: int, dimension: int, basis: Tensor | None) -> None:
@@ -97,7 +98,7 @@ def modules_and_optimiser(this: Round) -> Update:
     training, n_items = this.task.training, len(this.item_factors)
     server = torch.from_numpy(this.item_factors)
     basis = None if this.basis is None else torch.from_numpy(this.basis)
-    model = Factors(n_items, server.shape[1], basis)
+    model = FactorModule(n_items, server.shape[1], basis)
     total, touched = torch.zeros(n_items, this.width), torch.zeros(n_items)
     for user_factors, steps in this.steps:
         with torch.no_grad():
@@ -159,9 +160,8 @@ def batched(this: Round, dtype: torch.dtype = torch.float32) -> Update:
         if this.basis is None:
             result = train_rows(*arguments, batches, this.task.training)
         else:
-            basis = torch.from_numpy(this.basis).to(dtype)
-            everything = basis.new_ones(len(clients), len(basis))
-            result = train_low_rank(*arguments, basis, everything, this.scale, batches, this.task.training)
+            everything = np.ones((len(clients), len(this.basis)), dtype=bool)
+            result = train_low_rank(*arguments, Subspace(this.basis, everything), batches, this.task.training)
         total = np.zeros((len(item_factors), this.width), dtype=result.row_changes.numpy().dtype)
         for start, stop in zip(batches.row_starts, batches.row_starts[1:], strict=False):
             total[batches.row_items[start:stop]] += result.row_changes[start:stop].numpy()
@@ -175,14 +175,13 @@ def fused(this: Round, threads: int = 1) -> Update:
     for clients, users in zip(this.clients, this.users, strict=True):
         training = this.task.training
         samples = draw_samples(this.task.data, clients, training, this.task.seed, this.index, threads)
-        mine, factors = users[samples.order], np.ones(len(clients), dtype=np.float32)
+        start, weights = Factors(this.item_factors, users[samples.order]), np.ones(len(clients), dtype=np.float32)
         if this.basis is None:
-            result = train_rows_fused(this.item_factors, mine, samples, training, factors, threads)
+            result = train_rows_fused(start, samples, training, weights, threads)
         else:
             everything = np.ones((len(clients), len(this.basis)), dtype=bool)
-            result = train_low_rank_fused(
-                this.item_factors, mine, this.basis, everything, this.scale, samples, training, factors, threads
-            )
+            subspace = Subspace(this.basis, everything)
+            result = train_low_rank_fused(start, subspace, samples, training, weights, threads)
         parts.append((result.total, result.touched))
     return sum(part for part, _ in parts), sum(part for _, part in parts)
 

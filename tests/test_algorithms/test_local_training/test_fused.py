@@ -20,9 +20,10 @@ from narrowcast.algorithms.local_training import fused
 from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.algorithms.local_training.fused import FusedResult, train_low_rank_fused, train_rows_fused
+from narrowcast.algorithms.local_training.fused import Factors, FusedResult, train_low_rank_fused, train_rows_fused
 from narrowcast.algorithms.local_training.row_sum import sum_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples, shuffle
+from narrowcast.algorithms.local_training.subspace import Subspace
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.types import Chunk
@@ -50,14 +51,13 @@ def train_fused(
     users = np.asarray(cohort.chunk.state[USER_FACTORS])[samples.order]
     training = cohort.task.training
     factors = np.ones(len(users), dtype=np.float32)
+    start = Factors(cohort.item_factors, users)
     if part is None:
-        return train_rows_fused(cohort.item_factors, users, samples, training, factors, threads, keep_changes)
+        return train_rows_fused(start, samples, training, factors, threads, keep_changes)
     components = part.components[samples.order]
     factors *= components.any(axis=1)
-    scale = (part.basis.shape[0] / part.basis.shape[1]) ** 0.5
-    return train_low_rank_fused(
-        cohort.item_factors, users, part.basis, components, scale, samples, training, factors, threads, keep_changes
-    )
+    subspace = Subspace(part.basis, components)
+    return train_low_rank_fused(start, subspace, samples, training, factors, threads, keep_changes)
 
 
 def draw(cohort: Cohort, threads: int = 1) -> ChunkSamples:
@@ -73,10 +73,8 @@ def train_float64(cohort: Cohort, part: LowRankPart | None) -> LocalResult:
     users = torch.from_numpy(np.asarray(chunk.state[USER_FACTORS])[batches.order]).double()
     if part is None:
         return train_rows(item_factors, users, batches, task.training)
-    basis = torch.from_numpy(part.basis).double()
-    components = torch.from_numpy(part.components[batches.order]).double()
-    scale = (basis.shape[0] / basis.shape[1]) ** 0.5
-    return train_low_rank(item_factors, users, basis, components, scale, batches, task.training)
+    subspace = Subspace(part.basis, part.components[batches.order])
+    return train_low_rank(item_factors, users, subspace, batches, task.training)
 
 
 def small_cohort(data: Interactions, *, dimension: int = 8, **training: object) -> Cohort:

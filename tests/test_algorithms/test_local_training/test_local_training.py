@@ -15,6 +15,7 @@ from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
 from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.algorithms.local_training.subspace import Subspace
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.movielens import MovieLens100K
@@ -121,10 +122,8 @@ def batched(cohort: Cohort, low_rank: LowRankPart | None, touched: Array) -> Tra
     if low_rank is None:
         result = train_rows(item_factors, users, batches, task.training)
     else:
-        basis = torch.from_numpy(low_rank.basis).double()
-        components = torch.from_numpy(low_rank.components[batches.order]).double()
-        scale = (basis.shape[0] / basis.shape[1]) ** 0.5
-        result = train_low_rank(item_factors, users, basis, components, scale, batches, task.training)
+        subspace = Subspace(low_rank.basis, low_rank.components[batches.order])
+        result = train_low_rank(item_factors, users, subspace, batches, task.training)
     assert {result.row_changes.dtype, result.user_factors.dtype, result.loss.dtype} == {torch.float64}
     changes = np.zeros((*touched.shape, result.row_changes.shape[1]))
     client_of_row = np.repeat(batches.order, np.diff(batches.row_starts))

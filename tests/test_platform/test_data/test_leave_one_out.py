@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from narrowcast.platform.data.interactions import NO_ITEM, IntArray, Interactions
-from narrowcast.platform.data.leave_one_out import Validation, leave_one_out
+from narrowcast.platform.data.leave_one_out import Events, Validation, leave_one_out
 from narrowcast.platform.errors import UserError
 
 Rows = tuple[IntArray, IntArray, IntArray]
@@ -19,7 +19,7 @@ def random_rows(seed: int = 1) -> Rows:
 
 
 def split(rows: Rows, validation: Validation = "second_last", seed: int = 0, least: int = 20) -> Interactions:
-    return leave_one_out("set", "test", *rows, validation=validation, min_interactions=least, seed=seed)
+    return leave_one_out("set", "test", Events(*rows), validation=validation, min_interactions=least, seed=seed)
 
 
 def plain_split(rows: Rows, validation: Validation, least: int) -> list[tuple[list[int], int, int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from narrowcast.algorithms.channel.error_curves import check_weights
-from narrowcast.algorithms.local_training.compiled import compiled, frozen
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 
@@ -77,8 +77,8 @@ class Curves:
         pieces = self.slopes * self.weight[:, None]
         order = np.argsort(pieces, axis=None, kind="stable")
         order = order[pieces.ravel()[order] < 0]
-        points, start = frozen(self.bits, np.float64), frozen(start, np.float64)
-        return np.asarray(_steepest_first(frozen(order, np.int64), points, start, float(total)))
+        points, start = read_only(self.bits, np.float64), read_only(start, np.float64)
+        return np.asarray(_steepest_first(read_only(order, np.int64), points, start, float(total)))
 
     def floor(self, bits: FloatArray) -> IntArray:
         """The last point that is affordable with these bits, [n]; -1 where none is."""

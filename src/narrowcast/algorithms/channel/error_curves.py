@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.local_training.compiled import compiled, frozen
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 
@@ -97,7 +97,7 @@ class Neighbourhoods:
             log_pole = np.log(self.pole)
         floor = np.maximum(lower, self.least())
         log_weight, log_pole, log_floor = (
-            frozen(each, np.float64) for each in (np.log(self.weight), log_pole, nats * floor)
+            read_only(each, np.float64) for each in (np.log(self.weight), log_pole, nats * floor)
         )
         logs = _equal_marginals(log_weight, log_pole, log_floor, float(nats * total))
         return np.maximum(logs / nats, floor)
@@ -145,7 +145,7 @@ class Shares:
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
         """max(lower, t share), with the t that makes the sum."""
-        return np.asarray(_fill(frozen(self.share, np.float64), frozen(lower, np.float64), float(total)))
+        return np.asarray(_fill(read_only(self.share, np.float64), read_only(lower, np.float64), float(total)))
 
     def take(self, users: IntArray) -> Shares:
         """The shares of some of the users."""

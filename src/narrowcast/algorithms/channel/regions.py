@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
-from narrowcast.algorithms.local_training.compiled import compiled, frozen
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
@@ -153,7 +153,7 @@ class GaussianRegion:
         """The prefix of largest excess, by decreasing rate / snr."""
         mask = np.zeros(len(rates), dtype=bool)
         excess, last, order = _worst_prefix(
-            frozen(rates, np.float64), frozen(self.snr, np.float64), self.noise, float(self.bandwidth)
+            read_only(rates, np.float64), read_only(self.snr, np.float64), self.noise, float(self.bandwidth)
         )
         mask[order[: last + 1]] = True
         return excess, mask

@@ -17,7 +17,7 @@ from pydantic import Field
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.stage import NO_STATE, Quantiser, Shapes, Tensors, stream
 from narrowcast.algorithms.codecs.wire import Reader, varint
-from narrowcast.algorithms.local_training.compiled import compiled, frozen
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError
 
 MOST_LEVELS = 2**15
@@ -59,8 +59,8 @@ class Quantise(Quantiser):
             norm = self._norms(values.ravel(), run, count)
             streams.append(
                 _quantise(
-                    frozen(values.ravel(), np.float32),
-                    frozen(norm, np.float64),
+                    read_only(values.ravel(), np.float32),
+                    read_only(norm, np.float64),
                     run,
                     self.levels,
                     word,
@@ -83,8 +83,8 @@ class Quantise(Quantiser):
         word, place, tensors = stream(key, "rounding")[0], 0, {}
         for (name, shape), norm, symbols in zip(shapes.items(), norms, streams, strict=True):
             values = _dequantise(
-                frozen(symbols, np.int64),
-                frozen(norm, np.float64),
+                read_only(symbols, np.int64),
+                read_only(norm, np.float64),
                 self._groups(shape)[0],
                 levels,
                 word,
@@ -115,7 +115,7 @@ class Quantise(Quantiser):
 
     def _norms(self, values: NDArray[np.float32], run: int, count: int) -> FloatArray:
         """The norms as the receiver has them: float32 or bfloat16, not below the true ones."""
-        exact = _exact_norms(frozen(values, np.float32), run, count, self.scale == "l2")
+        exact = _exact_norms(read_only(values, np.float32), run, count, self.scale == "l2")
         norms = exact.astype(np.float32)
         norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)
         if self.norm_type == "bfloat16":

@@ -38,6 +38,7 @@ from narrowcast.algorithms.federated.shared_basis import BasisKind, basis_seed, 
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_components, train_cohort_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
+from narrowcast.algorithms.local_training.subspace import Subspace
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
@@ -212,7 +213,7 @@ def train_components(
     """
     item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(broadcast[_BASIS])
     how = Sending(algorithm.aggregation, algorithm.rows, Codec(algorithm.codec), levels)
-    train = partial(train_cohort_components, item_factors, basis, components, chunk, task, samples)
+    train = partial(train_cohort_components, item_factors, Subspace(basis, components), chunk, task, samples)
     return train_and_send(how, task, chunk, samples, components, train)
 
 

@@ -58,7 +58,7 @@ def known_items(data: Interactions, clients: IntArray, leaky: bool) -> BoolArray
         known[everyone, data.test[clients]] = True
         has_validation = data.validation[clients] >= 0
         known[everyone[has_validation], data.validation[clients][has_validation]] = True
-        known |= ~np.bincount(data.items, minlength=data.n_items).astype(bool)
+        known |= ~data.trained_items
     return known
 
 

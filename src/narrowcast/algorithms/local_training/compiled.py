@@ -69,7 +69,7 @@ def compiled(*, reorder: bool = False, inline: bool = False) -> Callable[[Functi
     return compile_function
 
 
-def frozen(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+def read_only(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     """The array as a read-only, contiguous one: one type, and so one compilation, wherever it comes from."""
     view = np.ascontiguousarray(array, dtype=dtype).view()
     view.flags.writeable = False

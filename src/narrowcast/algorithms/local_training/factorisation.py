@@ -13,10 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from narrowcast.algorithms.local_training.batches import ChunkBatches
+from narrowcast.algorithms.local_training.device import to_tensor
+from narrowcast.algorithms.local_training.subspace import Subspace
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
@@ -103,9 +106,7 @@ def train_rows(
 def train_low_rank(
     item_factors: Tensor,
     user_factors: Tensor,
-    basis: Tensor,
-    components: Tensor,
-    gradient_scale: float,
+    subspace: Subspace,
     batches: ChunkBatches,
     training: FactorisationSGD,
 ) -> LocalResult:
@@ -115,13 +116,15 @@ def train_low_rank(
     basis [r, d]. A starts at zero, so `row_changes` [R, r] is A itself.
     """
     steps = _steps(batches, item_factors)
+    basis = to_tensor(subspace.basis, "cpu").to(item_factors)
+    components = to_tensor(subspace.components.astype(np.float32), "cpu").to(item_factors)
     row_items = torch.from_numpy(batches.row_items).to(item_factors.device)
     padded_items = torch.cat([row_items, row_items.new_zeros(1)])
     basis_items = item_factors @ basis.T
     gram = basis @ basis.T
     table = basis.new_zeros(len(row_items) + 1, len(basis))
     users = user_factors.clone()
-    step_scale = components * (gradient_scale * training.learning_rate)
+    step_scale = components * (subspace.gradient_scale * training.learning_rate)
     decay = 2 * training.weight_decay
     scores = []
     for rows, labels, padding, inverse_sizes in zip(*_fields(steps), strict=True):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from narrowcast.algorithms.local_training.compiled import compiled, frozen, over_clients
+from narrowcast.algorithms.local_training.compiled import compiled, over_clients, read_only
 from narrowcast.algorithms.local_training.factorisation_steps import (
     BLOCK,
     aligned,
@@ -30,10 +30,18 @@ from narrowcast.algorithms.local_training.factorisation_steps import (
 from narrowcast.algorithms.local_training.logistic import Floats
 from narrowcast.algorithms.local_training.row_sum import add_rows, sum_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, shuffle
+from narrowcast.algorithms.local_training.subspace import Subspace
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+
+
+class Factors(NamedTuple):
+    """The factors from which training starts. Shapes: item [N, d]; user [C, d] in the order of `ChunkSamples.order`."""
+
+    item: Floats
+    user: Floats
 
 
 @dataclass(frozen=True)
@@ -56,65 +64,44 @@ class FusedResult:
 
 
 def train_rows_fused(
-    item_factors: Floats,
-    user_factors: Floats,
+    start: Factors,
     samples: ChunkSamples,
     training: FactorisationSGD,
-    factors: Floats,
+    weights: Floats,
     threads: int = 1,
     keep_changes: bool = False,
 ) -> FusedResult:
     """Train whole item rows: q_i -= lr (g p + 2 wd q_i) per row, p -= lr (mean g x + 2 wd p).
 
-    Shapes: item_factors [N, d]; user_factors [C, d] and factors [C] in the order of `samples.order`. A client whose
-    factor is 0 trains for itself: it is neither summed nor counted.
+    Shapes: weights [C] in the order of `samples.order`. A client of weight 0 trains, but is neither summed nor counted.
     """
-    n_clients, dimension = user_factors.shape
-    basis, steps = np.empty((0, dimension), dtype=np.float32), np.empty((n_clients, 0))
-    return _train(item_factors, user_factors, basis, steps, samples, training, factors, threads, keep_changes)
+    n_clients, dimension = start.user.shape
+    whole = Subspace(np.empty((0, dimension), dtype=np.float32), np.empty((n_clients, 0), dtype=np.bool_))
+    return train_low_rank_fused(start, whole, samples, training, weights, threads, keep_changes)
 
 
 def train_low_rank_fused(
-    item_factors: Floats,
-    user_factors: Floats,
-    basis: Floats,
-    components: BoolArray,
-    gradient_scale: float,
+    start: Factors,
+    subspace: Subspace,
     samples: ChunkSamples,
     training: FactorisationSGD,
-    factors: Floats,
+    weights: Floats,
     threads: int = 1,
     keep_changes: bool = False,
 ) -> FusedResult:
-    """Train A with x_i = q_i + A_i B, q_i and B frozen: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
+    """Train A with x_i = q_i + A_i B, q_i and B fixed: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
 
-    Shapes: as for whole rows; components [C, r] in the order of `samples.order`; basis [r, d]. A starts at zero, so
-    the change of a row is its A.
+    A starts at zero, so the change of a row is its A. A basis without rows trains whole rows. One thread adds up the
+    changes client by client while they are in its cache; several threads keep them, and they are added up afterwards
+    in the same order.
+
+    Shapes: weights [C] in the order of `samples.order`, as in `train_rows_fused`.
     """
-    steps = np.where(components, gradient_scale * training.learning_rate, 0.0)
-    return _train(item_factors, user_factors, basis, steps, samples, training, factors, threads, keep_changes)
-
-
-def _train(
-    item_factors: Floats,
-    user_factors: Floats,
-    basis: Floats,
-    steps: FloatArray,
-    samples: ChunkSamples,
-    training: FactorisationSGD,
-    factors: Floats,
-    threads: int,
-    keep_changes: bool,
-) -> FusedResult:
-    """Train whole rows where the basis has none, the components of A otherwise; steps [C, r] scale its gradients.
-
-    One thread adds up the changes client by client while they are in its cache; with more they are kept, and added up
-    in the same order afterwards.
-    """
+    item_factors, basis, weights = (read_only(array, np.float32) for array in (start.item, subspace.basis, weights))
+    steps = np.where(subspace.components, subspace.gradient_scale * training.learning_rate, 0.0)
     n_items, dimension = item_factors.shape
     n_clients, width = len(samples.order), len(basis) or dimension
     keep = keep_changes or threads > 1
-    item_factors, basis, factors = (frozen(array, np.float32) for array in (item_factors, basis, factors))
     gram = inner_products(basis, basis)
     diagonal = np.diagonal(gram)
     mixes = bool((abs(gram - np.diag(diagonal)) > 1e-6 * diagonal.min(initial=1)).any())
@@ -125,18 +112,18 @@ def _train(
     train = partial(
         _train_clients,
         item_factors,
-        frozen(user_factors, np.float32),
+        read_only(start.user, np.float32),
         basis,
         inner_products(item_factors, basis),
-        frozen(diagonal, np.float32),
-        frozen(gram if mixes else gram[:0], np.float32),
-        frozen(steps, np.float32),
+        read_only(diagonal, np.float32),
+        read_only(gram if mixes else gram[:0], np.float32),
+        read_only(steps, np.float32),
         samples,
         training.batch_size,
         training.epochs,
         np.float32(training.learning_rate),
         np.float32(2 * training.weight_decay),
-        factors,
+        weights,
         keep,
         changes,
         total,
@@ -147,8 +134,8 @@ def _train(
     )
     over_clients(train, samples.samples, threads)
     if keep:
-        delivered = finite & (factors != 0)
-        total, touched = sum_rows(n_items, samples.row_items, samples.row_starts, changes, factors, delivered)
+        delivered = finite & (weights != 0)
+        total, touched = sum_rows(n_items, samples.row_items, samples.row_starts, changes, weights, delivered)
     return FusedResult(total, touched, users, loss, finite, changes if keep_changes else None)
 
 
@@ -166,7 +153,7 @@ def _train_clients(
     epochs: int,
     learning_rate: np.float32,
     decay: np.float32,
-    factors: Floats,
+    weights: Floats,
     keep: bool,
     changes: Floats,
     total: Floats,
@@ -222,5 +209,5 @@ def _train_clients(
                 change, row = changes[samples.row_starts[client] + place], work[place]
                 for column in range(len(change)):
                     change[column] = row[column]
-        elif finite[client] and factors[client] != 0:
-            add_rows(items, work, factors[client], total, touched)
+        elif finite[client] and weights[client] != 0:
+            add_rows(items, work, weights[client], total, touched)

@@ -63,7 +63,7 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class _Loader:
+class Loader:
     """Brings samples to the device; `own` is those of the clients one after the other, in the order of the schedule."""
 
     data: Labelled
@@ -87,13 +87,11 @@ class _Loader:
 def train_network(
     module: nn.Module,
     start: Tensors,
-    samples: Labelled,
-    own: IntArray,
+    loader: Loader,
     schedule: Schedule,
     steps: Steps,
     *,
     batched: bool,
-    device: Device = "cpu",
 ) -> tuple[Tensors, FloatArray]:
     """Train every client from `start`; the change of each tensor [C, ...] and the mean loss of the last epoch [C].
 
@@ -104,7 +102,7 @@ def train_network(
     values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
     train = _train_batched if batched else _train_each
     with float32_products():
-        losses = train(module, start, values, _Loader(samples, own, device), schedule, steps)
+        losses = train(module, start, values, loader, schedule, steps)
     for name, tensor in values.items():
         tensor.sub_(start[name])
     last = np.repeat(np.arange(len(schedule.active)), schedule.active)
@@ -119,7 +117,7 @@ def _train_batched(
     module: nn.Module,
     start: Tensors,
     values: Tensors,
-    loader: _Loader,
+    loader: Loader,
     schedule: Schedule,
     steps: Steps,
 ) -> FloatArray:
@@ -146,7 +144,7 @@ def _train_each(
     module: nn.Module,
     start: Tensors,
     values: Tensors,
-    loader: _Loader,
+    loader: Loader,
     schedule: Schedule,
     steps: Steps,
 ) -> FloatArray:

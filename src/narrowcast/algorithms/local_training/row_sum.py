@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.algorithms.local_training.compiled import compiled, frozen
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.algorithms.local_training.logistic import Floats
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 
 def sum_rows(
-    n_rows: int, rows: IntArray, row_starts: IntArray, changes: Floats, factors: Floats, delivered: BoolArray
+    n_rows: int, rows: IntArray, row_starts: IntArray, changes: Floats, weights: Floats, delivered: BoolArray
 ) -> tuple[Floats, FloatArray]:
-    """Add up the delivered clients' changes, each times its client's factor; and count the clients of each row.
+    """Add up the delivered clients' changes, each times its client's weight; and count the clients of each row.
 
     Shapes: rows [R], without repeats inside a client, whose rows are `row_starts[c]:row_starts[c + 1]`; changes [R, k];
-    factors, delivered [C]. Returns [N, k] and [N].
+    weights, delivered [C]. Returns [N, k] and [N].
     """
     total = np.zeros((n_rows, changes.shape[1]), dtype=np.float32)
     touched = np.zeros(n_rows, dtype=np.float64)
     _sum(
-        frozen(rows, np.int64),
-        frozen(row_starts, np.int64),
-        frozen(changes, np.float32),
-        frozen(factors, np.float32),
-        frozen(delivered, np.bool_),
+        read_only(rows, np.int64),
+        read_only(row_starts, np.int64),
+        read_only(changes, np.float32),
+        read_only(weights, np.float32),
+        read_only(delivered, np.bool_),
         total,
         touched,
     )
@@ -36,7 +36,7 @@ def _sum(
     rows: IntArray,
     row_starts: IntArray,
     changes: Floats,
-    factors: Floats,
+    weights: Floats,
     delivered: BoolArray,
     total: Floats,
     touched: FloatArray,
@@ -44,14 +44,14 @@ def _sum(
     for client in range(len(delivered)):
         if delivered[client]:
             start, stop = row_starts[client], row_starts[client + 1]
-            add_rows(rows[start:stop], changes[start:stop], factors[client], total, touched)
+            add_rows(rows[start:stop], changes[start:stop], weights[client], total, touched)
 
 
 @compiled(inline=True)
-def add_rows(rows: IntArray, changes: Floats, factor: np.float32, total: Floats, touched: FloatArray) -> None:
-    """Add one client's changes [m, k], times its factor, to the rows of the total [N, k]; count it in touched [N]."""
+def add_rows(rows: IntArray, changes: Floats, weight: np.float32, total: Floats, touched: FloatArray) -> None:
+    """Add one client's changes [m, k], times its weight, to the rows of the total [N, k]; count it in touched [N]."""
     for place in range(len(rows)):
         touched[rows[place]] += 1
         target, change = total[rows[place]], changes[place]
         for column in range(len(target)):
-            target[column] += change[column] * factor
+            target[column] += change[column] * weight

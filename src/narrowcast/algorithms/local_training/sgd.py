@@ -13,7 +13,7 @@ from torch import nn
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule, epochs_of
-from narrowcast.algorithms.local_training.network import Steps, Tensors, train_network
+from narrowcast.algorithms.local_training.network import Loader, Steps, Tensors, train_network
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
@@ -134,8 +134,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     changes, loss = train_network(
         _module(task),
         of_calls([call.server for call in calls]),
-        data.train,
-        _own(data, clients[order]),
+        Loader(data.train, _own(data, clients[order]), device),
         schedule,
         Steps(
             learning_rate=training.learning_rate if (rates == rates[0]).all() else to_tensor(rates[owner], device),
@@ -149,7 +148,6 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             frozen=of_calls([each.frozen for each in terms]),
         ),
         batched=training.mode(task) == "batched",
-        device=device,
     )
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))

@@ -6,7 +6,6 @@ tensor program needs.
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.local_training.batches import SECOND_TRY
-from narrowcast.algorithms.local_training.compiled import compiled, frozen, over_clients
+from narrowcast.algorithms.local_training.compiled import compiled, over_clients, read_only
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import BoolArray, IntArray
@@ -68,11 +67,11 @@ def draw_samples(
     samples, n_rows = np.empty_like(positives), np.empty_like(positives)
     draw = partial(
         _draw_clients,
-        frozen(clients, np.int64),
-        frozen(data.indptr, np.int64),
-        frozen(data.items, np.int64),
-        frozen(_held_out(data, clients) if leaky else np.empty((len(clients), 0)), np.int64),
-        frozen(_trained_items(data) if leaky else np.ones(data.n_items), np.bool_),
+        read_only(clients, np.int64),
+        read_only(data.indptr, np.int64),
+        read_only(data.items, np.int64),
+        read_only(_held_out(data, clients) if leaky else np.empty((len(clients), 0)), np.int64),
+        read_only(data.trained_items if leaky else np.ones(data.n_items), np.bool_),
         training.negatives,
         stream_keys(seed, "negatives", round_index, clients),
         starts,
@@ -99,17 +98,6 @@ def _held_out(data: Interactions, clients: IntArray) -> IntArray:
     """The items on which each client is evaluated, [C, 101]; the test item stands in for a missing validation item."""
     test, validation = data.test[clients], data.validation[clients]
     return np.column_stack([data.negatives[clients], test, np.where(validation >= 0, validation, test)])
-
-
-_TRAINED: dict[int, BoolArray] = {}
-
-
-def _trained_items(data: Interactions) -> BoolArray:
-    """The items that some user trains on, [N]; found once for each data set."""
-    if id(data) not in _TRAINED:
-        _TRAINED[id(data)] = np.bincount(data.items, minlength=data.n_items) > 0
-        weakref.finalize(data, _TRAINED.pop, id(data))
-    return _TRAINED[id(data)]
 
 
 @compiled(inline=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +18,14 @@ IntArray = NDArray[np.int64]
 MOST_CLIENTS = 10_000_000
 DEFAULT_CLIENTS = 100
 """The number of clients of McMahan et al. (AISTATS 2017)."""
+
+
+class Splits(NamedTuple):
+    """The labelled samples of a data set before they are partitioned; `validation` and `test` may be empty."""
+
+    train: Labelled
+    validation: Labelled
+    test: Labelled
 
 
 class Classification(BaseModel):
@@ -44,29 +54,27 @@ class Classification(BaseModel):
         if len(held_out):
             train = train.take(kept)
             users = None if users is None else users[kept]
-        return self._indexed(name, source, n_classes, train, validation, test, clients=clients, users=users)
+        return self._indexed(name, source, n_classes, Splits(train, validation, test), clients=clients, users=users)
 
     def _indexed(
         self,
         name: str,
         source: str,
         n_classes: int,
-        train: Labelled,
-        validation: Labelled,
-        test: Labelled,
+        splits: Splits,
         *,
         clients: int,
         users: IntArray | None,
     ) -> Samples:
         """Deal out the training samples as they are."""
-        order, indptr = self.partition.deal(train.labels, clients, self.seed, users)
+        order, indptr = self.partition.deal(splits.train.labels, clients, self.seed, users)
         return Samples(
             name=name,
             source=source,
             n_classes=n_classes,
-            train=train,
-            validation=validation,
-            test=test,
+            train=splits.train,
+            validation=splits.validation,
+            test=splits.test,
             order=order,
             indptr=indptr,
         )

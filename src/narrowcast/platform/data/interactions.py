@@ -56,6 +56,11 @@ class Interactions:
         """The number of training interactions of every user, [U]."""
         return np.diff(self.indptr)
 
+    @cached_property
+    def trained_items(self) -> NDArray[np.bool_]:
+        """Whether each item is a training item of any user, [N]."""
+        return np.bincount(self.items, minlength=self.n_items) > 0
+
     @property
     def digest(self) -> str:
         """The sha256 of everything a run can see of this data set."""

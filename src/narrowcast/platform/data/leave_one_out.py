@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,18 @@ NEGATIVES = 99
 """Items against which a held-out item is ranked (He et al. 2017)."""
 
 
+class Events(NamedTuple):
+    """Interactions as flat arrays. Shapes: users, items and timestamps [n] each."""
+
+    users: IntArray
+    items: IntArray
+    timestamps: IntArray
+
+
 def leave_one_out(
     name: str,
     source: str,
-    users: IntArray,
-    items: IntArray,
-    timestamps: IntArray,
+    events: Events,
     *,
     validation: Validation,
     min_interactions: int = 20,
@@ -36,8 +42,8 @@ def leave_one_out(
     Raises a `UserError` when nobody has enough interactions, or a user leaves fewer than 99 items to rank
     against.
     """
-    rows = order_by_time(users, items, timestamps)
-    users, items = users[rows], items[rows]
+    rows = order_by_time(events)
+    users, items = events.users[rows], events.items[rows]
     _, user_index, counts = np.unique(users, return_inverse=True, return_counts=True)
     enough = counts >= min_interactions
     if not enough.any():
@@ -68,8 +74,9 @@ def leave_one_out(
     )
 
 
-def order_by_time(users: IntArray, items: IntArray, timestamps: IntArray) -> IntArray:
+def order_by_time(events: Events) -> IntArray:
     """Row numbers by user, then time, then row, with only the last of every repeated (user, item) pair."""
+    users, items, timestamps = events
     by_pair = np.lexsort((timestamps, items, users))
     last = np.ones(len(by_pair), dtype=bool)
     last[:-1] = (np.diff(users[by_pair]) != 0) | (np.diff(items[by_pair]) != 0)

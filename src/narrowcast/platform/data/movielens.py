@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.data.leave_one_out import Validation, leave_one_out
+from narrowcast.platform.data.leave_one_out import Events, Validation, leave_one_out
 from narrowcast.platform.data.ncf import RATING_COLUMNS, TRAIN, is_ncf, read_columns, read_ncf
 from narrowcast.platform.errors import UserError
 
@@ -31,13 +31,11 @@ class _MovieLens(BaseModel):
     def _split(
         self, name: str, path: Path, columns: tuple[str, str, str], delimiter: str, *, header: bool = False
     ) -> Interactions:
-        users, items, times = read_columns(path, columns, delimiter=delimiter, header=header)
+        events = Events(*read_columns(path, columns, delimiter=delimiter, header=header))
         return leave_one_out(
             name,
             str(path),
-            users,
-            items,
-            times,
+            events,
             validation=self.validation,
             min_interactions=self.min_interactions,
             seed=self.seed,

@@ -13,7 +13,7 @@ from pyarrow import csv
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.data.interactions import IntArray, Interactions
-from narrowcast.platform.data.leave_one_out import NEGATIVES, Validation, hold_out, order_by_time
+from narrowcast.platform.data.leave_one_out import NEGATIVES, Events, Validation, hold_out, order_by_time
 from narrowcast.platform.errors import UserError
 
 TRAIN, TEST, NEGATIVE = ".train.rating", ".test.rating", ".test.negative"
@@ -61,7 +61,7 @@ def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> I
     n_items = 1 + int(max(items.max(), test_items.max(), negatives.max()))
     by_user = np.argsort(test_users)
     test_items, negatives = test_items[by_user], negatives[by_user]
-    rows = order_by_time(users, items, times)
+    rows = order_by_time(Events(users, items, times))
     rows = rows[items[rows] != test_items[users[rows]]]
     indptr = np.concatenate([[0], np.cumsum(np.bincount(users[rows], minlength=n_users))])
     indptr, items, held_out = hold_out(indptr, items[rows], policy=validation, n_items=n_items, seed=seed)

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.platform.data.classification import MOST_CLIENTS, Classification
+from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.partition import Natural, Partition
 from narrowcast.platform.data.plays import BY_CHARACTER
@@ -71,9 +71,7 @@ class Shakespeare(Classification):
             self.kind,
             str(path),
             len(VOCABULARY),
-            _labelled(windows, np.concatenate(train)),
-            _labelled(windows, np.concatenate(validation)),
-            _labelled(windows, np.concatenate(test)),
+            Splits(*(_labelled(windows, np.concatenate(starts)) for starts in (train, validation, test))),
             clients=clients,
             users=np.repeat(np.arange(len(kept)), [len(starts) for starts in train]),
         )
