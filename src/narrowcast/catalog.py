@@ -1,85 +1,106 @@
-"""What exists: kind -> class. To add one, write its file and add its line; the contract tests pick it up from here."""
+"""What comes with narrowcast: kind -> class, for every registry.
+
+A kind is added by its file and its line here; the laws of its registry then apply to it. The registries whose fields
+stand lower in the package (codec stages, the radio's parts, availability, schedules, secure schemes, rank policies,
+partitions) are kept beside these fields and named here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
-from narrowcast.algorithms.channel import radio
-from narrowcast.algorithms.codecs.stages import STAGES
+from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
+from narrowcast.algorithms.codecs.stages import STAGES as CODECS
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
+from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.algorithms.secure import schemes
+from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.platform import schedule
+from narrowcast.platform.contracts import Algorithm, DataSource, Fleet, Model, Training
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
 from narrowcast.platform.data.image_folder import ImageFolder
 from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
 from narrowcast.platform.data.ncf import NCF
+from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
-from narrowcast.platform.simulation import availability
+from narrowcast.platform.rounds import Backend
+from narrowcast.platform.schedule import SCHEDULES
+from narrowcast.platform.simulation.availability import AVAILABILITIES
 from narrowcast.platform.simulation.fleet import LogNormalFleet, Tiers, TraceFleet
 
-Kinds = Mapping[str, type[BaseModel]]
+ALGORITHMS = Registry(
+    "algorithm",
+    Algorithm,
+    {
+        "fedavg": FedAvg,
+        "fedprox": FedProx,
+        "scaffold": Scaffold,
+        "median": Median,
+        "fedmf": FedMF,
+        "fedpara": FedPara,
+        "colr": CoLR,
+        "scolr": SCoLR,
+    },
+)
+MODELS = Registry(
+    "model",
+    Model,
+    {
+        "matrix_factorisation": MatrixFactorisation,
+        "softmax": Softmax,
+        "mlp": MLP,
+        "cnn": CNN,
+        "vgg9": VGG9,
+        "char_lstm": CharLSTM,
+        "torch": TorchModule,
+    },
+    "matrix_factorisation",
+)
+TRAININGS = Registry("training", Training, {"factorisation_sgd": FactorisationSGD, "sgd": SGD}, "factorisation_sgd")
+DATA = Registry(
+    "data",
+    DataSource,
+    {
+        "ml-100k": MovieLens100K,
+        "ml-1m": MovieLens1M,
+        "ml-latest-small": MovieLensLatestSmall,
+        "ncf": NCF,
+        "digits": Digits,
+        "mnist": MNIST,
+        "fashion-mnist": FashionMNIST,
+        "cifar-10": CIFAR10,
+        "image_folder": ImageFolder,
+        "shakespeare": Shakespeare,
+        "synthetic": Synthetic,
+    },
+)
+FLEETS = Registry("fleet", Fleet, {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}, "tiers")
+BACKENDS = Registry("backend", Backend, {"local": LocalBackend, "ray": RayBackend}, "ray")
 
-ALGORITHMS: Kinds = {
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "scaffold": Scaffold,
-    "median": Median,
-    "fedmf": FedMF,
-    "fedpara": FedPara,
-    "colr": CoLR,
-    "scolr": SCoLR,
+REGISTRIES: Mapping[str, Registry] = {
+    each.name: each
+    for each in (
+        *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, TRAININGS, FLEETS, CHANNELS, DOWNLINKS, ALLOCATIONS),
+        *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES),
+    )
 }
-MODELS: Kinds = {
-    "matrix_factorisation": MatrixFactorisation,
-    "softmax": Softmax,
-    "mlp": MLP,
-    "cnn": CNN,
-    "vgg9": VGG9,
-    "char_lstm": CharLSTM,
-    "torch": TorchModule,
-}
-TRAININGS: Kinds = {"factorisation_sgd": FactorisationSGD, "sgd": SGD}
-DATA: Kinds = {
-    "ml-100k": MovieLens100K,
-    "ml-1m": MovieLens1M,
-    "ml-latest-small": MovieLensLatestSmall,
-    "ncf": NCF,
-    "digits": Digits,
-    "mnist": MNIST,
-    "fashion-mnist": FashionMNIST,
-    "cifar-10": CIFAR10,
-    "image_folder": ImageFolder,
-    "shakespeare": Shakespeare,
-    "synthetic": Synthetic,
-}
-CODECS: Kinds = STAGES
-SECURES: Kinds = schemes.SCHEMES
-CHANNELS: Kinds = radio.CHANNELS
-DOWNLINKS: Kinds = radio.DOWNLINKS
-ALLOCATIONS: Kinds = radio.ALLOCATIONS
-AVAILABILITIES: Kinds = availability.AVAILABILITIES
-SCHEDULES: Kinds = schedule.SCHEDULES
-FLEETS: Kinds = {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}
-BACKENDS: Kinds = {"local": LocalBackend, "ray": RayBackend}
+"""All but those of studies, which `tuning` has: samplers and pruners."""
 
 _FACTORISATION = {"kind": "factorisation_sgd", "learning_rate": 0.5, "weight_decay": 5e-4, "epochs": 2}
 TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
@@ -28,9 +28,8 @@ from narrowcast.catalog import (
 )
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.config import apply_overrides, flatten, set_value, validate
-from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Model, Task, Training
+from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import one_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import Backend, check_plan
@@ -39,18 +38,6 @@ from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
 from narrowcast.runs import packaged
-
-if TYPE_CHECKING:
-    AnyAlgorithm = Algorithm
-    AnyData = DataSource
-    AnyFleet = Tiers
-    AnyModel = Model
-    AnyTraining = Training
-    AnyBackend = Backend
-else:
-    AnyAlgorithm, AnyData = one_of(ALGORITHMS), one_of(DATA)
-    AnyModel, AnyTraining = one_of(MODELS, "matrix_factorisation"), one_of(TRAININGS, "factorisation_sgd")
-    AnyFleet, AnyBackend = one_of(FLEETS, "tiers"), one_of(BACKENDS, "ray")
 
 _SHARED = ("data", "backend", "name", "tracking")  # what replicas have in common
 _NOT_IDENTITY = (
@@ -64,14 +51,14 @@ class Experiment(Plan):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    data: AnyData
-    model: AnyModel = MatrixFactorisation()
-    algorithm: AnyAlgorithm
+    data: Annotated[DataSource, DATA]
+    model: Annotated[Model, MODELS] = MatrixFactorisation()
+    algorithm: Annotated[Algorithm, ALGORITHMS]
     secure: AnyScheme = Field(NoProtection(), description="how the sum of the updates is protected")
-    training: AnyTraining = FactorisationSGD()
-    fleet: AnyFleet = Tiers()
+    training: Annotated[Training, TRAININGS] = FactorisationSGD()
+    fleet: Annotated[Fleet, FLEETS] = Tiers()
     radio: CellRadio | None = Field(None, description="none: the links of the fleet, as they are")
-    backend: AnyBackend = RayBackend()
+    backend: Annotated[Backend, BACKENDS] = RayBackend()
     tracking: Tracking = Tracking()
     targets: Targets = Field({}, description="by metric, the values to which simulated time and bits are reported")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, get_args
 
@@ -13,8 +13,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import FOLDERS, Registry
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+PLUGINS = "plugins"
+"""The folder, beside a run's config.yaml, of the modules that its own classes come from."""
 _ERRORS_SHOWN = 4
 
 
@@ -73,25 +76,35 @@ def _place(values: list[Any], key: str, path: str) -> int:
 
 
 def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
-    """Build the model, or raise one `UserError` that says for each bad value what was got and what is allowed."""
+    """Build the model, or raise one `UserError` that says for each bad value what was got and what is allowed.
+
+    Kinds such as `package.module:Class` are imported from the folder of the file that `origin` names, from `plugins` in
+    it, and from the current directory.
+    """
     if not isinstance(values, Mapping):
         raise UserError(f"{origin}: expected keys and values at the top, got {type(values).__name__}")
     try:
-        valid = model.model_validate(values)
+        valid = model.model_validate(values, context={FOLDERS: plugin_folders(origin)})
     except ValidationError as error:
         # A misspelt key first: it is why another is missing.
         found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-        problems = [_explain(model, dict(problem)) for problem in found]
+        problems = [_explain(model, dict(problem), values, plugin_folders(origin)) for problem in found]
         more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
         raise UserError(f"{origin}: " + "; ".join(problems[:_ERRORS_SHOWN]) + more) from error
-    for path, value in flatten(valid.model_dump(mode="json")).items():
+    for path, value in flatten(valid.model_dump()).items():
         if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
             raise UserError(f"{origin}: {path} = {value}: should be a finite number")
     return valid
 
 
-def _explain(model: type[BaseModel], problem: dict[str, Any]) -> str:
-    path, owner = _locate(model, problem["loc"])
+def plugin_folders(origin: str) -> list[Path]:
+    """Return the folders in which the modules of an experiment file's own classes are looked for."""
+    folder = Path(origin).parent
+    return [folder / PLUGINS, folder, Path.cwd()]
+
+
+def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folders: list[Path]) -> str:
+    path, owner = _locate(model, problem["loc"], values, folders)
     context = problem.get("ctx", {})
     got = problem["input"]
     match problem["type"]:
@@ -102,12 +115,19 @@ def _explain(model: type[BaseModel], problem: dict[str, Any]) -> str:
             known = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
             tag = context["tag"]
             return f'{path}.kind = "{tag}" is unknown; known: {", ".join(known)}{suggest(tag, known)}'
-        case "union_tag_not_found":
-            return f"{path}.kind is missing; say which kind it is"
+        case "kind_unknown":
+            known, kind = context["known"].split(","), context["kind"]
+            return f'{path}.kind = "{kind}" is unknown; known: {", ".join(known)}{suggest(kind, known)}'
+        case "kind_refused":
+            message = f"{path}.kind = {context['kind']}: {context['problem']}"
+        case "union_tag_not_found" | "kind_missing":
+            message = f"{path}.kind is missing; say which kind it is"
         case "missing":
-            return f"{path} is missing"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{path} = {got!r}: {message}"
+            message = f"{path} is missing"
+        case _:
+            said = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            message = f"{path} = {got!r}: {said}"
+    return message
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -116,23 +136,44 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f'. Did you mean "{close[0]}"?' if close else ""
 
 
-def _locate(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
-    """The dotted path of an error, without the union tags that pydantic puts in, and the model it stands in."""
+def _locate(
+    model: type[BaseModel], location: tuple[int | str, ...], values: Any, folders: list[Path]
+) -> tuple[str, type[BaseModel]]:
+    """Return the dotted path of an error, without the union tags that pydantic adds, and the model that it is in."""
     path: list[str] = []
     owner = model
+    registry: Registry | None = None
     members: dict[str, type[BaseModel]] = {}
     for step in location:
         if str(step) in members and (not path or str(step) not in owner.model_fields):
             owner, members = members[str(step)], {}
             continue
+        if not isinstance(step, int) and registry is not None:
+            owner, registry = registry.class_of(values, folders) or owner, None
         path.append(str(step))
+        values = _inside(values, step)
         if str(step) not in owner.model_fields:
             continue
-        models = list(_models_in(owner.model_fields[str(step)].annotation))
+        field = owner.model_fields[str(step)]
+        registry = next(_registries_in(field.annotation, field.metadata), None)
+        models = list(_models_in(field.annotation))
         members = {str(each.model_fields["kind"].default): each for each in models if "kind" in each.model_fields}
         if len(models) == 1:
             owner = models[0]
     return ".".join(path), owner
+
+
+def _inside(values: Any, step: int | str) -> Any:
+    """Return the value at one step of a path; a section that stands for a list of it alone is its only element."""
+    if isinstance(values, Mapping):
+        return values if isinstance(step, int) else values.get(step)
+    return values[step] if isinstance(values, list | tuple) and isinstance(step, int) else values
+
+
+def _registries_in(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Registry]:
+    yield from (each for each in (*metadata, *getattr(annotation, "__metadata__", ())) if isinstance(each, Registry))
+    for part in get_args(annotation):
+        yield from _registries_in(part)
 
 
 def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
@@ -148,7 +189,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        elif isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
             flat |= flatten({str(place): each for place, each in enumerate(value)}, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value

@@ -70,6 +70,19 @@ class DataSource(Protocol):
         ...
 
 
+class Fleet(Protocol):
+    """The devices and links of the clients: a frozen model whose fields are its settings."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog."""
+        ...
+
+    def profiles(self, examples: IntArray, seed: int) -> Profiles:
+        """Return the profile of each client, in the order of `examples` [U]; depends on the arguments alone."""
+        ...
+
+
 class Model(Protocol):
     """What is trained: a frozen model whose fields are its hyper-parameters."""
 

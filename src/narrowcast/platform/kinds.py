@@ -1,28 +1,156 @@
-"""Fields whose `kind` picks the class of their value."""
+"""Fields whose `kind` picks the class of their value: from the catalog, an entry point, or `package.module:Class`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Union
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel
+from pydantic_core import PydanticCustomError, core_schema
+
+from narrowcast.platform import plugins
+from narrowcast.platform.errors import UserError
+
+FOLDERS = "plugin_folders"
+"""Key of the validation context that holds the folders in which modules of `package.module:Class` are looked for."""
+_OF_EVERY_MODEL = frozenset({"kind"})
 
 
-def kind_alone(default: str | None = None) -> BeforeValidator:
-    """Let a string stand for that kind with its defaults, and a section without a kind for the default kind."""
+@dataclass(frozen=True, eq=False)
+class Registry(Mapping[str, type[BaseModel]]):
+    """The classes that one `kind` can name: those of the catalog as a mapping, and any that keep the contract.
 
-    def read(value: Any) -> Any:
+    A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
+    object. `default` is the kind of a section that names none. Values of classes from outside the catalog are written
+    with the kind that finds the class again.
+    """
+
+    name: str
+    contract: type
+    kinds: Mapping[str, type[BaseModel]]
+    default: str | None = None
+
+    def __getitem__(self, kind: str) -> type[BaseModel]:
+        return self.kinds[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
+        """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
+        if kind in self.kinds:
+            return self.kinds[kind]
+        if ":" in kind:
+            return self.checked(plugins.load_class(kind, folders), kind)
+        if (entry := plugins.entry_points(self.name).get(kind)) is not None:
+            return self.checked(plugins.load_class(entry, folders), kind)
+        raise UnknownKindError(kind, self.known())
+
+    def known(self) -> list[str]:
+        """Return the kinds that have a name: those of the catalog and of entry points."""
+        return [*self.kinds, *plugins.entry_points(self.name)]
+
+    def checked(self, found: Any, spec: str) -> type[BaseModel]:
+        """Return the class, or raise `UserError` that says why it is not of this kind."""
+        if found in self.kinds.values():
+            return found
+        article = "an" if self.name[0] in "aeiou" else "a"
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            raise UserError(f"{spec} is not a pydantic model, as {article} {self.name} has to be")
+        if issubclass(self.contract, BaseModel) and not issubclass(found, self.contract):
+            raise UserError(f"{spec} is not {article} {self.name}: it has to extend {self.contract.__name__}")
+        if missing := sorted(members(self.contract) - _members_of(found)):
+            raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(missing)}")
+        if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
+            raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')
+        field = found.model_fields.get("kind")
+        own = "" if field is None else str(field.default)
+        if field is None or own in self.kinds:
+            was = "has no kind" if field is None else f"has the kind {own!r} of {self.kinds[own].__name__}"
+            raise UserError(f'{spec} {was}; give it its own, such as kind: Literal["mine"] = "mine"')
+        return found
+
+    def kind_of(self, model: BaseModel) -> str:
+        """Return the kind under which the class of this object is found again."""
+        found = type(model)
+        for kind, known in self.kinds.items():
+            if found is known:
+                return kind
+        spec = f"{found.__module__}:{found.__qualname__}"
+        return next((kind for kind, entry in plugins.entry_points(self.name).items() if entry == spec), spec)
+
+    def class_of(self, value: Any, folders: Iterable[Any] = ()) -> type[BaseModel] | None:
+        """Return the class that a section names, None if it names none."""
+        try:
+            kind = self._section(value).get("kind")
+            return self.resolve(kind, folders) if isinstance(kind, str) else None
+        except (ValueError, TypeError):
+            return None
+
+    def _section(self, value: Any) -> Mapping[str, Any]:
         if isinstance(value, str):
             return {"kind": value}
-        if default and isinstance(value, Mapping) and "kind" not in value:
-            return {"kind": default, **value}
-        return value
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("kind", "should be a kind, or a section with a kind")
+        return {"kind": self.default, **value} if self.default and "kind" not in value else value
 
-    return BeforeValidator(read)
+    def _read(self, value: Any, info: core_schema.ValidationInfo) -> BaseModel:
+        if isinstance(value, BaseModel):
+            try:
+                plugins.record(self.checked(type(value), type(value).__qualname__))
+            except UserError as error:
+                raise PydanticCustomError("kind", "{problem}", {"problem": str(error)}) from error
+            return value
+        section = self._section(value)
+        if "kind" not in section:
+            raise PydanticCustomError("kind_missing", "say which kind it is", {"known": ", ".join(self.known())})
+        kind = str(section["kind"])
+        try:
+            found = self.resolve(kind, (info.context or {}).get(FOLDERS, ()))
+        except UnknownKindError as error:
+            context = {"kind": kind, "known": ",".join(error.known)}
+            raise PydanticCustomError("kind_unknown", "kind is unknown; known: {known}", context) from error
+        except UserError as error:
+            raise PydanticCustomError("kind_refused", "{problem}", {"problem": str(error), "kind": kind}) from error
+        fields = {name: each for name, each in section.items() if name != "kind"}
+        return found.model_validate(fields, context=info.context)
+
+    def _write(self, model: BaseModel, info: core_schema.SerializationInfo) -> dict[str, Any]:
+        values = model.model_dump(mode=info.mode)
+        # In the place that the class gives it, so that files written by earlier versions compare equal.
+        return {**({} if "kind" in values else {"kind": ""}), **values, "kind": self.kind_of(model)}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """Return the schema of a field of this registry, for pydantic."""
+        del source, handler
+        return core_schema.with_info_plain_validator_function(
+            self._read, serialization=core_schema.plain_serializer_function_ser_schema(self._write, info_arg=True)
+        )
 
 
-def one_of(kinds: Mapping[str, type[BaseModel]], default: str | None = None) -> Any:
-    """The type of a field that takes any of these kinds."""
-    classes = tuple(kinds.values())
-    union = Annotated[Union[classes], Field(discriminator="kind")] if len(classes) > 1 else classes[0]  # noqa: UP007
-    return Annotated[union, kind_alone(default)]
+class UnknownKindError(UserError):
+    """A kind that is neither in the catalog nor an entry point."""
+
+    def __init__(self, kind: object, known: list[str]) -> None:
+        super().__init__(f'kind = "{kind}" is unknown; known: {", ".join(known)}')
+        self.known = known
+
+
+def members(contract: type) -> set[str]:
+    """Return the names that a protocol asks for, without `kind`."""
+    names: set[str] = set()
+    for each in contract.__mro__:
+        if each.__module__ not in ("typing", "builtins", "abc", "pydantic.main"):
+            names |= {*vars(each), *vars(each).get("__annotations__", {})}
+    return {name for name in names if not name.startswith("_")} - _OF_EVERY_MODEL - set(dir(BaseModel))
+
+
+def _members_of(found: type[BaseModel]) -> set[str]:
+    return {*dir(found), *found.model_fields}

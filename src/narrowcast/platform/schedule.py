@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.kinds import one_of
+from narrowcast.platform.kinds import Registry
 
 
 class Synchronous(BaseModel):
@@ -39,7 +39,14 @@ class Buffered(BaseModel):
     )
 
 
-SCHEDULES: dict[str, type[BaseModel]] = {"synchronous": Synchronous, "buffered": Buffered}
-AnySchedule = Synchronous | Buffered
-if not TYPE_CHECKING:
-    AnySchedule = one_of(SCHEDULES)
+class Schedule(Protocol):
+    """A frozen model of when the server steps."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog."""
+        ...
+
+
+SCHEDULES = Registry("schedule", Schedule, {"synchronous": Synchronous, "buffered": Buffered})
+AnySchedule = Annotated[Synchronous | Buffered, SCHEDULES]

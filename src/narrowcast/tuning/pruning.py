@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import optuna
 from optuna.pruners import (
@@ -17,7 +17,7 @@ from optuna.pruners import (
 from optuna.trial import Trial, TrialState
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.platform.kinds import one_of
+from narrowcast.platform.kinds import Registry
 
 Direction = Literal["maximize", "minimize"]
 Point = tuple[int, float]
@@ -125,14 +125,19 @@ class Threshold(_Settings):
         return ThresholdPruner(lower=self.at_least, upper=self.at_most, n_warmup_steps=self.warmup_steps)
 
 
-PRUNERS: Mapping[str, type[BaseModel]] = {
-    "none": NoPruner,
-    "median": Median,
-    "successive_halving": SuccessiveHalving,
-    "hyperband": Hyperband,
-    "threshold": Threshold,
-}
-AnyPruner = one_of(PRUNERS, "none")
+PRUNERS = Registry(
+    "pruner",
+    Pruner,
+    {
+        "none": NoPruner,
+        "median": Median,
+        "successive_halving": SuccessiveHalving,
+        "hyperband": Hyperband,
+        "threshold": Threshold,
+    },
+    "none",
+)
+AnyPruner = Annotated[Pruner | NoPruner, PRUNERS]
 
 
 class Curve:

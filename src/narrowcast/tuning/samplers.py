@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from optuna import Study, create_study
 from optuna.distributions import BaseDistribution
@@ -15,7 +15,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler,
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.kinds import one_of
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.seeds import generator
 from narrowcast.tuning.space import Space
 from narrowcast.tuning.trial_attributes import counts
@@ -118,10 +118,10 @@ class Grid(_Settings):
         return _Walk(space.grid())
 
 
-SAMPLERS: Mapping[str, type[BaseModel]] = {
-    "tpe": TPE, "gp": GP, "nsga2": NSGA2, "cma_es": CMAES, "random": Random, "grid": Grid,
-}  # fmt: skip
-AnySampler = one_of(SAMPLERS, "tpe")
+SAMPLERS = Registry(
+    "sampler", Sampler, {"tpe": TPE, "gp": GP, "nsga2": NSGA2, "cma_es": CMAES, "random": Random, "grid": Grid}, "tpe"
+)
+AnySampler = Annotated[Sampler, SAMPLERS]
 
 
 class _Walk(BaseSampler):

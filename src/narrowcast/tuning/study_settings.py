@@ -107,7 +107,7 @@ class StudySettings(BaseModel):
     @property
     def pruned_on(self) -> str | None:
         """The objective that pruning looks at."""
-        if self.pruner.kind == "none":
+        if isinstance(self.pruner, NoPruner):
             return None
         return self.pruner.on or (next(iter(self.objectives)) if len(self.objectives) == 1 else None)
 

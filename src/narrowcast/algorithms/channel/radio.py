@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,31 +18,28 @@ from narrowcast.algorithms.channel.single_user import SingleUser
 from narrowcast.algorithms.channel.trace import Trace
 from narrowcast.platform.contracts import LinkAllocation, RateDistortion
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import one_of
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
-CHANNELS: dict[str, type[BaseModel]] = {
-    "fixed": Fixed,
-    "lognormal": LogNormalRates,
-    "rayleigh": Rayleigh,
-    "trace": Trace,
-    "multiple_access": MultipleAccess,
-    "table": RateTable,
-    "single_user": SingleUser,
-}
-DOWNLINKS: dict[str, type[BaseModel]] = {"unicast": Unicast, "broadcast": BroadcastLink}
-ALLOCATIONS: dict[str, type[BaseModel]] = {
-    "min_error": MinError,
-    "max_min": MaxMin,
-    "proportional": Proportional,
-    "equal": Equal,
-}
-if TYPE_CHECKING:
-    AnyChannel = Channel
-    AnyDownlink = Downlink
-    AnyAllocation = Allocation
-else:
-    AnyChannel, AnyDownlink, AnyAllocation = one_of(CHANNELS), one_of(DOWNLINKS), one_of(ALLOCATIONS)
+CHANNELS = Registry(
+    "channel",
+    Channel,
+    {
+        "fixed": Fixed,
+        "lognormal": LogNormalRates,
+        "rayleigh": Rayleigh,
+        "trace": Trace,
+        "multiple_access": MultipleAccess,
+        "table": RateTable,
+        "single_user": SingleUser,
+    },
+)
+DOWNLINKS = Registry("downlink", Downlink, {"unicast": Unicast, "broadcast": BroadcastLink})
+ALLOCATIONS = Registry(
+    "allocation",
+    Allocation,
+    {"min_error": MinError, "max_min": MaxMin, "proportional": Proportional, "equal": Equal},
+)
 
 
 class CellRadio(BaseModel):
@@ -54,9 +51,9 @@ class CellRadio(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    channel: AnyChannel = Fixed()
-    allocation: AnyAllocation = MaxMin()
-    downlink: AnyDownlink = Unicast()
+    channel: Annotated[Channel, CHANNELS] = Fixed()
+    allocation: Annotated[Allocation, ALLOCATIONS] = MaxMin()
+    downlink: Annotated[Downlink, DOWNLINKS] = Unicast()
     upload_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="for all uploads of a round")
 
     @model_validator(mode="after")

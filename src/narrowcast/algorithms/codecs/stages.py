@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from narrowcast.algorithms.codecs.atomo import Atomo
 from narrowcast.algorithms.codecs.basis import Basis
@@ -20,21 +20,25 @@ from narrowcast.algorithms.codecs.rotation import Rotate
 from narrowcast.algorithms.codecs.stage import Stage
 from narrowcast.algorithms.codecs.svd import SVD
 from narrowcast.algorithms.codecs.topk import TopK
-from narrowcast.platform.kinds import one_of
+from narrowcast.platform.kinds import Registry
 
-STAGES: Mapping[str, type[BaseModel]] = {
-    "error_feedback": ErrorFeedback,
-    "basis": Basis,
-    "svd": SVD,
-    "power_sgd": PowerSGD,
-    "atomo": Atomo,
-    "top_k": TopK,
-    "rotate": Rotate,
-    "quantise": Quantise,
-    "eden": Eden,
-    "cast": Cast,
-    "entropy": Entropy,
-}
+STAGES = Registry(
+    "codec",
+    Stage,
+    {
+        "error_feedback": ErrorFeedback,
+        "basis": Basis,
+        "svd": SVD,
+        "power_sgd": PowerSGD,
+        "atomo": Atomo,
+        "top_k": TopK,
+        "rotate": Rotate,
+        "quantise": Quantise,
+        "eden": Eden,
+        "cast": Cast,
+        "entropy": Entropy,
+    },
+)
 
 
 def _listed(value: Any) -> Any:
@@ -47,7 +51,4 @@ def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return stages
 
 
-if TYPE_CHECKING:
-    Stages = tuple[Stage, ...]
-else:
-    Stages = Annotated[tuple[one_of(STAGES), ...], BeforeValidator(_listed), AfterValidator(_in_order)]
+Stages = Annotated[tuple[Annotated[Stage, STAGES], ...], BeforeValidator(_listed), AfterValidator(_in_order)]

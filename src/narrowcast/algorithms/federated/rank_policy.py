@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.kinds import kind_alone
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import IntArray, Profiles
+
+
+class RankPolicy(Protocol):
+    """A frozen model of how clients choose their rank."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the catalog."""
+        ...
+
+    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
+        """Return the rank of each client, [C]; `bits_at_rank` [C, r_g + 1] holds the bits of rank 0, 1, ..."""
+        ...
 
 
 class UniformRank(BaseModel):
@@ -65,4 +78,6 @@ class ChannelRank(BaseModel):
         return np.full(len(profiles), bits_at_rank.shape[1] - 1)
 
 
-RankPolicy = Annotated[UniformRank | BandwidthRank | ChannelRank, Field(discriminator="kind"), kind_alone("uniform")]
+RANK_POLICIES = Registry(
+    "rank_policy", RankPolicy, {"uniform": UniformRank, "bandwidth": BandwidthRank, "channel": ChannelRank}, "uniform"
+)

@@ -6,7 +6,7 @@ with `per_item_mean` and `rank_policy: uniform` this one gives their Table 4.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,7 @@ from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.colr import LowRank, train_components, train_whole_rows
 from narrowcast.algorithms.federated.low_rank_network import network_bits_at_rank
 from narrowcast.algorithms.federated.own_basis import NORM_BITS
-from narrowcast.algorithms.federated.rank_policy import RankPolicy, UniformRank
+from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES, RankPolicy, UniformRank
 from narrowcast.algorithms.federated.row_updates import plain_bits
 from narrowcast.algorithms.federated.row_uploads import budgets
 from narrowcast.algorithms.federated.shared_basis import draw_components
@@ -44,7 +44,7 @@ class SCoLR(LowRank):
 
     kind: Literal["scolr"] = "scolr"
     rank: int = Field(8, ge=1, description="r_g, rank of the global update; at most model.embedding_dim")
-    rank_policy: RankPolicy = UniformRank()
+    rank_policy: Annotated[RankPolicy, RANK_POLICIES] = UniformRank()
 
     def ranks(self, broadcast: Arrays, chunk: Chunk, task: Task) -> IntArray:
         """As many components as each client's link affords; with a basis of its own it chooses after its training."""

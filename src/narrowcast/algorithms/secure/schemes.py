@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -15,7 +15,7 @@ from narrowcast.algorithms.secure.bit_packing import Words, pack_words, packed_b
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Rounding
 from narrowcast.algorithms.secure.slots import SlotPlan
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import one_of
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.types import Arrays
 
 PUBLIC_HEAD = 4
@@ -229,8 +229,5 @@ class CKKS(Protection):
         return plan.unpack(ckks.decrypt(context, words, plan.slots, self.scale(numbers.clients), self.ring))
 
 
-SCHEMES: dict[str, type[BaseModel]] = {"none": NoProtection, "plain": Plain, "masked": Masked, "ckks": CKKS}
-if TYPE_CHECKING:
-    AnyScheme = NoProtection | Protection
-else:
-    AnyScheme = one_of(SCHEMES)
+SCHEMES = Registry("secure", Protection, {"none": NoProtection, "plain": Plain, "masked": Masked, "ckks": CKKS})
+AnyScheme = Annotated[NoProtection | Protection, SCHEMES]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.kinds import kind_alone
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.seeds import generator
 
 IntArray = NDArray[np.int64]
@@ -168,10 +168,12 @@ class Natural(_Partition):
         return users
 
 
-Partition = Annotated[
-    Annotated[IID | Quantity | Dirichlet | Shards | Natural, Field(discriminator="kind")],
-    kind_alone(),
-]
+PARTITIONS = Registry(
+    "partition",
+    _Partition,
+    {"iid": IID, "quantity": Quantity, "dirichlet": Dirichlet, "shards": Shards, "natural": Natural},
+)
+Partition = Annotated[IID | Quantity | Dirichlet | Shards | Natural, PARTITIONS]
 
 
 def rows_by_class(labels: IntArray) -> list[IntArray]:

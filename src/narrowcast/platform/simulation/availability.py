@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.platform.kinds import one_of
+from narrowcast.platform.kinds import Registry
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.simulation.availability_trace import AvailabilityTrace
 from narrowcast.platform.types import BoolArray
@@ -103,13 +103,9 @@ def _uniform(n_clients: int, seed: int, purpose: str, round_index: int) -> np.nd
     return uniform_unit(keys, np.zeros(n_clients, dtype=np.int64))
 
 
-AVAILABILITIES: dict[str, type[BaseModel]] = {
-    "always": Always,
-    "bernoulli": Bernoulli,
-    "diurnal": Diurnal,
-    "trace": AvailabilityTrace,
-}
-if TYPE_CHECKING:
-    AnyAvailability = Availability
-else:
-    AnyAvailability = one_of(AVAILABILITIES)
+AVAILABILITIES = Registry(
+    "availability",
+    Availability,
+    {"always": Always, "bernoulli": Bernoulli, "diurnal": Diurnal, "trace": AvailabilityTrace},
+)
+AnyAvailability = Annotated[Availability, AVAILABILITIES]
