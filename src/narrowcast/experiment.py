@@ -16,7 +16,8 @@ from pydantic import ConfigDict, Field
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.secure.optional_imports import library
-from narrowcast.algorithms.secure.schemes import AnyScheme, NoProtection
+from narrowcast.algorithms.secure.protection import NoProtection
+from narrowcast.algorithms.secure.schemes import AnyScheme
 from narrowcast.catalog import (
     ALGORITHMS,
     BACKENDS,
@@ -79,14 +80,14 @@ class Experiment(Plan):
             return self.algorithm
         for name in self.secure.needs:
             library(name, f"secure.kind = {self.secure.kind}")
-        from narrowcast.algorithms.secure.secured import Secured
+        from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
 
         if self.schedule.kind == "buffered":
             raise UserError(
                 f"secure.kind = {self.secure.kind}: a buffered schedule weighs updates by their age, which needs each "
                 "of them; use schedule = synchronous"
             )
-        return Secured(
+        return SecureAggregation(
             self.algorithm, self.secure, cohort_size(self.clients_per_round, self.over_selection, sys.maxsize)
         )
 

@@ -11,7 +11,7 @@ from narrowcast.platform.errors import UserError
 
 @click.group()
 def keys() -> None:
-    """The clients' keys for protected sums, made before a run and kept by the clients."""
+    """Make the clients' keys for secure aggregation before a run."""
 
 
 @keys.command("make")
@@ -19,10 +19,10 @@ def keys() -> None:
 @click.argument("experiment")
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
-    """Make keys in FOLDER for what `secure` of EXPERIMENT says.
+    """Make keys in FOLDER for the scheme of EXPERIMENT's `secure` section.
 
-    They are written to one file, clients.key, that only you may read. Runs with secure.keys=FOLDER use them, and a
-    resumed run has the same. The process that holds the clients' keys reads the file; the server never does.
+    They are written to one file, clients.key, that only you may read. Runs with secure.keys=FOLDER use them, also after
+    a resume. The process that holds the clients' keys reads the file; the server never does.
 
     \b
     narrowcast keys make ~/keys colr-ckks-ml1m
@@ -30,7 +30,7 @@ def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
     """  # noqa: D301 - click wants the character
     from narrowcast.algorithms.secure.key_files import make_key_files, parameters
     from narrowcast.algorithms.secure.optional_imports import library
-    from narrowcast.algorithms.secure.schemes import NoProtection
+    from narrowcast.algorithms.secure.protection import NoProtection
     from narrowcast.experiment import load_experiment
 
     scheme = load_experiment(experiment, overrides).secure

@@ -22,10 +22,11 @@ import numpy as np
 
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure import ckks, paillier
+from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.schemes import CKKS, Public
+from narrowcast.algorithms.secure.protection import PublicKey
 from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
 from narrowcast.reproduce.verdict import Verdict
 
@@ -91,7 +92,7 @@ def _ckks(rank: int) -> Cost:
     inbox, client_seconds, server_seconds = Inbox(messages, 1, public, keys), [], []
     for client in range(CLIENTS):
         began = time.thread_time()
-        body = scheme.write(whole, integers, messages.numbers, public)
+        body = scheme.encode(whole, integers, messages.fixed_point, public)
         sent = update.seal(client, [body], signing[client])
         ended = time.thread_time()
         inbox.receive(sent)
@@ -100,7 +101,7 @@ def _ckks(rank: int) -> Cost:
     total = inbox.sums[0]
     assert total is not None
     began = time.thread_time()
-    opened = scheme.decrypted(key_store.secret, whole, total, messages.numbers)
+    opened = scheme.decrypt_sum(key_store.secret, whole, total, messages.fixed_point)
     opening_seconds = time.thread_time() - began
     assert np.array_equal(opened, integers * CLIENTS), "the sum of sixty is sixty times one"
     in_all = float(np.median(client_seconds)) + opening_seconds
@@ -111,9 +112,9 @@ class _TimedKeyStore(KeyStore):
     """A key_store that also opens sums outside of its protocol, so that opening can be timed by itself."""
 
     @cached_property
-    def public(self) -> Public:
+    def public(self) -> PublicKey:
         """The public key."""
-        return Public.of(self.call("public", 0, {}))
+        return PublicKey.of(self.call("public", 0, {}))
 
     @property
     def secret(self) -> object:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from test_secure_secrets import memory_of, secret_key
 
+from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.key_files import FILE, make_key_files
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.schemes import CKKS, Protection
+from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.platform.errors import UserError
 from secure_rounds import SMALL_CKKS, experiment, play, prepared
 
@@ -58,7 +59,7 @@ def test_the_file_is_for_its_owner_alone_and_is_not_replaced(folder: Path) -> No
     assert (folder / FILE).stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
     before = (folder / FILE).read_bytes()
-    with pytest.raises(UserError, match=r"clients.key is there already, .* give another folder"):
+    with pytest.raises(UserError, match=r"clients.key exists already, .* give another folder"):
         make_key_files(folder, scheme_of(SMALL_CKKS))
     assert (folder / FILE).read_bytes() == before
     (folder / "a file").touch()
@@ -96,10 +97,10 @@ def test_what_is_wrong_with_a_folder_is_said(folder: Path, tmp_path: Path) -> No
     folder.chmod(0o700)
     for cut in (*range(0, 400, 23), 4000, len(kept) - 1):
         path.write_bytes(kept[:cut])
-        refused("is damaged, or was not written to its end")
+        refused("is damaged or incomplete")
     for place in np.random.default_rng(0).integers(0, len(kept), 40).tolist():
         path.write_bytes(kept[:place] + bytes([kept[place] ^ 4]) + kept[place + 1 :])
-        refused("is damaged, or was not written to its end|is for kind|")
+        refused("is damaged or incomplete|is for kind|")
     path.write_bytes(kept)
     assert KeyStore(scheme_of(with_keys(SMALL_CKKS, folder))).call("public", 0, {})["key"].size
 
@@ -118,7 +119,7 @@ def test_a_resume_sends_its_new_public_key_and_none_where_keys_last(folder: Path
     straight = play(chosen)
     before, (resumed,) = straight[2].ledger, play(chosen, state=straight[1].state)
     assert isinstance(chosen.secure, CKKS)
-    assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits + 8 * chosen.secure.public_bytes())
+    assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits + 8 * chosen.secure.public_key_bytes())
     assert np.array_equal(resumed.ledger.seconds, before.seconds), "that a run was interrupted takes no virtual time"
     (resumed,) = play(kept, state=straight[1].state)
     assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits)

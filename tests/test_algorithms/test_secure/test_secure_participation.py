@@ -44,8 +44,8 @@ def test_the_largest_cohort_that_can_pay_for_its_keys_takes_part(budgets: list[i
     drawn = algorithm.algorithm.rank_policy.ranks(task.profiles.take(cohort), np.zeros((len(cohort), 7)), task.seed, 1)
     least = np.ones(len(cohort), dtype=np.int64) if policy == "channel" else drawn
     for more in range(n + 1, len(cohort) + 1):
-        assert (update[least] + messages.bits_beside(more) <= budgets).sum() < more
-    beside = messages.bits_beside(n) if n else 0
+        assert (update[least] + messages.protocol_bits(more) <= budgets).sum() < more
+    beside = messages.protocol_bits(n) if n else 0
     assert np.array_equal(participation.uplink_bits, update[participation.ranks] + beside)
     if policy == "channel":
         assert all(
@@ -84,8 +84,8 @@ def test_ranks_follow_the_links_under_masks(links: tuple[str, str], monkeypatch:
     lost = np.concatenate([(outcome.ledger.rank > 0) & ~outcome.ledger.delivered for outcome in played])
     assert lost.any(), "outage takes uploads whose masks are agreed"
     # The integers in the clear, of clients that leave room for keys and shares as if they had masks.
-    beside = {n: algorithm.messages(task).bits_beside(n) for n in range(17)}
-    monkeypatch.setattr(Messages, "bits_beside", lambda _, n: beside[n])
+    beside = {n: algorithm.messages(task).protocol_bits(n) for n in range(17)}
+    monkeypatch.setattr(Messages, "protocol_bits", lambda _, n: beside[n])
     assert sha256(plain, play(plain)) == sha256(masked, played)
 
 

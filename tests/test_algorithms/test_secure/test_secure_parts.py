@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure import ckks, paillier, shamir
-from narrowcast.algorithms.secure.bit_packing import pack_words, packed_bytes, signed, to_words, unpack_words
+from narrowcast.algorithms.secure.bit_packing import pack_elements, packed_bytes, to_ring, to_signed, unpack_elements
+from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.masking import MaskedGroups, MaskingClient, Recovery
+from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
+from narrowcast.algorithms.secure.masking_client import MaskingClient
+from narrowcast.algorithms.secure.masks import MaskLayout
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.schemes import CKKS, Masked, Plain, Public
-from narrowcast.algorithms.secure.slots import SlotPlan
+from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
+from narrowcast.algorithms.secure.slot_packing import SlotPlan
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
@@ -45,11 +48,11 @@ def test_words_of_any_width_come_back(bits: int, count: int, seed: int) -> None:
         if bits < 64
         else (np.random.default_rng(seed).integers(0, 2**64 - 1, count, dtype=np.uint64))
     )
-    data = pack_words(words, bits)
+    data = pack_elements(words, bits)
     assert len(data) == packed_bytes(count, bits)
-    assert np.array_equal(unpack_words(data, count, bits), words)
+    assert np.array_equal(unpack_elements(data, count, bits), words)
     with pytest.raises(PayloadError):
-        unpack_words(data + b"\0", count, bits)
+        unpack_elements(data + b"\0", count, bits)
 
 
 @given(st.integers(2, 24), st.integers(1, 90), st.integers(0, 40), st.integers(0, 40), st.integers(0, 2**32))
@@ -94,67 +97,67 @@ def test_enough_shares_give_the_secret_and_fewer_do_not(threshold: int, more: in
 
 def agreed(n: int = 7, threshold: int = 4) -> tuple[dict[int, MaskingClient], dict[int, bytes]]:
     clients = {client: MaskingClient(3, client) for client in range(10, 10 + n)}
-    keys = {client: each.advertise() for client, each in clients.items()}
+    keys = {client: each.advertise_keys() for client, each in clients.items()}
     boxes: dict[int, dict[int, bytes]] = {client: {} for client in clients}
     for client, each in clients.items():
-        for peer, sealed in each.share(keys, threshold).items():
+        for peer, sealed in each.share_keys(keys, threshold).items():
             boxes[peer][client] = sealed
     for client, each in clients.items():
-        each.receive(boxes[client])
+        each.receive_shares(boxes[client])
     return clients, keys
 
 
 def test_masks_cancel_and_those_of_dropouts_are_recovered() -> None:
     clients, keys = agreed()
-    masked = MaskedGroups((10, 6), 32)
+    masked = MaskLayout((10, 6), 32)
     # A group that all send, and one that some do: two survivors, and two of those that drop out.
     groups = {client: np.array([True, client in (10, 11, 14, 16)]) for client in clients}
-    values = {client: [to_words(np.arange(size) * client - 99, 32) for size in masked.sizes] for client in clients}
+    values = {client: [to_ring(np.arange(size) * client - 99, 32) for size in masked.sizes] for client in clients}
     survivors, totals = [10, 12, 13, 16], [np.zeros(size, dtype=np.uint64) for size in masked.sizes]
     for client, each in clients.items():
-        masks = masked.of_client(client, *each.seeds(), groups)
+        masks = masked.of_client(client, *each.mask_seeds(), groups)
         for place in np.flatnonzero(groups[client]):
             assert (masks[place] != 0).all()
             if client in survivors:
                 totals[place] += values[client][place] + masks[place]
-    revealed = {client: clients[client].reveal(survivors) for client in survivors}
-    left = Recovery.of(3, keys, revealed, 4).masks(masked, groups, keys)
+    revealed = {client: clients[client].unmask(survivors) for client in survivors}
+    left = MaskRecovery.of(3, keys, revealed, 4).masks(masked, groups, keys)
     for place, senders in enumerate((survivors, [10, 16])):
         sent = sum((values[client][place].view(np.int64) << 32 >> 32 for client in senders), np.int64(0))
-        assert signed(totals[place] - left[place], 32).tolist() == np.asarray(sent).tolist()
+        assert to_signed(totals[place] - left[place], 32).tolist() == np.asarray(sent).tolist()
 
 
 def test_wrong_shares_are_noticed() -> None:
     clients, keys = agreed()
-    revealed = {client: clients[client].reveal([10, 11, 12, 13]) for client in (10, 11, 12, 13)}
+    revealed = {client: clients[client].unmask([10, 11, 12, 13]) for client in (10, 11, 12, 13)}
     for place in range(7):
         spoilt = {client: list(shares) for client, shares in revealed.items()}
         share = bytearray(spoilt[12][place])
         share[20] ^= 1
         spoilt[12][place] = bytes(share)
-        with pytest.raises(PayloadError, match=f"what client {10 + place} holds do not give it"):
-            Recovery.of(3, keys, spoilt, 4)
+        with pytest.raises(PayloadError, match=f"client {10 + place}'s secret do not give"):
+            MaskRecovery.of(3, keys, spoilt, 4)
 
 
 def test_a_client_does_not_reveal_both_masks_nor_to_too_few() -> None:
     clients, _ = agreed()
     with pytest.raises(PayloadError, match="reveals nothing"):
-        clients[10].reveal([10, 11, 12])
-    clients[10].reveal([10, 11, 12, 13])
+        clients[10].unmask([10, 11, 12])
+    clients[10].unmask([10, 11, 12, 13])
     with pytest.raises(PayloadError, match="reveals nothing"):
-        clients[10].reveal([10, 11, 12, 14])
+        clients[10].unmask([10, 11, 12, 14])
 
 
 def test_shares_that_were_changed_or_are_for_another_do_not_open() -> None:
     clients = {client: MaskingClient(3, client) for client in range(3)}
-    keys = {client: each.advertise() for client, each in clients.items()}
-    sealed = clients[0].share(keys, 2)
+    keys = {client: each.advertise_keys() for client, each in clients.items()}
+    sealed = clients[0].share_keys(keys, 2)
     for each in (clients[1], clients[2]):
-        each.share(keys, 2)
+        each.share_keys(keys, 2)
     with pytest.raises(PayloadError, match="do not open"):
-        clients[1].receive({0: sealed[1][:-1] + bytes([sealed[1][-1] ^ 1])})
+        clients[1].receive_shares({0: sealed[1][:-1] + bytes([sealed[1][-1] ^ 1])})
     with pytest.raises(PayloadError, match="do not open"):
-        clients[2].receive({0: sealed[1]})
+        clients[2].receive_shares({0: sealed[1]})
 
 
 @pytest.mark.parametrize(("ring", "prime_bits"), [(4096, (48, 60)), (8192, (60, 60))])
@@ -163,9 +166,9 @@ def test_sums_of_ciphertexts_are_tenseals_and_come_back_exact(ring: int, prime_b
     secret = ckks.make_context(ring, prime_bits)
     public = ckks.read_public(ckks.public_part(secret))
     assert not public.has_secret_key()
-    prime, scale = ckks.modulus(public), scheme.scale(60)
+    prime, scale = ckks.modulus(public), scheme.noise_scale_bits(60)
     assert prime.bit_length() == prime_bits[0]
-    most = 2 ** (scheme.usable(60) - 1) // 60
+    most = 2 ** (scheme.slot_bits(60) - 1) // 60
     slots = np.random.default_rng(0).integers(-most, most, (60, ring // 2 + 3))
     total = ckks.encrypt(public, slots[0], scale, ring)
     for each in slots[1:]:
@@ -177,10 +180,10 @@ def test_sums_of_ciphertexts_are_tenseals_and_come_back_exact(ring: int, prime_b
     assert np.array_equal(ours, ckks._residues((two[0] + two[1]).serialize(), ring))
 
 
-def sealed(messages: Messages) -> tuple[KeyStore, Public, dict[int, bytes], dict[int, bytes]]:
+def sealed(messages: Messages) -> tuple[KeyStore, PublicKey, dict[int, bytes], dict[int, bytes]]:
     """A round of five clients: their key_store, its public key, verification keys, and an envelope of each."""
     key_store = KeyStore(messages.scheme)
-    public, clients = Public.of(key_store.call("public", 0, {})), np.arange(5)
+    public, clients = PublicKey.of(key_store.call("public", 0, {})), np.arange(5)
     keys = dict(enumerate(map(bytes, key_store.call("begin", 1, {"clients": clients})["verify"])))
     held = key_store.call("secrets", 1, {"clients": clients})
     envelopes = {}
@@ -190,8 +193,8 @@ def sealed(messages: Messages) -> tuple[KeyStore, Public, dict[int, bytes], dict
         if "own" in held:
             pairs = {peer: held["pairs"][client, peer].tobytes() for peer in range(5) if peer != client}
             groups = dict.fromkeys(range(5), np.ones(2, dtype=bool))
-            masks = messages.masked_groups().of_client(client, held["own"][client].tobytes(), pairs, groups)
-        bodies = [messages.scheme.write(GROUP, integers, messages.numbers, public, mask) for mask in masks]
+            masks = messages.mask_layout().of_client(client, held["own"][client].tobytes(), pairs, groups)
+        bodies = [messages.scheme.encode(GROUP, integers, messages.fixed_point, public, mask) for mask in masks]
         envelopes[client] = messages.update(1, public).seal(client, bodies, held["signing"][client].tobytes())
     return key_store, public, keys, envelopes
 
@@ -256,19 +259,19 @@ def test_a_signed_ciphertext_beyond_its_modulus_is_refused() -> None:
     messages = MESSAGES[2]
     key_store, public, keys, _ = sealed(messages)
     signing = key_store.call("secrets", 1, {"clients": np.arange(5)})["signing"][1].tobytes()
-    size = messages.scheme.body_bytes(GROUP, messages.numbers)
+    size = messages.scheme.group_bytes(GROUP, messages.fixed_point)
     with pytest.raises(PayloadError, match="residues that are not below its modulus"):
         Inbox(messages, 1, public, keys).receive(messages.update(1, public).seal(1, [b"\xff" * size] * 2, signing))
 
 
 def test_a_key_holder_opens_a_sum_once() -> None:
     key_store, public, _, _ = sealed(MESSAGES[2])
-    numbers = MESSAGES[2].numbers
-    plan = np.array([0, 50, 20, numbers.most_weight, numbers.clients])
+    numbers = MESSAGES[2].fixed_point
+    plan = np.array([0, 50, 20, numbers.max_weight, numbers.max_clients])
     words = np.zeros(2 * 4096, dtype=np.uint64)
-    assert not key_store.call("open", 1, {"group": plan, "words": words})["integers"].any()
+    assert not key_store.call("open", 1, {"group": plan, "elements": words})["integers"].any()
     with pytest.raises(PayloadError, match="has been opened before"):
-        key_store.call("open", 1, {"group": plan, "words": words})
+        key_store.call("open", 1, {"group": plan, "elements": words})
     with pytest.raises(PayloadError, match="do not answer"):
         key_store.call("secret_key", 1, {})
     assert public.key

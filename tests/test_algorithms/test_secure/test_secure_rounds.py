@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from narrowcast.algorithms.secure.envelope import Addressed
+from narrowcast.algorithms.secure.envelope import EnvelopeFormat
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
@@ -45,7 +45,7 @@ def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
     weight = messages.update_bits_at_rank()
     affords = np.array([max((rank for rank in range(1, 4) if weight[rank] <= each), default=0) for each in budget])
     opener = budget.argmax()  # who affords most opens the sum, and that has to fit as well
-    opening = np.where(np.arange(10) == opener, messages.opening_bits(), 0)
+    opening = np.where(np.arange(10) == opener, messages.opened_sum_bits(), 0)
     assert weight[affords[opener]] + opening[opener] <= budget[opener]
     assert ledger.rank.tolist() == affords.tolist()
     assert ledger.uplink_bits.tolist() == np.where(affords > 0, weight[affords] + opening, 0).tolist()
@@ -126,19 +126,19 @@ def test_a_resumed_run_has_new_keys_and_the_same_model(scheme: str) -> None:
 def test_the_ledger_counts_the_bytes_that_are_sent(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = experiment(scheme, "rounds=1")
     sent: dict[int, int] = {}
-    seal = Addressed.seal
+    seal = EnvelopeFormat.seal
 
-    def weighed(self: Addressed, client: int, bodies: list[bytes | None], key: bytes) -> bytes:
+    def weighed(self: EnvelopeFormat, client: int, bodies: list[bytes | None], key: bytes) -> bytes:
         data = seal(self, client, bodies, key)
         sent[client] = sent.get(client, 0) + 8 * len(data)
         return data
 
-    monkeypatch.setattr(Addressed, "seal", weighed)
+    monkeypatch.setattr(EnvelopeFormat, "seal", weighed)
     ledger = play(chosen)[-1].ledger
     algorithm, task = prepared(chosen)
     opened = 0
     if "ckks" in scheme:
-        opened = algorithm.messages(task).opening_bits()
+        opened = algorithm.messages(task).opened_sum_bits()
     got = dict(zip(ledger.client.tolist(), ledger.uplink_bits.tolist(), strict=True))
     assert got == {client: bits + opened * (client == min(sent)) for client, bits in sent.items()}
     plain = play(experiment("none", "rounds=1"))
@@ -151,13 +151,13 @@ def test_updates_that_are_tampered_with_are_left_out_and_the_round_goes_on(
 ) -> None:
     settings = ("rounds=1", "clients_per_round=8")
     chosen = experiment(SMALL_CKKS, *settings)
-    seal = Addressed.seal
+    seal = EnvelopeFormat.seal
 
-    def tampered(self: Addressed, client: int, bodies: list[bytes | None], key: bytes) -> bytes:
+    def tampered(self: EnvelopeFormat, client: int, bodies: list[bytes | None], key: bytes) -> bytes:
         data = seal(self, client, bodies, key)
         return data if client % 4 else data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]
 
-    monkeypatch.setattr(Addressed, "seal", tampered)
+    monkeypatch.setattr(EnvelopeFormat, "seal", tampered)
     with caplog.at_level(logging.WARNING):
         outcome = play(chosen)[-1]
     bad = outcome.ledger.client % 4 == 0

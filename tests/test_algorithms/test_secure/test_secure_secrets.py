@@ -11,7 +11,7 @@ import pytest
 
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import serve
-from narrowcast.algorithms.secure.schemes import Protection
+from narrowcast.algorithms.secure.protection import Protection
 from secure_rounds import SMALL_CKKS, experiment
 
 # A server whose key holder is the test, at the other end of its standard pipes. With a folder it is `narrowcast run`.
@@ -19,8 +19,8 @@ SERVER = """
 import os, sys
 from contextlib import contextmanager
 from pathlib import Path
-from narrowcast.algorithms.secure.secured import Secured
-from narrowcast.algorithms.secure.key_store_process import PipedVault
+from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.secure.key_store_process import PipedKeyStore
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.rounds import start
 
@@ -29,9 +29,9 @@ os.dup2(2, 1)
 
 @contextmanager
 def held_elsewhere(self):
-    yield PipedVault(requests, sys.stdin.buffer)
+    yield PipedKeyStore(requests, sys.stdin.buffer)
 
-Secured.key_store_process = held_elsewhere
+SecureAggregation.key_store_process = held_elsewhere
 experiment = load_experiment("scolr-ml100k", sys.argv[2:])
 if sys.argv[1]:
     from narrowcast.runs import session
@@ -109,7 +109,7 @@ def test_nothing_secret_is_written_down(tmp_path: Path) -> None:
     assert b"participants" in written, "and into the checkpoint"
     held = [key_store._keys.root, *(key_store._key(client) for client in range(943))]
     for client in key_store._round.values():
-        own, pairs = client.seeds()
+        own, pairs = client.mask_seeds()
         held += [client._mask_key.private_bytes_raw(), client._seal_key.private_bytes_raw(), own, *pairs.values()]
         assert own.hex() not in repr(client)
     for secret in held:

@@ -1,1 +1,1 @@
-"""Sums that the server learns, of updates that it does not: CKKS, pairwise masks, and Paillier beside them."""
+"""Secure aggregation: the server learns the sum of the updates and no single one, by pairwise masks or CKKS."""

@@ -1,4 +1,4 @@
-"""What a client signs and sends, and what a server takes in: nothing is read further than it is trusted."""
+"""Signed envelopes: every message of a client, checked by its receiver before its content is used."""
 
 from __future__ import annotations
 
@@ -19,30 +19,35 @@ _MAGIC, _VERSION = b"ns", 1
 
 
 @dataclass(frozen=True)
-class Addressed:
-    """What everyone knows of a round's envelopes: which round, under which keys, and how long each group's bytes are.
+class EnvelopeFormat:
+    """The format of a message in a round: its context, and the length of each group's bytes, `sizes` [groups].
 
-    `context` is the hash of the scheme, its public key and the layout: what was made under other keys is foreign.
+    `context` is a hash of the message's purpose, the scheme, the run, its public key and the layout: an envelope
+    made under others is refused.
     """
 
     round_index: int
     context: bytes
     sizes: tuple[int, ...]
 
-    def bytes_of(self, groups: BoolArray) -> int:
-        """The length of an envelope with these groups."""
+    def size_bytes(self, groups: BoolArray) -> int:
+        """Return the length of an envelope with these groups [groups]."""
         body = sum(size for size, sent in zip(self.sizes, groups, strict=True) if sent)
         return _HEADER.size + self._mask_bytes + body + SIGNATURE_BYTES
 
     def seal(self, client: int, bodies: Sequence[bytes | None], key: bytes) -> bytes:
-        """A signed envelope with the groups that the client sends."""
+        """Return an envelope with the groups that the client sends, signed with its Ed25519 key."""
         sent = np.array([body is not None for body in bodies])
         head = _HEADER.pack(_MAGIC, _VERSION, self.round_index, client, self.context)
         data = b"".join([head, np.packbits(sent, bitorder="little").tobytes(), *filter(None, bodies)])
         return data + Ed25519PrivateKey.from_private_bytes(key).sign(hashlib.sha256(data).digest())
 
     def open(self, data: bytes, keys: Mapping[int, bytes]) -> tuple[int, list[memoryview | None]]:
-        """The client and its groups' bytes, or `PayloadError`: of another round, context or client, or changed."""
+        """Return the client and its groups' bytes, None for a group that it did not send.
+
+        `keys` are the verification keys by client. Raise `PayloadError` for an envelope of another round, context or
+        client, of another length, or with a wrong signature.
+        """
         shortest = _HEADER.size + self._mask_bytes + SIGNATURE_BYTES
         if len(data) < shortest:
             raise PayloadError(f"an envelope of {len(data)} bytes is shorter than an empty one ({shortest})")
@@ -58,9 +63,9 @@ class Addressed:
         flags = np.frombuffer(data, dtype=np.uint8, count=self._mask_bytes, offset=_HEADER.size)
         bits = np.unpackbits(flags, bitorder="little").astype(bool)
         groups = bits[: len(self.sizes)]
-        if bits[len(self.sizes) :].any() or len(data) != self.bytes_of(groups):
+        if bits[len(self.sizes) :].any() or len(data) != self.size_bytes(groups):
             raise PayloadError(
-                f"the envelope of client {client} should be {self.bytes_of(groups)} bytes, is {len(data)}"
+                f"the envelope of client {client} should have {self.size_bytes(groups)} bytes, has {len(data)}"
             )
         view = memoryview(data)
         try:

@@ -1,4 +1,4 @@
-"""Keys that clients make offline and keep: one file that only its owner may read, whole or refused."""
+"""Keys that clients make offline and keep: one file that only its owner may read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from narrowcast.algorithms.secure import ckks
-from narrowcast.algorithms.secure.schemes import CKKS, Protection
+from narrowcast.algorithms.secure.ckks_scheme import CKKS
+from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
 from narrowcast.platform.atomic_files import read_tensors, write_atomically
 from narrowcast.platform.errors import UserError
@@ -22,26 +23,26 @@ _FORMAT = "narrowcast-keys-1"
 
 
 @dataclass(frozen=True)
-class Keys:
-    """What the clients of a run hold: the secret that they sign by, and of CKKS the context with its secret key."""
+class ClientKeys:
+    """The clients' private keys: the root of their signing keys, and for CKKS the context with its secret key."""
 
     root: bytes
     context: bytes
 
     @classmethod
-    def new(cls, scheme: Protection) -> Keys:
-        """Keys for runs under this scheme; raises `UserError` for parameters that SEAL refuses."""
+    def new(cls, scheme: Protection) -> ClientKeys:
+        """Make keys for runs under this scheme; raise `UserError` for parameters that SEAL refuses."""
         context = b""
         if isinstance(scheme, CKKS):
             context = ckks.with_secret(ckks.make_context(scheme.ring, scheme.prime_bits))
         return cls(os.urandom(SECRET_BYTES), context)
 
     def __repr__(self) -> str:
-        return "Keys(...)"
+        return "ClientKeys(...)"
 
 
 def parameters(scheme: Protection) -> str:
-    """What keys depend on."""
+    """Return the parameters that keys depend on, as one line."""
     parts = {"kind": scheme.kind}
     if isinstance(scheme, CKKS):
         parts |= {"ring": str(scheme.ring), "prime_bits": str(list(scheme.prime_bits))}
@@ -49,11 +50,11 @@ def parameters(scheme: Protection) -> str:
 
 
 def make_key_files(folder: Path, scheme: Protection) -> Path:
-    """Write new keys into a folder, for its owner alone; raises `UserError` where there are some, or it cannot be."""
+    """Write new keys into a folder, for its owner alone; raise `UserError` if it has keys or cannot be written."""
     path = folder / FILE
     if path.exists():
-        raise UserError(f"{path} is there already, and runs may have been begun with it; give another folder")
-    keys = Keys.new(scheme)
+        raise UserError(f"{path} exists already, and runs may have been started with it; give another folder")
+    keys = ClientKeys.new(scheme)
     tensors = {name: np.frombuffer(value, dtype=np.uint8) for name, value in vars(keys).items()}
     metadata = {"format": _FORMAT, "parameters": parameters(scheme), "sha256": _sha256(keys)}
     try:
@@ -64,10 +65,10 @@ def make_key_files(folder: Path, scheme: Protection) -> Path:
     return path
 
 
-def read_key_files(folder: Path, scheme: Protection) -> Keys:
-    """The keys in a folder, for the key holder alone.
+def read_key_files(folder: Path, scheme: Protection) -> ClientKeys:
+    """Read the keys in a folder, for the key holder alone.
 
-    Raises `UserError` where others may read or replace them, they are not whole, or are for other parameters.
+    Raise `UserError` if others may read or replace them, or if they are damaged or for other parameters.
     """
     path = folder / FILE
     advice = "run `narrowcast keys make FOLDER EXPERIMENT` and set secure.keys to that folder"
@@ -77,7 +78,7 @@ def read_key_files(folder: Path, scheme: Protection) -> Keys:
                 right = "600" if each is path else "700"
                 raise UserError(f"others may {what} the keys: {each} has mode {mode & 0o777:o}; chmod {right} it")
         tensors, header = read_tensors(path)
-        keys = Keys(tensors["root"].tobytes(), tensors["context"].tobytes())
+        keys = ClientKeys(tensors["root"].tobytes(), tensors["context"].tobytes())
         whole = header["format"] == _FORMAT and header["sha256"] == _sha256(keys)
     except FileNotFoundError:
         raise UserError(f"secure.keys: there is no {path}; {advice}") from None
@@ -86,11 +87,11 @@ def read_key_files(folder: Path, scheme: Protection) -> Keys:
     except (SafetensorError, KeyError):
         whole = False
     if not whole:
-        raise UserError(f"secure.keys: {path} is damaged, or was not written to its end; {advice}")
+        raise UserError(f"secure.keys: {path} is damaged or incomplete; {advice}")
     if header["parameters"] != parameters(scheme):
         raise UserError(f"secure.keys: {path} is for {header['parameters']}, not for {parameters(scheme)}; {advice}")
     return keys
 
 
-def _sha256(keys: Keys) -> str:
+def _sha256(keys: ClientKeys) -> str:
     return hashlib.sha256(keys.root + keys.context).hexdigest()

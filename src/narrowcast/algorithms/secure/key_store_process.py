@@ -1,7 +1,7 @@
-"""The key store as a process of its own, spoken to over two pipes.
+"""The key store in a process of its own, called over two pipes.
 
-It is started as `python -m narrowcast.algorithms.secure.key_store_process`.
-It shares no memory with the process that starts it: keys are made here, and only what `KeyStore` gives out goes back.
+It is started as `python -m narrowcast.algorithms.secure.key_store_process` and shares no memory with the process that
+starts it: keys are made here, and only the answers of `KeyStore` leave it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from narrowcast.algorithms.secure.key_store import KeyStore
-from narrowcast.algorithms.secure.schemes import AnyScheme, Protection
+from narrowcast.algorithms.secure.protection import Protection
+from narrowcast.algorithms.secure.schemes import AnyScheme
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.types import Arrays, PayloadError
 
@@ -29,14 +30,14 @@ _HEAD = struct.Struct("<QQ")  # bytes of the text, of the arrays
 _SECONDS_TO_END = 10.0
 
 
-class PipedVault:
-    """A key_store at the other end of two pipes."""
+class PipedKeyStore:
+    """A key store at the other end of two pipes."""
 
     def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._requests, self._answers = requests, answers
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        """Ask, and wait for the answer; raises what the key_store raised, `RunFailed` where it is gone."""
+        """Return the key store's answer; raise the error that it raised, `RunFailed` if its process is gone."""
         try:
             write(self._requests, json.dumps([method, round_index]), arrays)
             text, answer = read(self._answers)
@@ -51,8 +52,8 @@ class PipedVault:
 
 
 @contextmanager
-def key_store_process(scheme: Protection) -> Iterator[PipedVault]:
-    """Start the process, and end it with the run; without it a run cannot go on, and a resume makes new keys."""
+def key_store_process(scheme: Protection) -> Iterator[PipedKeyStore]:
+    """Start the process, and end it on exit."""
     command = [sys.executable, "-m", "narrowcast.algorithms.secure.key_store_process", scheme.model_dump_json()]
     with subprocess.Popen(
         command,
@@ -63,7 +64,7 @@ def key_store_process(scheme: Protection) -> Iterator[PipedVault]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            yield PipedVault(process.stdin, process.stdout)
+            yield PipedKeyStore(process.stdin, process.stdout)
         finally:
             with suppress(OSError):  # a request that was not read to its end is still to be flushed
                 process.stdin.close()
@@ -74,7 +75,7 @@ def key_store_process(scheme: Protection) -> Iterator[PipedVault]:
 
 
 def serve(key_store: KeyStore, requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer until the other end closes its pipe."""
+    """Answer requests until the other end closes its pipe."""
     while True:
         try:
             text, arrays = read(requests)
@@ -91,20 +92,20 @@ def serve(key_store: KeyStore, requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def write(stream: IO[bytes], text: str, arrays: Arrays) -> None:
-    """One message; no pickle, so that reading it runs no code."""
-    words, data = text.encode(), save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
-    stream.write(_HEAD.pack(len(words), len(data)) + words + data)
+    """Write one message; without pickle, so that reading it runs no code."""
+    encoded, data = text.encode(), save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
+    stream.write(_HEAD.pack(len(encoded), len(data)) + encoded + data)
     stream.flush()
 
 
 def read(stream: IO[bytes]) -> tuple[str, Arrays]:
-    """One message, or `EOFError` where there is none whole."""
+    """Read one message; raise `EOFError` if the pipe ends before it does."""
     text_bytes, array_bytes = _HEAD.unpack(_exactly(stream, _HEAD.size))
     text = _exactly(stream, text_bytes).decode()
     try:
         return text, load(_exactly(stream, array_bytes))
     except SafetensorError as error:
-        raise EOFError("a message between server and key_store was cut") from error
+        raise EOFError("a message between server and key store was cut") from error
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes:
@@ -116,9 +117,9 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 def _main() -> None:
     scheme = TypeAdapter[AnyScheme](AnyScheme).validate_json(sys.argv[1])
-    assert isinstance(scheme, Protection), "without protection there is nothing to keep"
+    assert isinstance(scheme, Protection), "schemes without protection have no keys"
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that prints may come between the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not come between the answers
     serve(KeyStore(scheme), sys.stdin.buffer, answers)
 
 

@@ -1,4 +1,4 @@
-"""What a client's contribution to a sum is made of, known to everyone before it is sent."""
+"""The layout of the sum of an algorithm's updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The libraries of the extra `he`, or one line that says how to get them."""
+"""Libraries of the extra `he`, imported when they are needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from narrowcast.platform.errors import UserError
 
 
 def library(name: str, wanted_by: str) -> Any:
-    """The module of this name, or a `UserError` that names the extra."""
+    """Import the module of this name; raise a `UserError` that names the extra if it is missing."""
     try:
         return import_module(name)
     except ImportError as error:

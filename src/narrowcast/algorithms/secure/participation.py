@@ -1,7 +1,7 @@
-"""Who takes part in the sum of a round and what each sends: decided before the training, from what links carry.
+"""The clients that take part in the sum of a round and the rank of each, decided before the training from their links.
 
-All that a client sends weighs what everyone can work out, keys and shares included. Under masks these grow with the
-number of clients that take part, so that the cohort is the largest whose members can all afford theirs.
+The size of everything that a client sends is known beforehand, keys and shares included. Under masks it grows with the
+number of participants, so the cohort is the largest whose members can all afford their messages.
 """
 
 from __future__ import annotations
@@ -9,19 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
+from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.schemes import CKKS
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
 
+class AgreedRanks(BaseModel):
+    """A rank policy with ranks that were agreed before the training; 0 for a client that does not take part."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    of_client: dict[int, int]
+
+    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
+        """Return the agreed ranks, [C]."""
+        del bits_at_rank, seed, round_index
+        return np.array([self.of_client.get(client, 0) for client in profiles.client.tolist()], dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class Participation:
-    """The n clients of a cohort that take part. Shapes, all [n]: clients ascending, ranks, and all that each sends.
+    """The n participants of a cohort. Shapes, all [n]: clients ascending, ranks, uplink_bits of all that each sends.
 
-    Ranks are 0 where updates have none. With CKKS the client at `opener` opens the sum and sends that back too.
+    Ranks are 0 for updates without ranks. Under CKKS the client at place `opener` also sends back the opened sum.
     """
 
     clients: IntArray
@@ -29,57 +44,68 @@ class Participation:
     uplink_bits: IntArray
     opener: int = 0
 
+    def rank_policy(self) -> AgreedRanks:
+        """Return these ranks as a policy for the plain algorithm."""
+        return AgreedRanks(kind="agreed", of_client=dict(zip(self.clients.tolist(), self.ranks.tolist(), strict=True)))
+
 
 @dataclass(frozen=True)
 class ParticipationPolicy:
-    """How a cohort's ranks follow from its links: `policy` is that of the plain algorithm, None where it has no ranks.
+    """The rule by which participants and ranks follow from links; `policy` is the algorithm's rank policy or None.
 
-    Ranks by bandwidth or channel are the highest that fit, and who cannot afford rank 1 takes no part; nor does who
-    cannot afford the rank that it drew, or has nothing to learn from. Of fewer than `smallest_group` nothing would be
-    opened, so that nobody takes part.
+    Under the policies `bandwidth` and `channel` a client's rank is the highest that fits, and a client that cannot
+    afford rank 1 does not take part. Under `uniform`, a client that cannot afford its drawn rank does not take part.
+    Neither does a client without examples. If fewer than `smallest_group` remain, nobody takes part, since their sum
+    would not be opened.
     """
 
     messages: Messages
     policy: object
 
     @property
-    def by_links(self) -> bool:
-        """Whether ranks are unknown until links are."""
+    def ranks_follow_links(self) -> bool:
+        """Whether ranks depend on links, instead of being drawn from the seed."""
         return self.messages.layout.max_rank > 0 and not isinstance(self.policy, UniformRank)
 
     def of(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> Participation:
-        """Return who takes part of a cohort [C] with `budget_bits` [C]; None where nothing limits uploads."""
+        """Return the participants of a cohort [C] with uplink budgets `budget_bits` [C]; None: no limit."""
         profiles = task.profiles.take(cohort)
         budget = np.full(len(cohort), np.inf) if budget_bits is None else budget_bits.astype(np.float64)
         if isinstance(self.policy, BandwidthRank):
             budget = np.minimum(budget, self.policy.upload_seconds * profiles.uplink_bits_per_second)
         update = self.messages.update_bits_at_rank()
-        least = np.ones(len(cohort), dtype=np.int64) if self.by_links else self._drawn(profiles, task, round_index)
-        spare = np.where(profiles.examples > 0, budget - update[least], -np.inf)
-        richest = np.argsort(-spare, kind="stable")
-        # What the n-th richest has falls with n, and what it has to pay rises.
-        n = next((n for n in range(len(cohort), 0, -1) if spare[richest[n - 1]] >= self.messages.bits_beside(n)), 0)
-        part = np.sort(richest[:n])
-        opener, opening = self._opener(spare[part])
+        if self.ranks_follow_links:
+            least = np.ones(len(cohort), dtype=np.int64)
+        else:
+            least = self._drawn_ranks(profiles, task, round_index)
+        slack = np.where(profiles.examples > 0, budget - update[least], -np.inf)
+        most_slack_first = np.argsort(-slack, kind="stable")
+        # The slack of the n-th client falls with n, and the bits that a cohort of n needs rise: one crossing.
+        n = next(
+            (n for n in range(len(cohort), 0, -1) if slack[most_slack_first[n - 1]] >= self.messages.protocol_bits(n)),
+            0,
+        )
+        part = np.sort(most_slack_first[:n])
+        opener, opening_bits = self._opener(slack[part])
         if n < self.messages.scheme.smallest_group or opener is None:
             nobody = np.empty(0, dtype=np.int64)
             return Participation(nobody, nobody, nobody)
-        around = self.messages.bits_beside(n) + opening * (np.arange(n) == opener)
+        overhead = self.messages.protocol_bits(n) + opening_bits * (np.arange(n) == opener)
         ranks = least[part]
-        if self.by_links:
-            ranks = (update[1:] <= (budget[part] - around)[:, None]).sum(axis=1)
-        return Participation(cohort[part], ranks, update[ranks] + around, opener)
+        if self.ranks_follow_links:
+            ranks = (update[1:] <= (budget[part] - overhead)[:, None]).sum(axis=1)
+        return Participation(cohort[part], ranks, update[ranks] + overhead, opener)
 
-    def _drawn(self, profiles: Profiles, task: Task, round_index: int) -> IntArray:
-        """The ranks that do not depend on links; 0 where updates have none."""
+    def _drawn_ranks(self, profiles: Profiles, task: Task, round_index: int) -> IntArray:
+        """Return the ranks that do not depend on links, [C]; 0 for updates without ranks."""
         if not isinstance(self.policy, UniformRank) or not self.messages.layout.max_rank:
             return np.zeros(len(profiles), dtype=np.int64)
-        nothing = np.zeros((len(profiles), self.messages.layout.max_rank + 1), dtype=np.int64)
-        return self.policy.ranks(profiles, nothing, task.seed, round_index)
+        unused = np.zeros((len(profiles), self.messages.layout.max_rank + 1), dtype=np.int64)
+        return self.policy.ranks(profiles, unused, task.seed, round_index)
 
-    def _opener(self, spare: FloatArray) -> tuple[int | None, int]:
-        """Of those that take part, who opens the sum and what that weighs; None where nobody can afford it."""
-        if not isinstance(self.messages.scheme, CKKS) or not len(spare):
+    def _opener(self, slack: FloatArray) -> tuple[int | None, int]:
+        """Return the participant that opens the sum and the bits of that; None if no participant can afford it."""
+        if not isinstance(self.messages.scheme, CKKS) or not len(slack):
             return 0, 0
-        opening, best = self.messages.opening_bits(), int(spare.argmax())
-        return (best if spare[best] >= opening else None), opening
+        opening_bits, best = self.messages.opened_sum_bits(), int(slack.argmax())
+        return (best if slack[best] >= opening_bits else None), opening_bits

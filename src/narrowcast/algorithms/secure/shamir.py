@@ -1,8 +1,8 @@
 """Shamir's secret sharing of 32-byte secrets over a prime field.
 
-Reference: Shamir, How to Share a Secret, CACM 1979. Own arithmetic, twenty lines of it: of the libraries that are kept,
-PyCryptodome shares 16 bytes in a field of characteristic 2 in pure Python, some hundred times slower than integers
-modulo a prime, and a round of 60 clients has 7,200 shares to make.
+Reference: Shamir, How to Share a Secret, CACM 1979. Implemented here because a round of 60 clients makes 7,200 shares,
+and PyCryptodome's, which shares 16 bytes in a field of characteristic 2 in pure Python, is some hundred times slower
+than integers modulo a prime.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 PRIME = 2**257 - 93
-"""The largest prime below 2^257: every 32-byte secret is an element, and a share is 33 bytes."""
+"""The largest prime below 2^257: every 32-byte secret is a field element, and a share has 33 bytes."""
 
 SECRET_BYTES, SHARE_BYTES = 32, 33
 
 
 def split(secret: bytes, points: Sequence[int], threshold: int) -> list[bytes]:
-    """A share for each of the points 1, 2, ...: any `threshold` of them give the secret, fewer say nothing of it."""
+    """Return a share for each of the points 1, 2, ...: any `threshold` give the secret, fewer reveal nothing of it."""
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(set(points)) or min(points) < 1:
         raise ValueError(f"{threshold} of {len(points)} shares of a secret of {len(secret)} bytes cannot be made")
     coefficients = [*(secrets.randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret, "big")]
@@ -32,8 +32,8 @@ def split(secret: bytes, points: Sequence[int], threshold: int) -> list[bytes]:
 
 
 @lru_cache(maxsize=16)
-def weights_at_zero(points: tuple[int, ...]) -> list[int]:
-    """What the shares at these points are multiplied by, to add up to the secret."""
+def lagrange_weights(points: tuple[int, ...]) -> list[int]:
+    """Return the Lagrange weights at 0: the secret is the sum of weight x share over these points."""
     weights = []
     for point in points:
         above, below = 1, 1
@@ -45,8 +45,8 @@ def weights_at_zero(points: tuple[int, ...]) -> list[int]:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret behind shares by their points; raises `ValueError` where they belong to none."""
-    weights = weights_at_zero(tuple(shares))
+    """Return the secret that shares, by point, determine; raise `ValueError` if they determine none."""
+    weights = lagrange_weights(tuple(shares))
     numbers = [int.from_bytes(share, "big") for share in shares.values()]
     secret = sum(weight * number for weight, number in zip(weights, numbers, strict=True)) % PRIME
     if any(len(share) != SHARE_BYTES for share in shares.values()) or secret >= 2 ** (8 * SECRET_BYTES):

@@ -1,4 +1,4 @@
-"""Several integers in one slot of a ciphertext: as many values as fit, and counts in the bits that are left over."""
+"""Packing of several integers into one slot of a ciphertext: as many values as fit, and counts in the bits above."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """Where the values and counts of a group stand: `values` values a slot, then `counts` counts above them.
+    """The places of a group's values and counts: several values a slot, and counts in the bits above them.
 
-    Where no count fits above the values, the counts have slots of their own behind them.
+    If the counts do not fit above the values, they take slots of their own after those of the values.
     """
 
     n_values: int
@@ -26,12 +26,12 @@ class SlotPlan:
 
     @classmethod
     def of(cls, group: Group, numbers: FixedPoint, usable_bits: int) -> SlotPlan:
-        """The plan for a group, of slots that carry integers of this many bits with their sign."""
+        """Return the plan of a group for slots that carry integers of `usable_bits` bits, sign included."""
         return cls(group.n_values, group.n_counts, numbers.value_bits, numbers.count_bits, usable_bits)
 
     @property
     def values(self) -> int:
-        """Values in a slot."""
+        """The values in a slot."""
         return self.usable_bits // self.value_bits
 
     @property
@@ -40,7 +40,7 @@ class SlotPlan:
 
     @property
     def _above(self) -> int:
-        """Counts above the values of a slot; one bit stays free for the sign."""
+        """The counts above the values of a slot; one bit stays free for the sign."""
         if not self.n_values:
             return 0
         fit = (self.usable_bits - 1 - self.values * self.value_bits) // self.count_bits
@@ -52,12 +52,12 @@ class SlotPlan:
 
     @property
     def slots(self) -> int:
-        """How many slots the group takes."""
+        """The slots that the group takes."""
         alone = -(-self.n_counts // self._counts_alone) if self._counts_alone else 0
         return self._value_slots + alone
 
     def pack(self, integers: Integers) -> Integers:
-        """The integers of a group [n_values + n_counts] as signed slots [slots]."""
+        """Return the integers of a group [n_values + n_counts] as signed slots [slots]."""
         values, counts = integers[: self.n_values], integers[self.n_values :]
         slots = _joined(values, self.values, self.value_bits, self._value_slots)
         if self._above:
@@ -67,7 +67,7 @@ class SlotPlan:
         return np.concatenate([slots, _joined(counts, self._counts_alone, self.count_bits, alone)])
 
     def unpack(self, slots: Integers) -> Integers:
-        """The integers that these slots, or sums of them, carry."""
+        """Return the integers that slots, or sums of slots, carry, [n_values + n_counts]."""
         values, rest = _split(slots[: self._value_slots], self.values, self.value_bits)
         per_slot = self._above or self._counts_alone
         counts = _digits(rest if self._above else slots[self._value_slots :], per_slot, self.count_bits)
@@ -75,7 +75,7 @@ class SlotPlan:
 
 
 def _joined(integers: Integers, per_slot: int, bits: int, slots: int) -> Integers:
-    """Sum over the digits of integer << (bits * place), signed carries included."""
+    """Return the sum of integer << (bits * place) over the digits of each slot, signed carries included, [slots]."""
     digits = np.zeros(slots * per_slot, dtype=np.int64)
     digits[: len(integers)] = integers
     shifts = np.arange(per_slot, dtype=np.int64) * bits
@@ -83,7 +83,7 @@ def _joined(integers: Integers, per_slot: int, bits: int, slots: int) -> Integer
 
 
 def _split(slots: Integers, per_slot: int, bits: int) -> tuple[Integers, Integers]:
-    """The signed digits [slots * per_slot] and what is above them [slots]."""
+    """Return the signed digits [slots * per_slot] and the bits above them [slots]."""
     digits: NDArray[np.int64] = np.empty((len(slots), per_slot), dtype=np.int64)
     half, rest = np.int64(1) << np.int64(bits - 1), slots
     for place in range(per_slot):
@@ -93,6 +93,6 @@ def _split(slots: Integers, per_slot: int, bits: int) -> tuple[Integers, Integer
 
 
 def _digits(slots: Integers, per_slot: int, bits: int) -> Integers:
-    """The digits of 0..2^bits - 1, [slots * per_slot]."""
+    """Return the digits of 0..2^bits - 1, [slots * per_slot]."""
     shifts = np.arange(per_slot, dtype=np.int64) * bits
     return np.asarray(((slots[:, None] >> shifts) & ((np.int64(1) << np.int64(bits)) - 1)).ravel())

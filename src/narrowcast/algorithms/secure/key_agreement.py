@@ -1,0 +1,34 @@
+"""Keys that are derived from secrets, and keys that pairs of clients agree on (X25519, HKDF-SHA256)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from narrowcast.algorithms.secure.shamir import SECRET_BYTES
+
+
+def derive_key(secret: bytes, purpose: bytes, *numbers: int) -> bytes:
+    """Return 32 bytes for one purpose, derived from a secret."""
+    info = b"narrowcast " + purpose + b"".join(number.to_bytes(8, "big") for number in numbers)
+    return HKDF(SHA256(), SECRET_BYTES, None, info).derive(secret)
+
+
+@dataclass
+class KeyAgreements:
+    """A cache of agreed keys, equal at both ends of a pair, so that a process that simulates both derives them once."""
+
+    _known: dict[tuple[Any, ...], bytes] = field(default_factory=dict, repr=False)
+
+    def key(self, private: X25519PrivateKey, public: bytes, peer: bytes, purpose: bytes, *numbers: int) -> bytes:
+        """Return 32 bytes for one purpose from `private`, whose public half is `public`, and a peer's public key."""
+        pair = frozenset((public, peer))
+        if (pair,) not in self._known:
+            self._known[(pair,)] = private.exchange(X25519PublicKey.from_public_bytes(peer))
+        if (pair, purpose, *numbers) not in self._known:
+            self._known[(pair, purpose, *numbers)] = derive_key(self._known[(pair,)], purpose, *numbers)
+        return self._known[(pair, purpose, *numbers)]

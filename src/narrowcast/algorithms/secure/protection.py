@@ -1,0 +1,127 @@
+"""Fields and ring arithmetic that all schemes share, and the two schemes that need nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from narrowcast.algorithms.federated.sum_layout import Group
+from narrowcast.algorithms.secure.bit_packing import RingElements
+from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Rounding
+from narrowcast.algorithms.secure.ring_encoding import integers_of, pack_ring, ring_bytes, unpack_ring
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays
+
+
+class NoProtection(BaseModel):
+    """The server sees every update."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["none"] = "none"
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """The run's public encryption key and the modulus of its ciphertexts; empty for schemes without one."""
+
+    key: bytes = b""
+    modulus: int = 0
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> PublicKey:
+        """Read the arrays `key` and `modulus` of the key store's answer to `public`."""
+        return cls(arrays["key"].tobytes(), int(arrays["modulus"][0]))
+
+
+class Protection(BaseModel):
+    """Base of the schemes: values cut at `clip` and rounded to integers of `bits` bits, which add up exactly.
+
+    With equal fields all schemes give the same model to the bit. The sum is not opened if fewer than `threshold` of the
+    cohort arrive, and a component that fewer than `smallest_group` clients sent is left out.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    needs: ClassVar[tuple[str, ...]] = ("cryptography",)
+
+    kind: str
+    clip: float = Field(4.0, gt=0, allow_inf_nan=False, description="largest magnitude of an update's value")
+    bits: int = Field(16, ge=2, le=32, description="of one value, its sign included")
+    rounding: Rounding = "stochastic"
+    threshold: float = Field(0.6, gt=0, le=1, description="share of the cohort that must arrive")
+    smallest_group: int = Field(3, ge=1, description="fewest clients whose sum is opened")
+    keys: str | None = Field(None, description="folder of `narrowcast keys make`; none: made anew for the run")
+
+    @field_validator("keys")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return value and str(Path(value).expanduser().absolute())
+
+    def fixed_point(self, max_weight: int, max_clients: int) -> FixedPoint:
+        """Return the integers of at most `max_clients` clients, whose weights add up to at most `max_weight`."""
+        return FixedPoint(self.clip, self.bits, self.rounding, max_weight, max_clients)
+
+    def survivor_threshold(self, cohort: int) -> int:
+        """Return how many clients of a cohort must arrive."""
+        return max(1, int(np.ceil(self.threshold * cohort - 1e-9)))
+
+    def check(self, numbers: FixedPoint) -> None:
+        """Raise a `UserError` if sums could overflow."""
+        if numbers.value_bits > 63 or numbers.count_bits > 63:
+            raise UserError(
+                f"secure.bits = {self.bits}: sums need {numbers.value_bits} bits, and 63 are available; use at most "
+                f"{63 - numbers.count_bits}"
+            )
+
+    def group_bytes(self, group: Group, numbers: FixedPoint) -> int:
+        """Return the length of an encoded group."""
+        return ring_bytes(group, numbers)
+
+    def encode(
+        self,
+        group: Group,
+        integers: Integers,
+        numbers: FixedPoint,
+        public: PublicKey,
+        mask: RingElements | None = None,
+    ) -> bytes:
+        """Return the bytes of a client's group: ring elements, plus the client's mask if it has one."""
+        del public
+        elements = integers.view(np.uint64)
+        return pack_ring(group, elements if mask is None else elements + mask, numbers)
+
+    def decode(self, group: Group, data: bytes | memoryview, numbers: FixedPoint, public: PublicKey) -> RingElements:
+        """Return what `encode` wrote; raise `PayloadError` for bytes that it cannot have written."""
+        del public
+        return unpack_ring(group, data, numbers)
+
+    def add(self, total: RingElements, elements: RingElements, public: PublicKey) -> RingElements:
+        """Return the sum of two decoded groups."""
+        del public
+        return total + elements
+
+    def open_sum(self, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+        """Return the integers of a sum in the clear, [n_values + n_counts]."""
+        return integers_of(group, elements, numbers)
+
+
+class Plain(Protection):
+    """The same integers without protection: the reference that the other schemes are compared with."""
+
+    kind: Literal["plain"] = "plain"
+
+
+class Masked(Protection):
+    """Pairwise masks over a ring as wide as the sum needs; any `threshold` of the cohort can unmask it.
+
+    The server learns the sum and nothing else, as long as it colludes with fewer than `threshold` of the cohort. See
+    `masking_client` for the protocol and its source.
+    """
+
+    kind: Literal["masked"] = "masked"
+    threshold: float = Field(0.6, gt=0.5, le=1, description="share of the cohort that must arrive")

@@ -1,0 +1,207 @@
+"""Secure aggregation: an algorithm whose server learns the sum of its clients' updates and no single one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from narrowcast.algorithms.channel.curves import Curves
+from narrowcast.algorithms.secure.inbox import Inbox
+from narrowcast.algorithms.secure.key_store import KeyStore
+from narrowcast.algorithms.secure.key_store_process import key_store_process
+from narrowcast.algorithms.secure.layout import layout_of
+from narrowcast.algorithms.secure.messages import Messages
+from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
+from narrowcast.algorithms.secure.protected_upload import UploadProtector
+from narrowcast.algorithms.secure.protection import Protection
+from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
+from narrowcast.algorithms.secure.unmasking import PARTICIPATION, SHARED, SecureExecutor, protected_sums
+from narrowcast.platform.contracts import (
+    SECRET,
+    Broadcast,
+    ClientKeyStore,
+    Executor,
+    RateDistortion,
+    Task,
+    TrainsThenUploads,
+)
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray, LocalUpdates
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """`algorithm` with its sum protected by `scheme`, in rounds of at most `max_cohort` clients.
+
+    Clients train as under the plain algorithm, one by one or as a batch; each rounds its own contribution to integers,
+    protects and signs it. Chunks hold protected sums; the executor of `over` opens the round's.
+    """
+
+    algorithm: Any
+    scheme: Protection
+    max_cohort: int
+
+    @property
+    def kind(self) -> str:
+        """The kind of the plain algorithm."""
+        return str(self.algorithm.kind)
+
+    @property
+    def keys_last(self) -> bool:
+        """Whether keys were made offline, so that a resumed run has the same."""
+        return self.scheme.keys is not None
+
+    def check(self, task: Task) -> None:
+        """Raise a `UserError` if the updates cannot be added up, or if no sum could be opened."""
+        self.algorithm.check(task)
+        self.scheme.check(self.messages(task).fixed_point)
+        least = self.scheme.survivor_threshold(min(self.max_cohort, task.data.n_clients))
+        if least < self.scheme.smallest_group:
+            raise UserError(
+                f"secure.smallest_group = {self.scheme.smallest_group}: {least} clients of a round are enough by "
+                "secure.threshold; ask more clients_per_round, or lower smallest_group"
+            )
+        if self.keys_last:
+            with self.key_store_process() as key_store:
+                key_store.call("public", 0, {})  # reads the key files, which this process must not
+
+    def messages(self, task: Task) -> Messages:
+        """Return the messages of a round of this task with a full cohort."""
+        cohort = min(self.max_cohort, task.data.n_clients)
+        return Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
+
+    def participation_policy(self, task: Task) -> ParticipationPolicy:
+        """Return the rule by which clients take part in a round of this task."""
+        return ParticipationPolicy(self.messages(task), getattr(self.algorithm, "rank_policy", None))
+
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
+        """Return each client's error at each size of its protected update; None unless ranks follow the channel."""
+        if getattr(getattr(self.algorithm, "rank_policy", None), "kind", "") != "channel" or not len(cohort):
+            return None
+        messages = self.messages(task)
+        bits = messages.update_bits_at_rank()[1:] + messages.protocol_bits(len(cohort))
+        shape = len(cohort), len(bits)
+        errors = len(bits) / np.arange(1.0, len(bits) + 1) - 1  # as `channel.joint`, with finely rounded values
+        weight = self.algorithm.expected_values(task, cohort)
+        curves = Curves.of(np.broadcast_to(bits, shape), np.broadcast_to(errors, shape), weight)
+        return RateDistortion(np.full(len(cohort), bits[0]), curves)
+
+    def init(self, task: Task) -> Arrays:
+        """Return the plain algorithm's server state."""
+        return self.algorithm.init(task)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the plain algorithm's client state."""
+        return self.algorithm.init_clients(task)
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Return the plain algorithm's broadcast."""
+        return self.algorithm.broadcast(server, task, round_index)
+
+    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
+        """Return each client's downlink bits besides the broadcast, [C]: keys, shares, ranks, the sum to open."""
+        policy, bits = self.participation_policy(task), np.zeros(len(cohort), dtype=np.int64)
+        if len(cohort):
+            participation = policy.of(task, cohort, round_index, budget_bits)
+            part = np.isin(cohort, participation.clients)
+            messages = replace(policy.messages, cohort=len(participation.clients))
+            each, opener = messages.downlink_bits(sends_ranks=policy.ranks_follow_links)
+            bits[part] = each + opener * (np.arange(part.sum()) == participation.opener)
+        return bits
+
+    def public_key_bits(self, task: Task) -> int:
+        """Return the bits of the public key, which every client receives once."""
+        return self.messages(task).public_key_bits()
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train a chunk with the keys that come with the broadcast."""
+        shared, secrets = (_without_prefix(broadcast, prefix) for prefix in (SHARED, SECRET))
+        plain = {name: values for name, values in broadcast.items() if not name.startswith((SHARED, SECRET))}
+        clients, ranks, uplink_bits = (np.asarray(shared[name]) for name in PARTICIPATION)
+        keys = RoundKeys.of(Participation(clients, ranks, uplink_bits), shared, shared)
+        return self.train_protected(plain, chunk, task, keys, ClientSecrets.of(secrets))
+
+    def train_protected(
+        self, broadcast: Arrays, chunk: Chunk, task: Task, keys: RoundKeys, secrets: ClientSecrets
+    ) -> ChunkResult:
+        """Train a chunk's clients, and add up what each of them sends, protected and signed."""
+        messages = keys.messages(self.messages(task))
+        groups = keys.sent_groups(messages.layout, task.seed, chunk.round_index)
+        inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
+        protector = UploadProtector(chunk, task.seed, messages, keys, secrets, groups, inbox)
+        algorithm = self.algorithm
+        if messages.layout.max_rank:
+            algorithm = algorithm.model_copy(update={"rank_policy": keys.participation.rank_policy()})
+        results = _train_each(algorithm, broadcast, chunk, task)
+        began = time.perf_counter()
+        ledger = ClientLedger.merged([protector.send(result, place) for place, result in enumerate(results)])
+        encoding = time.perf_counter() - began
+        states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
+        return ChunkResult(chunk.index, protected_sums(inbox), states, ledger, encode_seconds=encoding)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Return the round's sum, which has been opened and takes the place of every chunk's."""
+        return partials[0]
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Return the plain algorithm's next server state."""
+        return self.algorithm.step(server, broadcast, total)
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return the plain algorithm's global parameters."""
+        return self.algorithm.final(server)
+
+    def key_store(self) -> KeyStore:
+        """Return a new key store; for a process that is not the server's."""
+        return KeyStore(self.scheme)
+
+    def key_store_process(self) -> AbstractContextManager[ClientKeyStore]:
+        """Start a key store in a process of its own on this machine."""
+        return key_store_process(self.scheme)
+
+    def over(self, executor: Executor, key_store: ClientKeyStore, task: Task) -> Executor:
+        """Return an executor that opens the sum of each round."""
+        return SecureExecutor(self.participation_policy(task), executor, key_store, task)
+
+
+def _without_prefix(arrays: Arrays, prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+
+
+def _train_each(algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
+    """Return the result of each client alone, trained by one program if the algorithm trains chunks by one."""
+    alone = [_one_client(chunk, place) for place in range(len(chunk.clients))]
+    if isinstance(algorithm, TrainsThenUploads) and (call := algorithm.local_call(broadcast, chunk, task)):
+        updates = task.training.train(call.server, chunk, task, call.terms)
+        return [algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)]
+    return [algorithm.train(broadcast, one, task) for one in alone]
+
+
+def _one_client(chunk: Chunk, place: int) -> Chunk:
+    """Return the chunk of one client, without its budget and loss: they apply to the protected upload."""
+    only = slice(place, place + 1)
+    return replace(
+        chunk,
+        clients=chunk.clients[only],
+        state={name: values[only] for name, values in chunk.state.items()},
+        budget_bits=None,
+        lost=None,
+        epochs=None if chunk.epochs is None else chunk.epochs[only],
+    )
+
+
+def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
+    """Return the update of one client of a chunk."""
+    only = slice(place, place + 1)
+    return LocalUpdates(
+        changes={name: values[only] for name, values in updates.changes.items()},
+        state={name: values[only] for name, values in updates.state.items()},
+        loss=updates.loss[only],
+        examples=updates.examples[only],
+        steps=updates.steps[only],
+    )
