@@ -1,4 +1,8 @@
-"""narrowcast itself, in this process or on Ray actors, drawing its own cohorts and batches."""
+"""narrowcast itself, in this process or on Ray actors, drawing its own cohorts and batches.
+
+In this process a round lasts from one outcome to the next. On Ray the driver delivers outcomes several at a time, so
+that the time between two deliveries says nothing: there a round lasts as long as the driver says, `wall_seconds`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,10 @@ def main() -> None:
     watch, state = Stopwatch(), start(algorithm, task)
     watch.start()
     for outcome in backend.run(plan(workload, options.rounds, chunk_size), algorithm, task, state):
-        watch.lap()
+        if options.actors:
+            watch.add(outcome.wall_seconds)
+        else:
+            watch.lap()
         state = outcome.state or state
     parameters = {name: torch.from_numpy(np.array(v)) for name, v in algorithm.final(state.server).items()}
     report(replay, watch, parameters, options.parameters)

@@ -76,20 +76,20 @@ def cnn() -> nn.Sequential:
 
 @dataclass
 class Stopwatch:
-    """The time at which each round ended, from `start` on."""
+    """The seconds of each round: those since `start` or the last `lap`, or those given to `add`."""
 
-    started: float = 0.0
-    ends: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    _last: float = 0.0
 
     def start(self) -> None:
-        self.started = time.perf_counter()
+        self._last = time.perf_counter()
 
     def lap(self) -> None:
-        self.ends.append(time.perf_counter())
+        before, self._last = self._last, time.perf_counter()
+        self.seconds.append(self._last - before)
 
-    @property
-    def seconds(self) -> list[float]:
-        return np.diff([self.started, *self.ends]).tolist()
+    def add(self, seconds: float) -> None:
+        self.seconds.append(seconds)
 
 
 def arguments(**options: Any) -> argparse.Namespace:
