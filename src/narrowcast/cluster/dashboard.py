@@ -12,6 +12,7 @@ from pathlib import Path
 import requests
 from packaging.version import Version
 
+from narrowcast.cluster.ray_internals import NODES_PATH
 from narrowcast.platform.errors import UserError
 
 _SECONDS = 10.0
@@ -40,7 +41,7 @@ class Dashboard:
 
     def nodes(self) -> list[Node]:
         """The nodes that are alive."""
-        answer = _get(self.address, "/api/v0/nodes?limit=10000")
+        answer = _get(self.address, NODES_PATH)
         try:
             return [
                 Node(row["node_ip"], bool(row["is_head_node"]), row["resources_total"])

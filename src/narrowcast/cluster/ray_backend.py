@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -27,6 +26,7 @@ from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.head import LOOK_SECONDS, Head
 from narrowcast.cluster.hosts import Wish, alive_nodes
 from narrowcast.cluster.placement import Node, Policy
+from narrowcast.cluster.ray_internals import LOCAL_ONLY, handshake_command, stream_ahead
 from narrowcast.cluster.resources import Demand
 from narrowcast.platform.config import suggest
 from narrowcast.platform.contracts import Algorithm, Task
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 5.0
 _HEALTH_SECONDS = 9.0
-_SHAKE_HANDS = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 _FRUITLESS_DRIVERS = 3
 _STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the last checkpoint has to do
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
@@ -167,7 +166,7 @@ class RayBackend(Demand):
             options |= {
                 "num_cpus": local_cpus,
                 "include_dashboard": False,
-                "_node_ip_address": "127.0.0.1",
+                **LOCAL_ONLY,
             }
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
@@ -191,7 +190,7 @@ class RayBackend(Demand):
 
 def _stream(driver: Any, plan: Plan, state: RunState, head: Head) -> Generator[Outcome, None, None]:
     """What the driver hands on, round by round; what failed meanwhile is logged."""
-    options = driver.run.options(num_returns="streaming", _generator_backpressure_num_objects=_OUTCOMES_AHEAD)
+    options = driver.run.options(**stream_ahead(_OUTCOMES_AHEAD))
     stream = options.remote(plan, state)
     stop_by = math.inf
     try:
@@ -241,10 +240,8 @@ def probe(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
-    try:  # what `ray health-check` does first, with a third of its imports
-        done = subprocess.run(
-            [sys.executable, "-c", _SHAKE_HANDS, address], capture_output=True, timeout=_HEALTH_SECONDS, check=False
-        )
+    try:
+        done = subprocess.run(handshake_command(address), capture_output=True, timeout=_HEALTH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         done = None
     if done is None or done.returncode:

@@ -19,6 +19,7 @@ import requests
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from narrowcast.cluster.dashboard import Dashboard, headers
+from narrowcast.cluster.ray_internals import NOISY_LOGGERS
 from narrowcast.platform.errors import RunFailed
 
 MARK = "narrowcast"
@@ -29,11 +30,7 @@ _LOST_SECONDS = 60.0
 STOP_SECONDS = 120
 """How long a run that is stopped may take to write down what it has; Ray's own default is three seconds."""
 
-for _noisy in (
-    "ray.dashboard.modules.dashboard_sdk",
-    "ray.dashboard.modules.job.sdk",
-    "ray._private.runtime_env.packaging",
-):
+for _noisy in NOISY_LOGGERS:
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 

@@ -32,8 +32,6 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.store.db.db_types import DATABASE_ENGINES
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.utils.mlflow_tags import (
     MLFLOW_DATASET_CONTEXT,
     MLFLOW_RUN_NAME,
@@ -48,6 +46,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
 from narrowcast.platform.tracking.store_address import HIDDEN, Tracking, hide_password, is_hidden
 
 logger = logging.getLogger(__name__)
@@ -57,6 +56,7 @@ _RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PARAMS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000  # of one request, by MLflow's own limit
+_DATABASES = ("postgresql", "mysql", "sqlite", "mssql")  # that MLflow documents as stores
 _LARGEST_ARTIFACT_BYTES = 10**9  # what error feedback keeps of all clients is more, and of use to a resume alone
 
 # One line of ours says that the store is down; theirs would be many, with the password in some.
@@ -99,7 +99,7 @@ def check_store(uri: str) -> None:
             answer = requests.get(f"{uri.rstrip('/')}/version", timeout=_PROBE_SECONDS)
             answer.raise_for_status()
             Version(answer.text)  # which other servers do not say, whatever else they answer
-        elif re.split(r"[+:]", uri)[0] in DATABASE_ENGINES:
+        elif re.split(r"[+:]", uri)[0] in _DATABASES:
             if uri.startswith("sqlite:///"):
                 Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
             engine = create_engine(uri)
@@ -277,23 +277,11 @@ class Sender:
         return self._caught_up()
 
 
-class _PatientMonitor(SystemMetricsMonitor):
-    """Goes on once the store is back, where MLflow's own gives up for good."""
-
-    def monitor(self) -> None:
-        """Until the end of the run."""
-        while not self._shutdown_event.is_set():
-            super().monitor()  # type: ignore[no-untyped-call]
-            self._shutdown_event.wait(_RETRY_SECONDS)
-
-
 def monitor_system(uri: str, run_id: str, *, enabled: bool, resume: bool) -> Callable[[], None]:
     """Log the machine's load to the run until the returned function is called."""
     if not enabled:
         return lambda: None
-    monitor: Any = _PatientMonitor(run_id, resume_logging=resume, tracking_uri=uri)  # type: ignore[no-untyped-call]
-    monitor.start()
-    return monitor.finish
+    return SystemMonitor(uri, run_id, resume=resume).finish
 
 
 def reopen_run(uri: str, run_id: str) -> None:

@@ -1,0 +1,47 @@
+"""The private parts of Ray that narrowcast uses are there, in the version that they were checked against."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import ray
+from packaging.version import Version
+from ray.job_submission import JobSubmissionClient
+
+from narrowcast.cluster import ray_internals
+
+
+def test_no_later_version_is_installed() -> None:
+    installed, checked = ray.__version__, ray_internals.CHECKED_VERSION
+    assert Version(installed) <= Version(checked), (
+        f"Ray {installed} is installed, and cluster/ray_internals.py was checked against {checked}: check each entry "
+        "of that module against the new version, run the tests of tests/test_cluster, then raise CHECKED_VERSION"
+    )
+
+
+def test_the_handshake_fails_where_no_cluster_answers() -> None:
+    """It must fail for want of an answer, not because Ray has moved the client."""
+    imported = [sys.executable, "-c", ray_internals._HANDSHAKE.partition("; GcsClient(")[0]]
+    assert subprocess.run(imported, check=False, capture_output=True).returncode == 0
+    assert ray_internals.handshake_command("127.0.0.1:1")[-1] == "127.0.0.1:1"
+
+
+def test_ray_takes_the_private_options() -> None:
+    class Streams:
+        @ray.method(**ray_internals.stream_ahead(2))  # type: ignore[untyped-decorator]
+        def run(self) -> Iterator[None]:
+            yield
+
+    ray.remote(Streams)  # raises where an option is not known
+    (name,) = ray_internals.LOCAL_ONLY
+    assert name in inspect.getsource(ray.init)
+
+
+def test_the_loggers_of_the_job_client_have_these_names() -> None:
+    module = sys.modules[JobSubmissionClient.__module__]
+    assert module.__name__ in ray_internals.NOISY_LOGGERS
+    assert all(name in logging.root.manager.loggerDict for name in ray_internals.NOISY_LOGGERS)
