@@ -21,7 +21,7 @@ from narrowcast.reproduce.wireless import (
 )
 from narrowcast.reproduce.wireless_figures import (
     LINKS,
-    Curve,
+    DescentCurve,
     compute_figures,
     judge_figures,
     plot_figures,
@@ -34,7 +34,7 @@ def table1() -> list[Allocated]:
 
 
 @pytest.fixture(scope="module")
-def curves() -> list[Curve]:
+def curves() -> list[DescentCurve]:
     return compute_figures()
 
 
@@ -98,7 +98,7 @@ def test_the_example_of_section_3_1() -> None:
     assert judge_section31(2.0)[-1].ours == "yes: 1/146 against 1/144"
 
 
-def test_the_figures_show_what_the_report_says_of_them(curves: list[Curve]) -> None:
+def test_the_figures_show_what_the_report_says_of_them(curves: list[DescentCurve]) -> None:
     assert len(curves) == sum(len(links) for links in LINKS.values())
     floor = {(curve.figure, curve.uplink, curve.downlink): curve.floor for curve in curves}
     # figure 2: eight bits are log10(2^8) = 2.41 decades, on either link; the uplink ends above the downlink
@@ -117,21 +117,21 @@ def test_the_figures_show_what_the_report_says_of_them(curves: list[Curve]) -> N
     assert all(row.verdict != "differs" for row in judge_figures(curves))
 
 
-def test_error_free_descent_is_linear_at_its_rate(curves: list[Curve]) -> None:
+def test_error_free_descent_is_linear_at_its_rate(curves: list[DescentCurve]) -> None:
     (exact,) = [curve for curve in curves if curve.name == "uplink full, downlink full"]
     steps = exact.distance[1:300] / exact.distance[:299]
     assert steps.max() <= 1 - 1 / 16 + 1e-9
     assert steps[-1] == pytest.approx(1 - 1 / 16, rel=1e-3)
 
 
-def test_a_seed_is_a_problem_and_its_noise(curves: list[Curve]) -> None:
+def test_a_seed_is_a_problem_and_its_noise(curves: list[DescentCurve]) -> None:
     again, other = compute_figures(), compute_figures(seed=1)
     assert all(np.array_equal(one.distance, two.distance) for one, two in zip(curves, again, strict=True))
     assert not any(np.array_equal(one.distance, two.distance) for one, two in zip(curves, other, strict=True))
     assert all(row.verdict != "differs" for row in judge_figures(other))
 
 
-def test_the_plots_are_drawn(table1: list[Allocated], curves: list[Curve], tmp_path: Path) -> None:
+def test_the_plots_are_drawn(table1: list[Allocated], curves: list[DescentCurve], tmp_path: Path) -> None:
     plot_table1(table1, tmp_path / "table1.png")
     paths = [tmp_path / "table1.png", *plot_figures(curves, tmp_path)]
     assert [path.name for path in paths[1:]] == [f"wireless_figure{figure}.png" for figure in (2, 3, 4)]

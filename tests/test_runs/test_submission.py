@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from command_line import assert_refused, narrowcast
 from narrowcast import __version__
-from narrowcast.cluster.dashboard import Node, normalise
+from narrowcast.cluster.dashboard import ClusterNode, normalise
 from narrowcast.cluster.node_probe import versions
 from narrowcast.cluster.preflight import judge, judge_nodes
 from narrowcast.experiment import load_experiment
@@ -212,7 +212,7 @@ def test_what_can_never_fit_is_told_before_torch_is_imported() -> None:
 
 
 def test_a_node_holds_what_fits_on_it_whole() -> None:
-    node = Node("10.0.0.1", False, {"CPU": 3.0, "GPU": 1.0, "link": 0.3})
+    node = ClusterNode("10.0.0.1", False, {"CPU": 3.0, "GPU": 1.0, "link": 0.3})
     assert node.holds({"CPU": 2}) == 1
     assert node.holds({"CPU": 1, "GPU": 0.5}) == 2
     assert node.holds({"link": 0.1}) == 3  # though 0.3 / 0.1 is less than 3

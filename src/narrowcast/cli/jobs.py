@@ -13,7 +13,7 @@ from narrowcast.cli.terminal import console
 from narrowcast.platform.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
-    from narrowcast.cluster.ray_jobs import Job, RayJobs
+    from narrowcast.cluster.ray_jobs import RayJob, RayJobs
 
 ADDRESS = click.option(
     "--address",
@@ -70,7 +70,7 @@ def stop(name: str, address: str) -> None:
     click.echo(f"{job.submission_id}: {job.status}; submit it again to go on from its last checkpoint")
 
 
-def follow_to_the_end(queue: RayJobs, job: Job) -> None:
+def follow_to_the_end(queue: RayJobs, job: RayJob) -> None:
     """Print the job's log as it grows; raises what ended the job, as if it had been run here."""
     reason = ""
 
@@ -104,7 +104,7 @@ def _jobs(address: str) -> RayJobs:
     return RayJobs(reach(address))
 
 
-def _find(queue: RayJobs, name: str) -> Job:
+def _find(queue: RayJobs, name: str) -> RayJob:
     job = queue.latest(name)
     if job is None:
         known = ", ".join(dict.fromkeys(each.name for each in queue.all())) or "none"

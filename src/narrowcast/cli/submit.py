@@ -39,10 +39,10 @@ def submit(
     Everything else is said in docs/running-on-a-cluster.md.
     """  # noqa: D301 - click wants the character
     from narrowcast.cluster.dashboard import reach
-    from narrowcast.runs.capacity import check_room
+    from narrowcast.runs.capacity import check_capacity
 
     dashboard = reach(address)
-    check_room(source, overrides, dashboard)
+    check_capacity(source, overrides, dashboard)
     from narrowcast.cluster.ray_jobs import RayJobs
     from narrowcast.runs import submission  # which takes seconds to import
 

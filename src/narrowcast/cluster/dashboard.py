@@ -20,7 +20,7 @@ _TOKEN_ADVICE = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or put the cluster'
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A living node and its resources, those of Ray and those that it was given by name."""
 
     ip: str
@@ -39,12 +39,12 @@ class Dashboard:
     address: str
     ray_version: str
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         """The nodes that are alive."""
         answer = _get(self.address, NODES_PATH)
         try:
             return [
-                Node(row["node_ip"], bool(row["is_head_node"]), row["resources_total"])
+                ClusterNode(row["node_ip"], bool(row["is_head_node"]), row["resources_total"])
                 for row in answer.json()["data"]["result"]["result"]
                 if row["state"] == "ALIVE"
             ]

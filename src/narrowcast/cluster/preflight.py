@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from narrowcast import __version__
-from narrowcast.cluster.ray_jobs import Job, RayJobs
+from narrowcast.cluster.ray_jobs import RayJob, RayJobs
 from narrowcast.platform.errors import RunFailed, UserError
 
 SCRIPT = Path(__file__).with_name("node_probe.py")
@@ -108,7 +108,7 @@ def _ask(jobs: RayJobs, entrypoint: str, runtime_env: Mapping[str, Any]) -> dict
     return answer
 
 
-def _why(job: Job, log: str) -> str:
+def _why(job: RayJob, log: str) -> str:
     """The last line that the check wrote, and what to do where the nodes' `python` is not the one Ray runs with."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith(_OF_RAY)]
     said = lines[-1][-300:] if lines else job.message
@@ -117,6 +117,6 @@ def _why(job: Job, log: str) -> str:
     return said
 
 
-def _withdraw(jobs: RayJobs, job: Job) -> None:
+def _withdraw(jobs: RayJobs, job: RayJob) -> None:
     if jobs.stop(job).over:
         jobs.forget(job)

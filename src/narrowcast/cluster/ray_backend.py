@@ -27,7 +27,7 @@ from narrowcast.cluster.head import LOOK_SECONDS, Head
 from narrowcast.cluster.hosts import Wish, alive_nodes
 from narrowcast.cluster.placement import Node, Policy
 from narrowcast.cluster.ray_internals import LOCAL_ONLY, handshake_command, stream_ahead
-from narrowcast.cluster.resources import Demand
+from narrowcast.cluster.resources import HostResources
 from narrowcast.platform.config import suggest
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed, UserError
@@ -46,7 +46,7 @@ _STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
 
 
-class RayBackend(Demand):
+class RayBackend(HostResources):
     """Client hosts and the driver as Ray actors, on a cluster that is started for the run or joined.
 
     Without `address`, the cluster of a surrounding Ray job (RAY_ADDRESS) is used, else one is started on this machine

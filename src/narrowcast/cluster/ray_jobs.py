@@ -35,7 +35,7 @@ for _noisy in NOISY_LOGGERS:
 
 
 @dataclass(frozen=True)
-class Job:
+class RayJob:
     """An attempt at a run; times in seconds since 1970, None where it has not begun or ended."""
 
     name: str
@@ -65,21 +65,21 @@ class RayJobs:
         self.address = dashboard.address
         self._client = JobSubmissionClient(dashboard.address, headers=headers())
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[RayJob]:
         """Every attempt at a run, the latest first."""
         jobs = [_job(details) for details in self._client.list_jobs() if MARK in (details.metadata or {})]
         return sorted(jobs, key=lambda job: job.began or time.time(), reverse=True)
 
-    def latest(self, name: str) -> Job | None:
+    def latest(self, name: str) -> RayJob | None:
         """The last attempt at a run; also one given by its own id."""
         attempts = [job for job in self.all() if name in (job.name, job.submission_id)]
         return max(attempts, key=lambda job: job.attempt, default=None)
 
     def start(
         self, name: str, attempt: int, entrypoint: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
-    ) -> Job:
+    ) -> RayJob:
         """Start an attempt, or join the one that somebody else has just started."""
-        job = Job(name, attempt, "PENDING", "", None, None, None, metadata)
+        job = RayJob(name, attempt, "PENDING", "", None, None, None, metadata)
         try:
             self._client.submit_job(
                 entrypoint=entrypoint,
@@ -92,7 +92,7 @@ class RayJobs:
                 raise RunFailed(f"the cluster at {self.address} took no job: {_first_line(error)}") from error
         return job
 
-    def now(self, job: Job) -> Job:
+    def now(self, job: RayJob) -> RayJob:
         """The job as it is now; raises `RunFailed` where the cluster has not answered for a minute."""
         deadline = time.monotonic() + _LOST_SECONDS
         while True:
@@ -105,7 +105,7 @@ class RayJobs:
                     ) from error
                 time.sleep(_POLL_SECONDS)
 
-    def follow(self, job: Job, say: Callable[[str], None]) -> Job:
+    def follow(self, job: RayJob, say: Callable[[str], None]) -> RayJob:
         """Hand on the job's log line by line as it is written, from its beginning, until the job is over."""
         seen, told = 0, ""
         while True:
@@ -125,7 +125,7 @@ class RayJobs:
                 return job
             time.sleep(_POLL_SECONDS)
 
-    async def _tail(self, job: Job, seen: int, say: Callable[[str], None]) -> int:
+    async def _tail(self, job: RayJob, seen: int, say: Callable[[str], None]) -> int:
         """Hand on whole lines but the first `seen`, while the connection lasts; how many were handed on by then."""
         number, rest = 0, ""
         try:
@@ -139,14 +139,14 @@ class RayJobs:
             pass  # `follow` sees what became of the job, and goes on from here
         return max(seen, number)
 
-    def log(self, job: Job) -> str:
+    def log(self, job: RayJob) -> str:
         """All that the job has written so far."""
         try:
             return str(self._client.get_job_logs(job.submission_id))
         except (requests.RequestException, RuntimeError) as error:
             raise RunFailed(f"no log of {job.submission_id} could be had: {_first_line(error)}") from error
 
-    def stop(self, job: Job) -> Job:
+    def stop(self, job: RayJob) -> RayJob:
         """Ask the job to write down what it has and end, and wait for that."""
         self._client.stop_job(job.submission_id)
         deadline = time.monotonic() + STOP_SECONDS + 10
@@ -156,14 +156,14 @@ class RayJobs:
             time.sleep(_POLL_SECONDS)
         return job
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: RayJob) -> None:
         """Remove what the cluster keeps of a job that is over."""
         self._client.delete_job(job.submission_id)
 
 
-def _job(details: JobDetails) -> Job:
+def _job(details: JobDetails) -> RayJob:
     metadata = details.metadata or {}
-    return Job(
+    return RayJob(
         name=metadata.get(MARK, str(details.submission_id)),
         attempt=int(metadata.get("attempt", "1")),
         status=str(details.status.value),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
-class Demand(BaseModel):
+class HostResources(BaseModel):
     """How many client hosts, and what each needs of its node."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

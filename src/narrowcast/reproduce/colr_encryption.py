@@ -35,7 +35,7 @@ REPEATS, PAILLIER_VALUES = 5, 48
 
 
 @dataclass(frozen=True)
-class Cost:
+class EncryptionCost:
     """Seconds of a client and of the server in a round, and a client's update with and without encryption."""
 
     client_seconds: float
@@ -44,23 +44,23 @@ class Cost:
     plaintext_kb: float
 
 
-PAPER: dict[str, Cost] = {
-    "FedMF": Cost(0.93, 2.39, 24587, 927),
-    "CoLR@1": Cost(0.07, 0.24, 3073, 15),
-    "CoLR@2": Cost(0.07, 0.25, 3073, 29),
-    "CoLR@4": Cost(0.07, 0.25, 3073, 58),
-    "CoLR@8": Cost(0.08, 0.25, 3073, 116),
-    "CoLR@16": Cost(0.15, 0.51, 6147, 232),
-    "CoLR@32": Cost(0.30, 1.03, 12293, 464),
-    "Top-K@1/64": Cost(88.20, 88.06, 3028, 29),
-    "Top-K@2/64": Cost(182.02, 185.59, 6056, 58),
-    "Top-K@4/64": Cost(353.25, 364.67, 12112, 116),
-    "Top-K@8/64": Cost(723.45, 750.98, 24225, 232),
-    "Top-K@16/64": Cost(1449.90, 1483.91, 48448, 464),
+PAPER: dict[str, EncryptionCost] = {
+    "FedMF": EncryptionCost(0.93, 2.39, 24587, 927),
+    "CoLR@1": EncryptionCost(0.07, 0.24, 3073, 15),
+    "CoLR@2": EncryptionCost(0.07, 0.25, 3073, 29),
+    "CoLR@4": EncryptionCost(0.07, 0.25, 3073, 58),
+    "CoLR@8": EncryptionCost(0.08, 0.25, 3073, 116),
+    "CoLR@16": EncryptionCost(0.15, 0.51, 6147, 232),
+    "CoLR@32": EncryptionCost(0.30, 1.03, 12293, 464),
+    "Top-K@1/64": EncryptionCost(88.20, 88.06, 3028, 29),
+    "Top-K@2/64": EncryptionCost(182.02, 185.59, 6056, 58),
+    "Top-K@4/64": EncryptionCost(353.25, 364.67, 12112, 116),
+    "Top-K@8/64": EncryptionCost(723.45, 750.98, 24225, 232),
+    "Top-K@16/64": EncryptionCost(1449.90, 1483.91, 48448, 464),
 }
 
 
-def measure_costs() -> dict[str, Cost]:
+def measure_costs() -> dict[str, EncryptionCost]:
     """Every row of the table on this machine."""
     unit = _paillier_unit()
     costs = {}
@@ -68,13 +68,13 @@ def measure_costs() -> dict[str, Cost]:
         series, _, size = method.partition("@")
         if series == "Top-K":
             values = ITEMS * int(size.partition("/")[0])
-            costs[method] = Cost(*(values * each for each in vars(unit).values()))
+            costs[method] = EncryptionCost(*(values * each for each in vars(unit).values()))
         else:
             costs[method] = _ckks(int(size or DIMENSION))
     return costs
 
 
-def _ckks(rank: int) -> Cost:
+def _ckks(rank: int) -> EncryptionCost:
     """Updates of this rank under CKKS, from the contribution of a client to the opened sum."""
     random = np.random.default_rng(0)
     whole = Group((Part("sum", None, ITEMS * rank),), (Part("weight", None, ITEMS),))
@@ -105,7 +105,7 @@ def _ckks(rank: int) -> Cost:
     opening_seconds = time.thread_time() - began
     assert np.array_equal(opened, integers * CLIENTS), "the sum of sixty is sixty times one"
     in_all = float(np.median(client_seconds)) + opening_seconds
-    return Cost(in_all, sum(server_seconds), len(sent) / 1024, 4 * ITEMS * rank / 1024)
+    return EncryptionCost(in_all, sum(server_seconds), len(sent) / 1024, 4 * ITEMS * rank / 1024)
 
 
 class _TimedKeyStore(KeyStore):
@@ -122,7 +122,7 @@ class _TimedKeyStore(KeyStore):
         return self._context
 
 
-def _paillier_unit() -> Cost:
+def _paillier_unit() -> EncryptionCost:
     """One value: a client encrypts it and decrypts the sum, the server adds 60."""
     public, secret = paillier.make_keys()
     values = np.random.default_rng(0).integers(-(2**20), 2**20, PAILLIER_VALUES).tolist()
@@ -131,7 +131,7 @@ def _paillier_unit() -> Cost:
     added = _median(lambda: paillier.Ciphertexts.from_bytes(encrypted.to_bytes(), public) + encrypted)
     assert paillier.decrypt(secret, encrypted + encrypted) == [2 * value for value in values]
     each = len(encrypted.to_bytes()) / PAILLIER_VALUES
-    return Cost(seconds / PAILLIER_VALUES, CLIENTS * added / PAILLIER_VALUES, each / 1024, 8 / 1024)
+    return EncryptionCost(seconds / PAILLIER_VALUES, CLIENTS * added / PAILLIER_VALUES, each / 1024, 8 / 1024)
 
 
 def _median(work: Callable[[], object], repeats: int = REPEATS) -> float:
@@ -143,9 +143,9 @@ def _median(work: Callable[[], object], repeats: int = REPEATS) -> float:
     return float(np.median(seconds))
 
 
-def judge_costs(costs: dict[str, Cost]) -> list[Verdict]:
+def judge_costs(costs: dict[str, EncryptionCost]) -> list[Verdict]:
     """Sizes, client seconds and server seconds of every method."""
-    columns: Sequence[tuple[str, str, Callable[[Cost], float], int]] = (
+    columns: Sequence[tuple[str, str, Callable[[EncryptionCost], float], int]] = (
         ("ciphertext", "KB", lambda cost: cost.ciphertext_kb, 0),
         ("plaintext", "KB", lambda cost: cost.plaintext_kb, 0),
         ("client", "s", lambda cost: cost.client_seconds, 3),
@@ -177,7 +177,7 @@ def security_notes() -> str:
     return f"CKKS: ring {scheme.ring}, primes of {scheme.prime_bits} bits, {level}-bit security"
 
 
-def plot_costs(costs: dict[str, Cost], path: Path) -> None:
+def plot_costs(costs: dict[str, EncryptionCost], path: Path) -> None:
     """Bytes and client seconds on logarithmic scales."""
     figure, axes = new_figure(f"Table 3: encryption on ml-1m ({security_notes()})", panels=2)
     places = np.arange(len(PAPER))

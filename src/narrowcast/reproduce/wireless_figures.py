@@ -32,7 +32,7 @@ LINKS: dict[int, tuple[tuple[int | None, int | None], ...]] = {
 
 
 @dataclass(frozen=True)
-class Curve:
+class DescentCurve:
     """Relative distance ||x_k - x*|| / ||x*|| after each step, [STEPS + 1], root mean square over the runs."""
 
     figure: int
@@ -52,10 +52,10 @@ class Curve:
         return f"uplink {up}, downlink {down}"
 
 
-def compute_figures(seed: int = 0) -> list[Curve]:
+def compute_figures(seed: int = 0) -> list[DescentCurve]:
     """All curves of the three figures; the same problem and the same start for each."""
     return [
-        Curve(figure, uplink, downlink, descend(figure, uplink, downlink, seed))
+        DescentCurve(figure, uplink, downlink, descend(figure, uplink, downlink, seed))
         for figure, links in LINKS.items()
         for uplink, downlink in links
     ]
@@ -88,7 +88,7 @@ def descend(figure: int, uplink: int | None, downlink: int | None, seed: int) ->
     return np.sqrt(np.array(squares) / (optimum**2).sum())
 
 
-def judge_figures(curves: list[Curve]) -> list[Verdict]:
+def judge_figures(curves: list[DescentCurve]) -> list[Verdict]:
     """What the report says of its figures, beside the floors of the curves."""
     floor = {(curve.figure, curve.uplink, curve.downlink): curve.floor for curve in curves}
 
@@ -144,7 +144,7 @@ def judge_figures(curves: list[Curve]) -> list[Verdict]:
     ]
 
 
-def _best(curves: list[Curve], figure: int) -> str:
+def _best(curves: list[DescentCurve], figure: int) -> str:
     best = min((curve for curve in curves if curve.figure == figure), key=lambda curve: curve.floor)
     return f"{best.uplink} and {best.downlink} bit"
 
@@ -153,7 +153,7 @@ def _same(agrees: bool) -> str:
     return "agrees" if agrees else "differs"
 
 
-def plot_figures(curves: list[Curve], folder: Path) -> list[Path]:
+def plot_figures(curves: list[DescentCurve], folder: Path) -> list[Path]:
     """The three figures as PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     titles = {

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from narrowcast.cluster.dashboard import Dashboard
-from narrowcast.cluster.resources import Demand
+from narrowcast.cluster.resources import HostResources
 from narrowcast.platform.config import apply_overrides
 from narrowcast.runs.packaged import read_experiment, read_study
 
 
-def check_room(source: str, overrides: Sequence[str], dashboard: Dashboard) -> None:
+def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) -> None:
     """Raise `UserError` where the client hosts could never run, however idle the cluster is.
 
     A study starts its own workers, and a section that is no good is told by whoever reads all of the file.
@@ -21,7 +21,7 @@ def check_room(source: str, overrides: Sequence[str], dashboard: Dashboard) -> N
         return
     backend = apply_overrides(read_experiment(source)[0], overrides).get("backend", {})
     try:
-        demand = Demand.model_validate({"kind": backend} if isinstance(backend, str) else backend)
+        resources = HostResources.model_validate({"kind": backend} if isinstance(backend, str) else backend)
     except ValidationError:
         return
-    dashboard.check_fits(demand.least_actors, demand.need())
+    dashboard.check_fits(resources.least_actors, resources.need())

@@ -22,7 +22,7 @@ from narrowcast import __version__
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.preflight import SCRIPT, check_packages
 from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.cluster.ray_jobs import STOP_SECONDS, Job, RayJobs
+from narrowcast.cluster.ray_jobs import STOP_SECONDS, RayJob, RayJobs
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.config import set_value, write_yaml
 from narrowcast.platform.errors import UserError
@@ -89,7 +89,7 @@ def prepare(
 
 def submit(
     submission: Submission, dashboard: Dashboard, *, send_package: bool, say: Callable[[str], None]
-) -> tuple[Job, bool]:
+) -> tuple[RayJob, bool]:
     """Start the job, take it up where its last attempt failed, or join it; whether a new attempt was started."""
     jobs = RayJobs(dashboard)
     last = jobs.latest(submission.name)

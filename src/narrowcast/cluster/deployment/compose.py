@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from narrowcast.cluster.deployment.description import Deployment, Node, Workers
+from narrowcast.cluster.deployment.description import Deployment, NodeDescription, Workers
 
 _SECRETS = ("ray_token", "postgres_password", "object_store")
 _SECRET_FOLDER = "/run/secrets"
@@ -93,7 +93,7 @@ def _workers(deployment: Deployment, workers: Workers) -> dict[str, Any]:
     return {**node, "depends_on": {"head": {"condition": "service_started"}}}
 
 
-def _node(deployment: Deployment, node: Node, start: list[str]) -> dict[str, Any]:
+def _node(deployment: Deployment, node: NodeDescription, start: list[str]) -> dict[str, Any]:
     limits: dict[str, Any] = {"cpus": str(max(node.cpus, 1)), "memory": f"{node.memory_gib}g"}
     reserved = [{"driver": "nvidia", "count": node.gpus, "capabilities": ["gpu"]}] if node.gpus else []
     resources = {"limits": limits, **({"reservations": {"devices": reserved}} if reserved else {})}

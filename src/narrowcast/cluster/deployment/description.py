@@ -19,7 +19,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Node(_Part):
+class NodeDescription(_Part):
     """One node: what Ray may use of it."""
 
     cpus: int = Field(2, ge=0, le=1024, description="CPUs for Ray; 0 keeps client hosts off the node")
@@ -28,7 +28,7 @@ class Node(_Part):
     resources: dict[Resource, float] = Field({}, description="custom resources of Ray, such as {link: 1}")
 
 
-class Workers(Node):
+class Workers(NodeDescription):
     """Nodes that are alike."""
 
     name: Name = "workers"
@@ -77,7 +77,7 @@ class Deployment(_Part):
     base_image: str = Field("python:3.11-slim-bookworm", pattern=r"^\S+$", description="of the Dockerfile")
     namespace: Name = "default"
     ray_version: str = Field(version("ray"), pattern=r"^\d+\.\d+\.\d+$", description="must be the image's")
-    head: Node = Node(cpus=0, memory_gib=8)
+    head: NodeDescription = NodeDescription(cpus=0, memory_gib=8)
     workers: tuple[Workers, ...] = Field((Workers(),), min_length=1)
     runs: Disk = Disk(path="/runs", volume="narrowcast-runs")
     data: Disk = Disk(path="/data", volume="narrowcast-data")

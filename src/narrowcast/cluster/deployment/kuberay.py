@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
-from narrowcast.cluster.deployment.description import Deployment, Node, Workers
+from narrowcast.cluster.deployment.description import Deployment, NodeDescription, Workers
 from narrowcast.cluster.ray_jobs import STOP_SECONDS
 from narrowcast.platform.config import write_yaml
 
@@ -89,12 +89,12 @@ def _group(deployment: Deployment, workers: Workers) -> dict[str, Any]:
     }
 
 
-def _resources(node: Node) -> dict[str, str]:
+def _resources(node: NodeDescription) -> dict[str, str]:
     """Custom resources as `ray start` reads them from a shell: quoted twice."""
     return {"resources": json.dumps(json.dumps(node.resources))} if node.resources else {}
 
 
-def _pod(deployment: Deployment, node: Node, container: str, ports: Mapping[str, int]) -> dict[str, Any]:
+def _pod(deployment: Deployment, node: NodeDescription, container: str, ports: Mapping[str, int]) -> dict[str, Any]:
     environment: list[dict[str, Any]] = [
         # KubeRay sets the mode and the token itself.
         {"name": name, "value": value}

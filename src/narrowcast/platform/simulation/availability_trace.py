@@ -67,7 +67,7 @@ class _Trace:
 
 
 @dataclass
-class _Client:
+class _ClientAvailability:
     times: list[float] = field(default_factory=list)
     available: list[bool] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class _Client:
 def _read(path: Path, n_clients: int, modified: int, size: int) -> _Trace:
     """The trace of a file; `modified` and `size` tell one state of the file from the next."""
     del modified, size
-    clients: dict[int, _Client] = {}
+    clients: dict[int, _ClientAvailability] = {}
     with path.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
         if missing := set(_COLUMNS) - set(reader.fieldnames or ()):
@@ -94,7 +94,7 @@ def _read(path: Path, n_clients: int, modified: int, size: int) -> _Trace:
     )
 
 
-def _add(clients: dict[int, _Client], row: dict[str, str], n_clients: int, where: str) -> None:
+def _add(clients: dict[int, _ClientAvailability], row: dict[str, str], n_clients: int, where: str) -> None:
     try:
         client, time, available = int(row["client"]), float(row["time"]), int(row["available"])
     except (TypeError, ValueError) as error:
@@ -103,7 +103,7 @@ def _add(clients: dict[int, _Client], row: dict[str, str], n_clients: int, where
         raise UserError(f"{where}: client {client} is unknown; the data set has clients 0 to {n_clients - 1}")
     if available not in (0, 1):
         raise UserError(f"{where}: available = {available}; it must be 0 or 1")
-    known = clients.setdefault(client, _Client())
+    known = clients.setdefault(client, _ClientAvailability())
     if not (np.isfinite(time) and time > known.times[-1] if known.times else time == 0):
         due = f"above {known.times[-1]:g}, where the row before it stands" if known.times else "0, where a trace begins"
         raise UserError(f"{where}: client {client} has time {time:g}; it must be {due}")
