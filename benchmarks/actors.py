@@ -26,10 +26,15 @@ from rich.table import Table
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.platform.backend import Backend
+from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
+from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
-from narrowcast.platform.rounds import Backend, cut, model_sha256, start
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 from narrowcast.platform.threads import one_thread
 from peers.workload import WORKLOADS, Workload, make_task, partitioned, plan
 
@@ -84,7 +89,8 @@ def seconds_per_round(backend: Backend, workload: Workload, task: Task, n_rounds
     """The median round after the warm-up, in two chunks, and the hash of the model at the end."""
     algorithm = FedAvg()
     settings = plan(workload, n_rounds, -(-workload.clients_per_round // 2))
-    outcomes = list(backend.run(settings, algorithm, task, start(algorithm, task)))
+    run = Run(settings, algorithm, task)
+    outcomes = list(backend.run(run, start(run)))
     state = outcomes[-1].state
     assert state is not None, "the last round has a checkpoint"
     counted = [outcome.wall_seconds for outcome in outcomes[workload.warm_up : -1]]  # the last round is evaluated
@@ -110,10 +116,12 @@ def _prepare(barrier: Any) -> None:
     workload = WORKLOADS["mnist"]
     task, algorithm = make_task(workload, partitioned(workload)), FedAvg()
     population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
-    chunks = cut(
+    chunks = make_chunks(
         np.arange(workload.clients_per_round), task.data.examples, workload.clients_per_round // 2, 1, population
     )
-    _HERE.update(executor=LocalExecutor(algorithm, task), start=algorithm.init(task), chunks=chunks, barrier=barrier)
+    _HERE.update(
+        executor=LocalExecutor(Run(Plan(), algorithm, task)), start=algorithm.init(task), chunks=chunks, barrier=barrier
+    )
 
 
 def _train_half(half: int, together: bool) -> float:

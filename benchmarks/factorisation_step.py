@@ -38,10 +38,12 @@ from narrowcast.algorithms.local_training.fused import Factors, train_low_rank_f
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.algorithms.local_training.subspace import Subspace
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.population import Population
-from narrowcast.platform.rounds import cut, rotation, sample_cohort
+from narrowcast.platform.round_opening import sample_cohort
+from narrowcast.platform.sampling import rotation_of
 
 BOUND = 1e-6
 Steps = list[tuple[Tensor, Tensor]]
@@ -209,8 +211,8 @@ def prepare(experiment: Experiment, task: Task, index: int, item_factors: np.nda
     """The clients of a round in the experiment's chunks, and their batches."""
     dimension = item_factors.shape[1]
     basis = None if rank is None else draw_basis("orthonormal", rank, dimension, index)
-    chunks = cut(
-        sample_cohort(experiment, rotation(experiment, task.data.n_clients), index),
+    chunks = make_chunks(
+        sample_cohort(experiment, rotation_of(experiment.sampling, experiment.seed, task.data.n_clients), index),
         task.data.examples,
         experiment.chunk_size,
         index,

@@ -32,8 +32,10 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.networks import MLP
-from narrowcast.platform.rounds import Plan, start
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.run import Run
 from narrowcast.platform.simulation.fleet import LogNormalFleet
+from narrowcast.platform.state import start
 
 SAMPLES_EACH, COHORT, WARM_UP_ROUNDS = 8, 1000, 3
 SLOWDOWN, BYTES_PER_CLIENT = 1.2, 200.0
@@ -124,8 +126,8 @@ def play(task: Task, n_rounds: int) -> tuple[list[float], int]:
         evaluate_every=10**6,
         checkpoint_seconds=10**6,
     )
-    algorithm = FedAvg()
-    outcomes = LocalBackend().run(plan, algorithm, task, start(algorithm, task))
+    run = Run(plan, FedAvg(), task)
+    outcomes = LocalBackend().run(run, start(run))
     seconds = [next(outcomes).wall_seconds for _ in range(n_rounds)]
     kept = resident()
     outcomes.close()

@@ -45,11 +45,12 @@ from narrowcast.cluster.failure import FailurePolicy
 from narrowcast.cluster.hosts import Host, Hosts, Wish
 from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.contracts import Executor, Task
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.plan import Plan
-from narrowcast.platform.play import play
-from narrowcast.platform.rounds import model_sha256, start
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import rotation_of
 from populations import make_data, make_task
 
@@ -113,7 +114,8 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
         algorithm = FedAvg()
         size = sum(values.nbytes for values in algorithm.init(task).values())
         alone = {
-            each: measured(task, LocalExecutor(algorithm, task), *each, n_rounds) for each in product(COHORTS, CHUNKS)
+            each: measured(task, LocalExecutor(Run(Plan(), algorithm, task)), *each, n_rounds)
+            for each in product(COHORTS, CHUNKS)
         }
         with tempfile.TemporaryDirectory(prefix="ray-") as folder:
             ray.init(address="local", num_cpus=most, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
@@ -143,7 +145,7 @@ def measured(task: Task, executor: Executor, cohort: int, chunk: int, n_rounds: 
     )
     algorithm, walls, cpus = FedAvg(), [], []
     before, state = time.process_time(), None
-    for outcome in play(plan, algorithm, task, executor, start(algorithm, task)):
+    for outcome in rounds(Run(plan, algorithm, task), executor):
         now = time.process_time()
         walls.append(outcome.wall_seconds)
         cpus.append(now - before)

@@ -20,8 +20,11 @@ from rich.table import Table
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.backend import Backend
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.rounds import Backend, model_sha256, start
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 
 WARM_UP_ROUNDS = 5
 
@@ -61,7 +64,8 @@ def main() -> None:
 def seconds_per_round(experiment: Experiment, backend: Backend) -> tuple[float, str]:
     """The median round after the warm-up, and the hash of the model at the end."""
     task = experiment.task(experiment.data.load())
-    outcomes = list(backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task)))
+    run = Run(experiment, experiment.algorithm, task)
+    outcomes = list(backend.run(run, start(run)))
     state = outcomes[-1].state
     assert state is not None, "the last round has a checkpoint"
     counted = [outcome.wall_seconds for outcome in outcomes[WARM_UP_ROUNDS:-1]]  # the last round is evaluated

@@ -28,8 +28,8 @@ from narrowcast.cli.tune import tune as tune_command
 from narrowcast.experiment import Experiment
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.play import play
-from narrowcast.platform.rounds import start
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.tuning import dispatch as sweep
 from narrowcast.tuning.study_file import load_study
 from narrowcast.tuning.summary import TrialRow, hypervolume, trial_row
@@ -171,8 +171,8 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, float]:
 def _play(experiment: Experiment, data: Dataset) -> None:
     """The round loop, and nothing of a study or of a store."""
     plain, task = experiment.model_copy(update={"checkpoint_every": experiment.rounds}), experiment.task(data)
-    executor, state = LocalExecutor(plain.algorithm, task), start(plain.algorithm, task)
-    for _ in play(plain, plain.algorithm, task, executor, state):
+    run = Run(plain, plain.algorithm, task)
+    for _ in rounds(run, LocalExecutor(run)):
         pass
 
 

@@ -15,7 +15,8 @@ from workload import Workload, make_task, plan
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.rounds import start
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 
 
 def main() -> None:
@@ -26,9 +27,10 @@ def main() -> None:
     algorithm.check(task)
     backend = RayBackend(actors=options.actors) if options.actors else LocalBackend()
     chunk_size = -(-workload.clients_per_round // max(1, options.actors))
-    watch, state = Stopwatch(), start(algorithm, task)
+    run = Run(plan(workload, options.rounds, chunk_size), algorithm, task)
+    watch, state = Stopwatch(), start(run)
     watch.start()
-    for outcome in backend.run(plan(workload, options.rounds, chunk_size), algorithm, task, state):
+    for outcome in backend.run(run, state):
         if options.actors:
             watch.add(outcome.wall_seconds)
         else:

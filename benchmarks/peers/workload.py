@@ -25,7 +25,9 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import CNN, MLP
-from narrowcast.platform.rounds import Plan, rotation, sample_cohort
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.round_opening import sample_cohort
+from narrowcast.platform.sampling import rotation_of
 from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 
@@ -121,7 +123,7 @@ def write(workload: Workload, path: Path) -> None:
     arrays = partitioned(workload)
     task = make_task(workload, arrays)
     draws = plan(workload, workload.rounds, workload.clients_per_round)
-    visits = rotation(draws, workload.clients)
+    visits = rotation_of(draws.sampling, draws.seed, workload.clients)
     cohorts = np.stack([sample_cohort(draws, visits, number) for number in range(1, workload.rounds + 1)])
     pieces = [
         _batches(task, workload.batch_size, number, client)

@@ -25,6 +25,7 @@ from narrowcast.algorithms.local_training.factorisation_sgd import Factorisation
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.platform.backend import Backend
 from narrowcast.platform.contracts import Algorithm, DataSource, Fleet, Model, Training
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.digits import Digits
@@ -39,7 +40,6 @@ from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
-from narrowcast.platform.rounds import Backend
 from narrowcast.platform.schedule import SCHEDULES
 from narrowcast.platform.simulation.availability import AVAILABILITIES
 from narrowcast.platform.simulation.fleet import LogNormalFleet, Tiers, TraceFleet

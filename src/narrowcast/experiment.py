@@ -28,12 +28,13 @@ from narrowcast.catalog import (
     TRAININGS,
 )
 from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.platform.backend import Backend
 from narrowcast.platform.config import apply_overrides, flatten, set_value, validate
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import Backend, check_plan
+from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import cohort_size
 from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.tracking.store_address import Tracking
@@ -67,10 +68,7 @@ class Experiment(Plan):
         """What the clients' hosts hold, or a `UserError` where the parts do not fit together."""
         profiles = self.fleet.profiles(data.examples, self.seed)
         task = Task(data=data, profiles=profiles, model=self.model, training=self.training, seed=self.seed)
-        self.model.check(data)
-        self.training.check(task)
-        self.secured_algorithm.check(task)
-        check_plan(self, self.secured_algorithm, task)
+        Run(self, self.secured_algorithm, task).check()
         return task
 
     @property

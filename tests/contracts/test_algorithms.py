@@ -19,14 +19,15 @@ from narrowcast.platform.contracts import Algorithm, KnowsUploads, StalenessWeig
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.lockstep import Replica, run_lockstep
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
-from narrowcast.platform.rounds import Outcome, Plan, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import lockstep
+from narrowcast.platform.run import Run
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
-from running import play, sha256
+from running import local, play, sha256
 
 N_CLIENTS = 11
 PLAN = Plan(rounds=5, clients_per_round=6, chunk_size=2, evaluate_every=2, checkpoint_every=1)
@@ -259,12 +260,16 @@ def test_with_limits_results_depend_neither_on_who_trains_nor_on_a_resume(algori
     task = task_of(model)
     bits = largest_upload(algorithm, task)
     plan = PLAN.model_copy(update={"rounds": 3})
-    straight = play(plan, algorithm, task, executor=Limited(LocalExecutor(algorithm, task), bits))
+    straight = play(plan, algorithm, task, executor=Limited(local(algorithm, task), bits))
     shuffled = play(plan, algorithm, task, executor=Limited(Shuffled(algorithm, task), bits))
     assert sha256(algorithm, straight) == sha256(algorithm, shuffled)
     assert [outcome.record for outcome in straight] == [outcome.record for outcome in shuffled]
     resumed = play(
-        plan, algorithm, task, state=straight[1].state, executor=Limited(LocalExecutor(algorithm, task), bits)
+        plan,
+        algorithm,
+        task,
+        state=straight[1].state,
+        executor=Limited(local(algorithm, task), bits),
     )
     assert sha256(algorithm, resumed) == sha256(algorithm, straight)
 
@@ -331,8 +336,8 @@ def test_a_replica_gives_what_it_gives_alone(algorithm: Algorithm, model: Any) -
     first = task_of(model)
     tasks = [first, replace(first, seed=1)]
     plans = [PLAN.model_copy(update={"seed": task.seed, "rounds": 3}) for task in tasks]
-    replicas = [Replica(plan, algorithm, task, start(algorithm, task)) for plan, task in zip(plans, tasks, strict=True)]
-    played = list(run_lockstep(replicas))
+    replicas = [Run(plan, algorithm, task) for plan, task in zip(plans, tasks, strict=True)]
+    played = list(lockstep(replicas))
     for place, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
         got, wanted = played[-1][place], play(plan, algorithm, task)
         assert isinstance(got, Outcome)

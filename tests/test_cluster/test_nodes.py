@@ -17,9 +17,12 @@ import pytest
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import Outcome, model_sha256, start
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 
 # Forty epochs make a round last long enough for a node to be killed in its midst.
 SETTINGS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=6")
@@ -84,8 +87,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 def play(experiment: Experiment) -> Iterator[Outcome]:
     task = experiment.task(experiment.data.load())
-    experiment.backend.check(experiment, task)
-    yield from experiment.backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+    run = Run(experiment, experiment.algorithm, task)
+    experiment.backend.check(run)
+    yield from experiment.backend.run(run, start(run))
 
 
 def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
@@ -96,7 +100,7 @@ def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:
 
 def check(backend: RayBackend, **plan: int) -> None:
     experiment = load_experiment("fedavg-digits")
-    backend.check(Plan(**plan), experiment.task(experiment.data.load()))
+    backend.check(Run(Plan(**plan), experiment.algorithm, experiment.task(experiment.data.load())))
 
 
 @pytest.mark.parametrize(

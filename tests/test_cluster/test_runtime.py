@@ -9,10 +9,14 @@ import pytest
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.backend import Backend
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.rounds import Backend, Outcome, model_sha256, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
 from ray_actors import kill_one
+from running import begin
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -33,7 +37,7 @@ def in_process(experiment: Experiment) -> list[Outcome]:
 
 def play(experiment: Experiment, backend: Backend) -> Iterator[Outcome]:
     task = experiment.task(experiment.data.load())
-    yield from backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+    yield from backend.run(Run(experiment, experiment.algorithm, task), begin(experiment.algorithm, task))
 
 
 def sha256(experiment: Experiment, outcomes: list[Outcome]) -> str:

@@ -8,9 +8,12 @@ import pytest
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import load_experiment
+from narrowcast.platform.backend import Backend
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.rounds import Backend, model_sha256, start
+from narrowcast.platform.run import Run
 from ray_actors import kill_one
+from running import begin
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -25,9 +28,9 @@ def play(secure: str, backend: Backend, *, kill_after: int = 0) -> tuple[str, li
     experiment = load_experiment("scolr-ml100k", [*SETTINGS, f"secure={secure}"])
     algorithm, task = experiment.secured_algorithm, experiment.task(experiment.data.load())
     records: list[object] = []
-    for outcome in backend.run(experiment, algorithm, task, start(algorithm, task)):
+    for outcome in backend.run(Run(experiment, algorithm, task), begin(algorithm, task)):
         records.append(outcome.record)
-        state = outcome.state or start(algorithm, task)
+        state = outcome.state or begin(algorithm, task)
         if outcome.record.round == kill_after:
             time.sleep(0.05)  # the driver is now at work on the next round
             kill_one("ClientHost")

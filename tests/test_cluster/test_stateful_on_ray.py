@@ -9,9 +9,13 @@ import pytest
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.backend import Backend
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.rounds import Backend, Outcome, model_sha256, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
 from ray_actors import kill_one
+from running import begin
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -22,7 +26,7 @@ SETTINGS = ("rounds=5", "chunk_size=5", "training.epochs=40", "checkpoint_every=
 def play(experiment: Experiment, backend: Backend, *, kill_after: int = 0) -> list[Outcome]:
     task = experiment.task(experiment.data.load())
     outcomes = []
-    for outcome in backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task)):
+    for outcome in backend.run(Run(experiment, experiment.algorithm, task), begin(experiment.algorithm, task)):
         outcomes.append(outcome)
         if outcome.record.round == kill_after:
             time.sleep(0.05)  # the driver is now at work on the next round

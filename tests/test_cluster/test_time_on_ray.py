@@ -8,9 +8,13 @@ import pytest
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.backend import Backend
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.rounds import Backend, Outcome, model_sha256, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
 from ray_actors import kill_one
+from running import begin
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -34,7 +38,7 @@ def experiment_of(kind: str) -> Experiment:
 def play(experiment: Experiment, backend: Backend, *, kill: str = "") -> list[Outcome]:
     task = experiment.task(experiment.data.load())
     outcomes = []
-    for outcome in backend.run(experiment, experiment.algorithm, task, start(experiment.algorithm, task)):
+    for outcome in backend.run(Run(experiment, experiment.algorithm, task), begin(experiment.algorithm, task)):
         outcomes.append(outcome)
         if kill and outcome.record.round == 3:
             time.sleep(0.05)  # the driver is now at work on the next round

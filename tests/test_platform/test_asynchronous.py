@@ -15,15 +15,20 @@ from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
+from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_flight import Airspace
+from narrowcast.platform.in_flight import AsyncState
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
-from narrowcast.platform.rounds import Outcome, Plan, check_plan, cut, rotation, start
+from narrowcast.platform.run import Run
+from narrowcast.platform.sampling import rotation_of
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.simulation.availability import Bernoulli
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import Tiers
+from narrowcast.platform.state import start
 from narrowcast.platform.types import Chunk
 from narrowcast.runs import session
 from running import play, sha256
@@ -67,7 +72,7 @@ def test_arrivals_by_hand() -> None:
         for outcome in outcomes
         for client, seconds in zip(outcome.ledger.client.tolist(), outcome.ledger.seconds.tolist(), strict=True)
     }
-    waiting, place = rotation(PLAN, 12).tolist(), 0
+    waiting, place = rotation_of(PLAN.sampling, PLAN.seed, 12).tolist(), 0
     queue: list[tuple[float, int, int]] = []
     buffer: list[tuple[float, int, int]] = []
     now = 0.0
@@ -117,7 +122,7 @@ def test_stale_updates_count_less_and_their_weights_as_before() -> None:
 
 def _chunk(task: Task, algorithm: FedAvg, version: int, client: int) -> Chunk:
     population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
-    (chunk,) = cut(np.array([client]), task.data.examples, 1, version + 1, population)
+    (chunk,) = make_chunks(np.array([client]), task.data.examples, 1, version + 1, population)
     return chunk
 
 
@@ -148,7 +153,7 @@ def test_clients_that_took_the_same_version_train_together() -> None:
 def test_a_resumed_run_is_the_straight_one(algorithm: FedAvg, how: dict[str, object], tmp_path: Path) -> None:
     task, plan = network_task(), PLAN.model_copy(update=how)
     straight = play(plan, algorithm, task)
-    assert any(each.state and len(Airspace.of(each.state.schedule).flights) for each in straight)
+    assert any(each.state and len(AsyncState.from_arrays(each.state.schedule).in_flight) for each in straight)
     for place in (0, 4, 9):
         state = straight[place].state
         assert state is not None
@@ -162,10 +167,10 @@ def test_a_resumed_run_is_the_straight_one(algorithm: FedAvg, how: dict[str, obj
 def test_only_models_that_someone_has_are_kept() -> None:
     for outcome in play(PLAN, FedAvg(), network_task()):
         assert outcome.state is not None
-        air = Airspace.of(outcome.state.schedule)
-        assert set(air.versions) == set(air.flights.version.tolist())
-        assert len(set(air.flights.client.tolist())) == len(air.flights)
-        assert 5 - 1 <= len(air.flights) <= 5 + 2
+        air = AsyncState.from_arrays(outcome.state.schedule)
+        assert set(air.broadcasts) == set(air.in_flight.version.tolist())
+        assert len(set(air.in_flight.client.tolist())) == len(air.in_flight)
+        assert 5 - 1 <= len(air.in_flight) <= 5 + 2
 
 
 def test_fewer_clients_than_a_buffer_step_with_those_there_are() -> None:
@@ -187,19 +192,19 @@ def test_bits_are_paid_by_flight() -> None:
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's SQL store
 def test_what_cannot_be_buffered_is_refused_in_one_line(tmp_path: Path) -> None:
-    check_plan(PLAN, FedAvg(), network_task())
+    Run(PLAN, FedAvg(), network_task()).check_plan()
     with pytest.raises(UserError, match=r"schedule = buffered: median cannot count stale updates less; use fedavg"):
-        check_plan(PLAN, Median(), network_task())
+        Run(PLAN, Median(), network_task()).check_plan()
     with pytest.raises(UserError, match=r"schedule = buffered: fedmf cannot count stale updates less"):
-        check_plan(PLAN, FedMF(), rows_task())
+        Run(PLAN, FedMF(), rows_task()).check_plan()
     coded = FedAvg(codec=({"kind": "quantise"},))  # type: ignore[arg-type]
     for algorithm in (coded, FedProx(partial_share=0.5)):
         with pytest.raises(UserError, match=r"schedule = buffered: how long the clients of fed.* use synchronous"):
-            check_plan(PLAN, algorithm, network_task())
+            Run(PLAN, algorithm, network_task()).check_plan()
     for late in ({"deadline_seconds": 5.0}, {"over_selection": 1.5}):
         with pytest.raises(ValidationError, match="has no rounds; leave out radio"):
             Plan(schedule=SCHEDULE, **late)  # type: ignore[arg-type]
     experiment = load_experiment("fedavg-digits", ["schedule=buffered"])
     with pytest.raises(UserError, match="start each buffered run by itself"):
         session.share_data([session.prepare(experiment, tmp_path)] * 2)
-    assert start(FedAvg(), network_task()).schedule == {}
+    assert start(Run(Plan(), FedAvg(), network_task())).schedule == {}

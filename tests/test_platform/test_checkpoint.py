@@ -20,8 +20,9 @@ from safetensors.numpy import load, save
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.checkpoint import check_place, load_checkpoint, save_checkpoint
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.rounds import RunState, model_sha256
+from narrowcast.platform.state import RunState
 
 
 def make_state(round_index: int = 3) -> RunState:

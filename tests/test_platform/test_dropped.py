@@ -10,9 +10,11 @@ import pytest
 
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.play import play
-from narrowcast.platform.rounds import Outcome, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from running import local
 
 SETTINGS = ("rounds=5", "chunk_size=5", "checkpoint_every=5", "checkpoint_seconds=600", "evaluate_every=5")
 ALGORITHMS = ("median", "scaffold", "{kind: fedavg, codec: quantise}")
@@ -35,8 +37,8 @@ class Failing:
 def played(chunks: int, *settings: str) -> list[Outcome]:
     experiment = load_experiment("fedavg-digits", [*SETTINGS, *settings])
     task = experiment.task(experiment.data.load())
-    executor = Failing(LocalExecutor(experiment.algorithm, task), chunks)
-    return list(play(experiment, experiment.algorithm, task, executor, start(experiment.algorithm, task)))
+    executor = Failing(local(experiment.algorithm, task), chunks)
+    return list(rounds(Run(experiment, experiment.algorithm, task), executor))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

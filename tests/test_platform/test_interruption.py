@@ -10,10 +10,11 @@ import pytest
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.interruption import STOPPING, interruptible, uninterrupted
 from narrowcast.platform.plan import Plan
-from narrowcast.platform.play import play
-from narrowcast.platform.rounds import model_sha256, start
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.state import Interrupted
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -93,12 +94,12 @@ def test_a_run_stopped_in_a_round_goes_on_from_the_round_before(schedule: dict[s
     )
     played = []
     with pytest.raises(Interrupted) as stop, uninterrupted():
-        rounds = play(plan, algorithm, task, Stopped(algorithm, task), start(algorithm, task))
-        played.extend(outcome.record for outcome in rounds)
+        stopped = rounds(Run(plan, algorithm, task), Stopped(algorithm, task))
+        played.extend(outcome.record for outcome in stopped)
     (state,) = stop.value.states
     assert state.round_index == len(played) > 0
-    straight = list(play(plan, algorithm, task, Counting(algorithm, task), start(algorithm, task)))
-    resumed = list(play(plan, algorithm, task, Counting(algorithm, task), state))
+    straight = list(rounds(Run(plan, algorithm, task), Counting(algorithm, task)))
+    resumed = list(rounds(Run(plan, algorithm, task), Counting(algorithm, task), state))
     assert [*played, *(outcome.record for outcome in resumed)] == [outcome.record for outcome in straight]
     ends = [outcomes[-1].state for outcomes in (resumed, straight)]
     assert all(end is not None for end in ends)

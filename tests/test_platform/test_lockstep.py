@@ -19,10 +19,13 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, LocalCall
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.lockstep import Replica, run_lockstep
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.rounds import Outcome, Plan, model_sha256, rounds, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import lockstep, rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.types import LocalUpdates
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30, 12, 9]
@@ -37,28 +40,28 @@ ALGORITHMS: list[Algorithm] = [
 ]
 
 
-def replica(algorithm: Algorithm, seed: int, *, n_rounds: int = 3, images: bool = False, **training: Any) -> Replica:
+def replica(algorithm: Algorithm, seed: int, *, n_rounds: int = 3, images: bool = False, **training: Any) -> Run:
     task = replace(make_task(digits(COUNTS, images=images), CNN(hidden=16) if images else None, **training), seed=seed)
     algorithm.check(task)
     plan = Plan(seed=seed, rounds=n_rounds, clients_per_round=6, chunk_size=4, sampling="uniform")
-    return Replica(plan, algorithm, task, start(algorithm, task))
+    return Run(plan, algorithm, task)
 
 
-def alone(each: Replica) -> list[Outcome]:
-    return list(rounds(each.plan, each.algorithm, each.task, LocalExecutor(each.algorithm, each.task), each.state))
+def alone(each: Run) -> list[Outcome]:
+    return list(rounds(each, LocalExecutor(each)))
 
 
-def together(replicas: list[Replica]) -> list[list[Outcome]]:
+def together(replicas: list[Run]) -> list[list[Outcome]]:
     """The outcomes of every replica, none of which may fail."""
     played: list[list[Outcome]] = [[] for _ in replicas]
-    for outcomes in run_lockstep(replicas):
+    for outcomes in lockstep(replicas):
         for place, outcome in outcomes.items():
             assert isinstance(outcome, Outcome)
             played[place].append(outcome)
     return played
 
 
-def sharing_data(replicas: list[Replica]) -> list[Replica]:
+def sharing_data(replicas: list[Run]) -> list[Run]:
     data = replicas[0].task.data
     return [replace(each, task=replace(each.task, data=data)) for each in replicas]
 
@@ -118,7 +121,7 @@ def test_a_replica_that_fails_or_is_done_leaves_the_others_playing() -> None:
             return {name: values * np.inf for name, values in super().step(server, broadcast, total).items()}
 
     replicas = sharing_data([replica(FedAvg(), 0), replica(Explodes(), 1), replica(FedAvg(), 2, n_rounds=1)])
-    seen = list(run_lockstep(replicas))
+    seen = list(lockstep(replicas))
     assert [sorted(outcomes) for outcomes in seen] == [[0, 1, 2], [0], [0]]
     failed = seen[0][1]
     assert isinstance(failed, RunFailed) and "no longer finite" in str(failed)
@@ -128,7 +131,7 @@ def test_nothing_is_played_where_all_rounds_are() -> None:
     each = replica(FedAvg(), 0, n_rounds=1)
     state = alone(each)[-1].state
     assert state is not None
-    assert list(run_lockstep([replace(each, state=state)])) == []
+    assert list(lockstep([each], [state])) == []
 
 
 def test_replicas_on_other_data_are_a_program_of_their_own() -> None:

@@ -15,12 +15,19 @@ from narrowcast.algorithms.local_training.factorisation_sgd import Factorisation
 from narrowcast.platform.contracts import Algorithm, Broadcast, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
-from narrowcast.platform.rounds import Outcome, Plan, RunState, model_sha256, rotation, rounds, sample_cohort, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.round_opening import sample_cohort
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
+from narrowcast.platform.sampling import rotation_of
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import LogNormalFleet
+from narrowcast.platform.state import RunState, start
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
+from running import begin, local
 
 ALGORITHMS: list[Algorithm] = [FedMF(), CoLR(), SCoLR()]
 by_kind = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each.kind)
@@ -46,7 +53,13 @@ def make_task(n_users: int = 12, n_items: int = 130, dimension: int = 8, **train
 
 
 def run(plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = None) -> list[Outcome]:
-    return list(rounds(plan, algorithm, task, LocalExecutor(algorithm, task), state or start(algorithm, task)))
+    return list(
+        rounds(
+            Run(plan, algorithm, task),
+            local(algorithm, task),
+            state or begin(algorithm, task),
+        )
+    )
 
 
 @pytest.mark.parametrize(("n_clients", "per_round"), [(10, 3), (10, 10), (7, 4), (943, 60), (5, 1), (5, 100), (1, 1)])
@@ -54,7 +67,7 @@ def test_round_robin_sees_every_client_equally_often(n_clients: int, per_round: 
     plan = Plan(clients_per_round=per_round)
     size = min(per_round, n_clients)
     cycle = -(-n_clients // size)
-    order = rotation(plan, n_clients)
+    order = rotation_of(plan.sampling, plan.seed, n_clients)
     cohorts = [sample_cohort(plan, order, round_index) for round_index in range(1, 3 * cycle + 1)]
     seen = np.zeros(n_clients, dtype=int)
     for played, cohort in enumerate(cohorts, start=1):
@@ -67,7 +80,10 @@ def test_round_robin_sees_every_client_equally_often(n_clients: int, per_round: 
 
 
 def test_round_robin_is_shuffled_by_the_seed() -> None:
-    first, again, other = (sample_cohort(Plan(seed=seed), rotation(Plan(seed=seed), 943), 1) for seed in (0, 0, 1))
+    first, again, other = (
+        sample_cohort(Plan(seed=seed), rotation_of(Plan(seed=seed).sampling, Plan(seed=seed).seed, 943), 1)
+        for seed in (0, 0, 1)
+    )
     assert np.array_equal(first, again)
     assert set(first) != set(other)
     assert np.ptp(first) > 500
@@ -77,7 +93,10 @@ def test_round_robin_is_shuffled_by_the_seed() -> None:
 def test_uniform_sampling_has_no_repeats_and_favours_nobody(n_clients: int, per_round: int) -> None:
     plan = Plan(clients_per_round=per_round, sampling="uniform")
     size = min(per_round, n_clients)
-    cohorts = [sample_cohort(plan, rotation(plan, n_clients), round_index) for round_index in range(1, 1001)]
+    cohorts = [
+        sample_cohort(plan, rotation_of(plan.sampling, plan.seed, n_clients), round_index)
+        for round_index in range(1, 1001)
+    ]
     assert all(len(set(cohort)) == len(cohort) == size for cohort in cohorts)
     seen = np.bincount(np.concatenate(cohorts), minlength=n_clients)
     share = size / n_clients
@@ -202,8 +221,8 @@ def with_users(state: RunState, clients: IntArray, users: Any) -> RunState:
 @by_kind
 def test_a_client_that_diverged_is_dropped_and_the_run_goes_on(algorithm: Algorithm) -> None:
     task, plan = make_task(), Plan(rounds=6, clients_per_round=4, chunk_size=4, checkpoint_every=1)
-    bad = int(sample_cohort(plan, rotation(plan, 12), 1)[1])
-    state = start(algorithm, task)
+    bad = int(sample_cohort(plan, rotation_of(plan.sampling, plan.seed, 12), 1)[1])
+    state = begin(algorithm, task)
     outcomes = run(plan, algorithm, task, with_users(state, np.array([bad]), np.full((1, 8), np.nan)))
     assert [outcome.record.delivered for outcome in outcomes] == [3, 4, 4, 3, 4, 4]
     for outcome in outcomes:
@@ -221,7 +240,7 @@ def test_a_client_that_diverged_is_dropped_and_the_run_goes_on(algorithm: Algori
 @pytest.mark.parametrize("algorithm", [CoLR(), SCoLR()], ids=lambda each: each.kind)
 def test_an_absurd_learning_rate_delivers_nothing_and_keeps_what_was(algorithm: Algorithm) -> None:
     task = make_task(learning_rate=1e30, epochs=3)
-    before = start(algorithm, task)
+    before = begin(algorithm, task)
     (outcome,) = run(Plan(rounds=1, chunk_size=5), algorithm, task, before)
     assert outcome.record.delivered == 0
     assert outcome.state is not None
@@ -232,7 +251,7 @@ def test_an_absurd_learning_rate_delivers_nothing_and_keeps_what_was(algorithm: 
 def test_a_diverged_global_model_fails_the_run_with_advice() -> None:
     # Every client's own change is finite (about 1e38), the sum of twelve of them is not.
     task = make_task(learning_rate=2e38, epochs=1, batch_size=1000, weight_decay=0.0)
-    state = start(FedMF(), task)
+    state = start(Run(Plan(), FedMF(), task))
     state = with_users(state, np.arange(12), np.ones((12, 8)))
     with pytest.raises(RunFailed) as caught:
         run(Plan(rounds=2), FedMF(), task, state)
@@ -266,7 +285,7 @@ def sha(algorithm: Algorithm, outcomes: list[Outcome]) -> str:
 
 def test_a_round_changes_neither_the_state_it_starts_from_nor_absent_clients() -> None:
     algorithm, task = FedMF(), make_task()
-    before = start(algorithm, task)
+    before = begin(algorithm, task)
     digest, initial = model_sha256(algorithm, before), algorithm.init_clients(task)
     users = initial[USER_FACTORS].copy()
     (outcome,) = run(Plan(rounds=1, clients_per_round=5), algorithm, task, before)
@@ -279,7 +298,7 @@ def test_a_round_changes_neither_the_state_it_starts_from_nor_absent_clients() -
 
 def test_model_sha256_sees_every_array_and_its_shape() -> None:
     algorithm, task = FedMF(), make_task()
-    state = with_users(start(algorithm, task), np.arange(12), algorithm.init_clients(task)[USER_FACTORS])
+    state = with_users(begin(algorithm, task), np.arange(12), algorithm.init_clients(task)[USER_FACTORS])
     server, clients = dict(state.server), dict(state.clients)
     digests = [
         model_sha256(algorithm, changed)
@@ -299,7 +318,7 @@ class CountThreads:
     """Notes how many threads torch has while chunks are trained."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:
-        self.inner = LocalExecutor(algorithm, task)
+        self.inner = local(algorithm, task)
         self.threads: set[int] = set()
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
@@ -312,7 +331,7 @@ def test_rounds_are_computed_with_one_thread_and_leave_the_setting_as_it_was() -
     executor, before = CountThreads(algorithm, task), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        for _ in rounds(Plan(rounds=2), algorithm, task, executor, start(algorithm, task)):
+        for _ in rounds(Run(Plan(rounds=2), algorithm, task), executor):
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -10,8 +10,10 @@ import pytest
 
 from command import Command
 from narrowcast.experiment import load_experiment
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.rounds import model_sha256, start
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 from narrowcast.platform.tracking.journal import Journal
 
 pytestmark = pytest.mark.slow
@@ -46,7 +48,8 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(tmp_path: Path, kind: 
         again.clean_up()
     experiment = load_experiment("fedavg-digits", words)
     task = experiment.task(experiment.data.load())
-    *_, last = LocalBackend().run(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+    run = Run(experiment, experiment.algorithm, task)
+    *_, last = LocalBackend().run(run, start(run))
     assert last.state is not None
     sha256 = model_sha256(experiment.algorithm, last.state)
     assert json.loads((folder / "result.json").read_text())["model_sha256"] == sha256

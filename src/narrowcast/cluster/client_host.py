@@ -8,28 +8,27 @@ import ray
 
 from narrowcast.cluster.key_service import RemoteVault
 from narrowcast.platform.chunk_training import train_chunk
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.run import Run
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 
 @ray.remote
 class ClientHost:
-    """Hosts clients: their data and profiles lie in the object store, their state travels with each call.
+    """Trains chunks of clients; their data and profiles are in the object store, their state comes with each call.
 
-    A host keeps nothing between rounds, so a killed one is replaced without losing what its clients learnt.
+    A host keeps nothing between rounds, so that a killed one is replaced without losing the state of its clients.
     """
 
-    def __init__(self, algorithm: Algorithm, task: Task, key_store: Any) -> None:
-        self._algorithm = algorithm
-        self._task = task
-        self._vault = None if key_store is None else RemoteVault(key_store)
+    def __init__(self, run: Run, key_store: Any) -> None:
+        self._run = run
+        self._key_store = None if key_store is None else RemoteVault(key_store)
 
     def ready(self) -> bool:
-        """Answer once the host can train."""
+        """Return True once the host can train."""
         return True
 
     def train(self, broadcast: Arrays, chunks: list[Chunk]) -> list[ChunkResult]:
-        """Train some of a round's chunks."""
+        """Train some of a round's chunks, one after the other."""
         with one_thread():
-            return [train_chunk(self._algorithm, broadcast, chunk, self._task, self._vault) for chunk in chunks]
+            return [train_chunk(self._run, broadcast, chunk, self._key_store) for chunk in chunks]

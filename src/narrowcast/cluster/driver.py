@@ -1,4 +1,4 @@
-"""The actor that runs the rounds next to the client hosts, and streams what they give."""
+"""The actor that runs the rounds next to the client hosts, and streams their outcomes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from narrowcast.cluster.hosts import Hosts, Wish
 from narrowcast.cluster.key_service import RemoteVault, start_key_service
 from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.cluster.ray_executor import RayExecutor
-from narrowcast.platform.contracts import Algorithm, Executor, KeepsSecrets, Task
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.play import play
-from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.contracts import Executor, KeepsSecrets
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.state import Interrupted, RunState
 
-_SECONDS_HELD = 0.1  # handing a round on takes the driver milliseconds in which its hosts wait
-_SECONDS_FOR_ALL = 20.0  # before round 1 starts with the hosts that are ready by then
+_BATCH_SECONDS = 0.1  # sending a batch of rounds takes the driver milliseconds in which its hosts wait
+_START_SECONDS = 20.0  # for all hosts to start; then round 1 begins with those that are ready
 
 
 @dataclass
-class HandedOn:
-    """Rounds that were played, what failed meanwhile, and, where the driver was asked to stop, what the last left."""
+class Batch:
+    """Consecutive rounds with the failures during them; `stopped` is the last state if the driver was asked to stop."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
@@ -39,41 +39,40 @@ class Driver:
     """Owns the client hosts of a run; dies with the process that started it."""
 
     def __init__(self, shared: list[ray.ObjectRef[Any]], wish: Wish, policy: FailurePolicy) -> None:
-        # References inside a list arrive as references, so that the hosts read the same objects.
-        algorithm, task = shared
-        self._algorithm: Algorithm = ray.get(algorithm)
-        self._task: Task = ray.get(task)
-        keeps_secrets = isinstance(self._algorithm, KeepsSecrets)
-        self._vault = start_key_service(algorithm) if keeps_secrets else None
-        self._hosts = Hosts(wish, algorithm, task, self._vault)
+        # A reference inside a list arrives as a reference, so that the hosts read the same object.
+        (run,) = shared
+        self._run: Run = ray.get(run)
+        algorithm = self._run.algorithm
+        self._key_service = start_key_service(algorithm) if isinstance(algorithm, KeepsSecrets) else None
+        self._hosts = Hosts(wish, run, self._key_service)
         self._policy = policy
         self._stopping = threading.Event()
 
     @ray.method(concurrency_group="stop")
     def stop(self) -> None:
-        """Give up the round under way, from beside `play`, which then hands on what the last one left and ends."""
+        """Abandon the round in progress; `run` then yields the state after the last finished round and ends."""
         self._stopping.set()
         self._hosts.kill()
 
-    def run(self, plan: Plan, state: RunState) -> Generator[HandedOn, None, None]:
-        """Play the rounds that `state` has not seen, and hand them on a few at a time with what failed meanwhile."""
-        self._hosts.wait(_SECONDS_FOR_ALL)
+    def run(self, state: RunState) -> Generator[Batch, None, None]:
+        """Run the rounds after `state` and yield them a few at a time with the failures during them."""
+        self._hosts.wait(_START_SECONDS)
         pool = RayExecutor(self._hosts, self._policy, self._stopping)
         pool.settled_round = state.settled_round
-        played, handed_on = HandedOn(), time.monotonic()
-        metrics = RunMetrics(plan.name)
+        batch, sent_at = Batch(), time.monotonic()
+        metrics = RunMetrics(self._run.plan.name)
         executor: Executor = Metered(pool, metrics)
-        if isinstance(self._algorithm, KeepsSecrets):
-            executor = self._algorithm.over(executor, RemoteVault(self._vault), self._task)
+        if isinstance(self._run.algorithm, KeepsSecrets):
+            executor = self._run.algorithm.over(executor, RemoteVault(self._key_service), self._run.task)
         try:
-            for outcome in play(plan, self._algorithm, self._task, executor, state):
+            for outcome in rounds(self._run, executor, state):
                 metrics.secured_algorithm(outcome)
-                played.outcomes.append(outcome)
-                if outcome.state is not None or time.monotonic() - handed_on > _SECONDS_HELD:
-                    played.incidents, pool.incidents = pool.incidents, []
-                    yield played
-                    played, handed_on = HandedOn(), time.monotonic()
+                batch.outcomes.append(outcome)
+                if outcome.state is not None or time.monotonic() - sent_at > _BATCH_SECONDS:
+                    batch.incidents, pool.incidents = pool.incidents, []
+                    yield batch
+                    batch, sent_at = Batch(), time.monotonic()
         except Interrupted as stop:
-            played.stopped = stop.states[0]
-        played.incidents = pool.incidents
-        yield played
+            batch.stopped = stop.states[0]
+        batch.incidents = pool.incidents
+        yield batch

@@ -66,11 +66,9 @@ class Host:
 class Hosts:
     """As many hosts as a run would like, or as the nodes of the moment have room for."""
 
-    def __init__(
-        self, wish: Wish, algorithm: ray.ObjectRef[Any], task: ray.ObjectRef[Any], key_store: Any = None
-    ) -> None:
+    def __init__(self, wish: Wish, run: ray.ObjectRef[Any], key_store: Any = None) -> None:
         self._wish = wish
-        self._arguments = (algorithm, task, key_store)
+        self._arguments = (run, key_store)
         self._hosts: list[Host] = []
         self._looked_at = -_LOOK_SECONDS
         self._shunned: dict[str, float] = {}

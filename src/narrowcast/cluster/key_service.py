@@ -25,7 +25,7 @@ class KeyService:
         return self._vault.call(method, round_index, arrays)
 
 
-def start_key_service(algorithm: ray.ObjectRef[Any]) -> Any:
+def start_key_service(algorithm: KeepsSecrets) -> Any:
     """The key service on this node, which has the key files of a run whose keys were made offline."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return KeyService.options(scheduling_strategy=here).remote(algorithm)  # type: ignore[attr-defined]

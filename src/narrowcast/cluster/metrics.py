@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ray.util.metrics import Counter, Gauge
 
 from narrowcast.platform.contracts import Executor
-from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 _RUN = ("run",)

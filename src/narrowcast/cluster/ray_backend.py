@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from narrowcast.cluster.driver import Driver, HandedOn
+from narrowcast.cluster.driver import Batch, Driver
 from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.head import LOOK_SECONDS, Head
 from narrowcast.cluster.hosts import Wish, alive_nodes
@@ -29,11 +29,10 @@ from narrowcast.cluster.placement import Node, Policy
 from narrowcast.cluster.ray_internals import LOCAL_ONLY, handshake_command, stream_ahead
 from narrowcast.cluster.resources import HostResources
 from narrowcast.platform.config import suggest
-from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import interruptible
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import cohort_size
 from narrowcast.platform.state import Interrupted, RunState
 
@@ -62,18 +61,18 @@ class RayBackend(HostResources):
     round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
     placement_timeout_seconds: float = Field(120.0, gt=0, description="for a first host to start, before giving up")
 
-    def check(self, plan: Plan, task: Task) -> None:
+    def check(self, run: Run) -> None:
         """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
-        if task.training.device == "cuda" and not self.gpus_per_actor:
+        if run.task.training.device == "cuda" and not self.gpus_per_actor:
             raise UserError("training.device = cuda: client hosts have no GPU; set backend.gpus_per_actor=0.5")
-        if self.clients_per_actor is not None and plan.chunk_size > self.clients_per_actor:
+        if self.clients_per_actor is not None and run.plan.chunk_size > self.clients_per_actor:
             raise UserError(
                 f"backend.clients_per_actor = {self.clients_per_actor}: a host trains whole chunks, and chunk_size is "
-                f"{plan.chunk_size}; set chunk_size={self.clients_per_actor} too"
+                f"{run.plan.chunk_size}; set chunk_size={self.clients_per_actor} too"
             )
-        address, hosts = self._address(), self._hosts(plan, task)
+        address, hosts = self._address(), self._hosts(run)
         if address == "local":
-            here = {"CPU": self._local_cpus(plan, task), "GPU": torch.cuda.device_count()}
+            here = {"CPU": self._local_cpus(run), "GPU": torch.cuda.device_count()}
             self._fits(hosts, [Node("", here)], "this machine")
             return
         if address != "auto":
@@ -82,13 +81,13 @@ class RayBackend(HostResources):
             nodes = alive_nodes()
         self._fits(hosts, nodes, f"the cluster at {address}")
 
-    def _hosts(self, plan: Plan, task: Task) -> int:
-        """The hosts that the run would like."""
-        schedule = plan.schedule
+    def _hosts(self, run: Run) -> int:
+        """Return the number of client hosts that the run asks for."""
+        plan, schedule = run.plan, run.plan.schedule
         cohort = (
             schedule.buffer_size
             if schedule.kind == "buffered"
-            else cohort_size(plan.clients_per_round, plan.over_selection, task.data.n_clients)
+            else cohort_size(plan.clients_per_round, plan.over_selection, run.task.data.n_clients)
         )
         if self.clients_per_actor is not None:
             return -(-cohort // self.clients_per_actor)
@@ -110,12 +109,12 @@ class RayBackend(HostResources):
                 "what each needs, or set backend.actors=auto"
             )
 
-    def run(self, plan: Plan, algorithm: Algorithm, task: Task, state: RunState) -> Generator[Outcome, None, None]:
-        """Play the rounds that `state` has not seen, starting the driver over from the last state if it dies."""
+    def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
+        """Run the rounds after `state`; if the driver dies, start another from the last state that was kept."""
         policy = FailurePolicy(self.on_failure, self.max_failures, self.round_timeout_seconds)
-        wish = Wish(self._hosts(plan, task), self.need(), self.placement, self.placement_timeout_seconds)
-        with self.cluster(self._local_cpus(plan, task)):
-            shared = [ray.put(algorithm), ray.put(task)]
+        wish = Wish(self._hosts(run), self.need(), self.placement, self.placement_timeout_seconds)
+        with self.cluster(self._local_cpus(run)):
+            shared = [ray.put(run.detached())]
             head = Head(ray.get_runtime_context().gcs_address)
             done, fruitless = state.round_index, 0
             while True:
@@ -126,7 +125,7 @@ class RayBackend(HostResources):
                     )
                 ).remote(shared, wish, policy)
                 try:
-                    for outcome in _stream(driver, plan, state, head):
+                    for outcome in _stream(driver, state, head):
                         fruitless = 0
                         state = outcome.state or state
                         if outcome.record.round > done:
@@ -147,12 +146,12 @@ class RayBackend(HostResources):
                 finally:
                     ray.kill(driver)
 
-    def _local_cpus(self, plan: Plan, task: Task) -> int:
+    def _local_cpus(self, run: Run) -> int:
         """The CPUs that a cluster on this machine says it has: enough for the hosts, who share what there is."""
         cores = os.cpu_count() or 1
         if self.actors == "auto" and self.clients_per_actor is None:
             return cores
-        return max(cores, math.ceil(self._hosts(plan, task) * self.cpus_per_actor))
+        return max(cores, math.ceil(self._hosts(run) * self.cpus_per_actor))
 
     def _address(self) -> str:
         return self.address or os.environ.get("RAY_ADDRESS") or "local"
@@ -188,10 +187,10 @@ class RayBackend(HostResources):
             ray.shutdown()
 
 
-def _stream(driver: Any, plan: Plan, state: RunState, head: Head) -> Generator[Outcome, None, None]:
+def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None, None]:
     """What the driver hands on, round by round; what failed meanwhile is logged."""
     options = driver.run.options(**stream_ahead(_OUTCOMES_AHEAD))
-    stream = options.remote(plan, state)
+    stream = options.remote(state)
     stop_by = math.inf
     try:
         while True:
@@ -205,14 +204,14 @@ def _stream(driver: Any, plan: Plan, state: RunState, head: Head) -> Generator[O
                 stop_by = time.monotonic() + _STOP_SECONDS
                 continue
             try:
-                handed_on: HandedOn = ray.get(next(stream))
+                batch: Batch = ray.get(next(stream))
             except StopIteration:
                 return
-            for incident in handed_on.incidents:
+            for incident in batch.incidents:
                 logger.warning(incident)
-            yield from handed_on.outcomes
-            if handed_on.stopped is not None:
-                raise Interrupted([handed_on.stopped])
+            yield from batch.outcomes
+            if batch.stopped is not None:
+                raise Interrupted([batch.stopped])
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, RunFailed) else RunFailed(str(error.cause))) from error
     except RayActorError:

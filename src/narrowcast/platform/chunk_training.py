@@ -7,23 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from narrowcast.platform.contracts import SECRET, Algorithm, ClientKeyStore, Task
+from narrowcast.platform.contracts import SECRET, ClientKeyStore
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
 
-def train_chunk(
-    algorithm: Algorithm, broadcast: Arrays, chunk: Chunk, task: Task, key_store: ClientKeyStore | None = None
-) -> ChunkResult:
+def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyStore | None = None) -> ChunkResult:
     """Train a chunk, or raise `RunFailed` that names the chunk size where memory does not suffice."""
     if key_store is not None:
         held = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients})
         broadcast = {**broadcast, **{SECRET + name: values for name, values in held.items()}}
     with naming_chunk_size(chunk.round_index, len(chunk.clients)):
         began = time.perf_counter()
-        result = algorithm.train(broadcast, chunk, task)
+        result = run.algorithm.train(broadcast, chunk, run.task)
         return replace(result, seconds=time.perf_counter() - began)
 
 

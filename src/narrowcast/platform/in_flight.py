@@ -1,4 +1,4 @@
-"""The clients that are out with a model: when they come back, and which version of the model they took along."""
+"""The clients of an asynchronous run that are in flight, with the versions of the model that they were sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from narrowcast.platform.types import Arrays, BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class Flights:
-    """Clients in the order of their arrival, of those in one instant the lowest first; all [F].
+class InFlight:
+    """Clients that were sent a model and whose update has not been used, in order of arrival and client; all [F].
 
-    `version` counts the server's steps up to the model that a client took along. Units: `arrives_at` in simulated
-    seconds since the run began, `seconds` since the client was sent out.
+    `version` counts the server's steps up to the model that a client was sent. Units: `arrives_at` in simulated
+    seconds since the start of the run, `seconds` since the client was sent its model.
     """
 
     client: IntArray
@@ -27,7 +27,7 @@ class Flights:
 
     @classmethod
     def none(cls) -> Self:
-        """Nobody is out."""
+        """Return the record of no client."""
         nobody = np.empty(0, dtype=np.int64)
         return cls(nobody, nobody, np.empty(0), np.empty(0), nobody)
 
@@ -35,11 +35,11 @@ class Flights:
         return len(self.client)
 
     def take(self, rows: IntArray | BoolArray | slice) -> Self:
-        """Some of them."""
+        """Return some of the clients."""
         return type(self)(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
 
-    def joined_by(self, others: Self) -> Self:
-        """These and others, in order."""
+    def merged(self, others: Self) -> Self:
+        """Return these clients and others in order."""
         both = type(self)(
             **{
                 each.name: np.concatenate([getattr(self, each.name), getattr(others, each.name)])
@@ -49,59 +49,59 @@ class Flights:
         return both.take(np.lexsort((both.client, both.arrives_at)))
 
 
-_FLIGHT, _VERSION, _SENT_OUT = "flight/", "version/", "sent_out"
+_CLIENTS, _VERSION, _DISPATCHED = "flight/", "version/", "sent_out"  # names in checkpoints, which stay as they are
 
 
 @dataclass(frozen=True)
-class Airspace:
-    """What an asynchronous run keeps between steps: who is out, and each model that someone out took along.
+class AsyncState:
+    """The state of an asynchronous run between two steps of the server.
 
-    `sent_out` counts all flights since the run began.
+    `broadcasts` holds, by version, each model that a client in flight was sent. `dispatched` counts the models sent
+    since the start of the run.
     """
 
-    flights: Flights = field(default_factory=Flights.none)
-    versions: Mapping[int, Arrays] = field(default_factory=dict)
-    sent_out: int = 0
+    in_flight: InFlight = field(default_factory=InFlight.none)
+    broadcasts: Mapping[int, Arrays] = field(default_factory=dict)
+    dispatched: int = 0
 
     @classmethod
-    def of(cls, kept: Arrays) -> Self:
-        """From the arrays of a checkpoint; an empty one where there are none."""
-        if _SENT_OUT not in kept:
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        """Read the state from the arrays of a checkpoint; without any, return the initial state."""
+        if _DISPATCHED not in arrays:
             return cls()
-        versions: dict[int, dict[str, np.ndarray]] = {}
-        for name in kept:
+        broadcasts: dict[int, dict[str, np.ndarray]] = {}
+        for name in arrays:
             if name.startswith(_VERSION):
                 version, _, tensor = name.removeprefix(_VERSION).partition("/")
-                versions.setdefault(int(version), {})[tensor] = kept[name]
-        flights = Flights(**{each.name: kept[_FLIGHT + each.name] for each in fields(Flights)})
-        return cls(flights, versions, int(kept[_SENT_OUT][0]))
+                broadcasts.setdefault(int(version), {})[tensor] = arrays[name]
+        in_flight = InFlight(**{each.name: arrays[_CLIENTS + each.name] for each in fields(InFlight)})
+        return cls(in_flight, broadcasts, int(arrays[_DISPATCHED][0]))
 
-    def kept(self) -> Arrays:
-        """As arrays, to be checkpointed."""
+    def to_arrays(self) -> Arrays:
+        """Return the state as the arrays of a checkpoint."""
         return {
-            _SENT_OUT: np.array([self.sent_out]),
-            **{_FLIGHT + each.name: getattr(self.flights, each.name) for each in fields(Flights)},
+            _DISPATCHED: np.array([self.dispatched]),
+            **{_CLIENTS + each.name: getattr(self.in_flight, each.name) for each in fields(InFlight)},
             **{
                 f"{_VERSION}{version}/{name}": values
-                for version, tensors in self.versions.items()
+                for version, tensors in self.broadcasts.items()
                 for name, values in tensors.items()
             },
         }
 
-    def send(self, flights: Flights, version: int, broadcast: Arrays) -> Self:
-        """With more clients out, who took this version along."""
-        if not len(flights):
+    def dispatch(self, clients: InFlight, version: int, broadcast: Arrays) -> Self:
+        """Return the state after more clients were sent this version."""
+        if not len(clients):
             return self
         return replace(
             self,
-            flights=self.flights.joined_by(flights),
-            versions={**self.versions, version: broadcast},
-            sent_out=self.sent_out + len(flights),
+            in_flight=self.in_flight.merged(clients),
+            broadcasts={**self.broadcasts, version: broadcast},
+            dispatched=self.dispatched + len(clients),
         )
 
     def without_first(self, count: int) -> Self:
-        """Without the first to arrive, and without the models that nobody has any longer."""
-        left = self.flights.take(slice(count, None))
-        return replace(
-            self, flights=left, versions={each: self.versions[each] for each in np.unique(left.version).tolist()}
-        )
+        """Return the state without the first clients to arrive, and without broadcasts that no client has any more."""
+        left = self.in_flight.take(slice(count, None))
+        broadcasts = {each: self.broadcasts[each] for each in np.unique(left.version).tolist()}
+        return replace(self, in_flight=left, broadcasts=broadcasts)

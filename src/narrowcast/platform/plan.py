@@ -75,11 +75,15 @@ class Plan(BaseModel):
         return value
 
     def keeps(self, round_index: int, seconds: float) -> bool:
-        """Whether a checkpoint is due after this round, so many seconds of wall time after the last one."""
+        """Return whether a checkpoint is due after this round, the given wall time after the last one."""
         by_round = self.checkpoint_every is not None and round_index % self.checkpoint_every == 0
         return by_round or seconds >= self.checkpoint_seconds or round_index == self.rounds
 
+    def evaluates(self, round_index: int) -> bool:
+        """Return whether the metrics are evaluated after this round."""
+        return round_index % self.evaluate_every == 0 or round_index == self.rounds
+
     @property
     def waits_for_all(self) -> bool:
-        """Whether nobody can be late."""
+        """Whether no client can be late."""
         return self.over_selection == 1 and self.deadline_seconds is None

@@ -1,4 +1,4 @@
-"""Where a run stands: as it is kept, and as it changes from round to round."""
+"""The state of a run: as a checkpoint keeps it, and as it changes from round to round."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.population import Population
+from narrowcast.platform.run import Run
+from narrowcast.platform.sampling import rotation_of
 from narrowcast.platform.types import Arrays, IntArray
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything that the next round depends on, as it is kept; clients that never took part are as they started.
+    """Everything that the next round depends on; clients that never took part are in their initial state.
 
-    Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...] what
-    each keeps; update_bits [rounds so far], the weight of each round's update broadcast, 0 where there was none;
-    schedule, what an asynchronous one keeps besides. Up to `settled_round` the rounds are written down already, so that
-    playing them again must give what it gave. `resumed_after` is the last round before the run was taken up again the
-    last time, 0 where it never was: keys that die with a process are as old as that.
+    Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...], the
+    private state of each; update_bits [rounds so far], the size of each round's update broadcast, 0 if there was none;
+    schedule, the state of an asynchronous schedule. Rounds up to `settled_round` are in the journal already, so that
+    repeating them must give the same results. `resumed_after` is the last round before the run was last resumed, 0 if
+    it never was: keys that live in a process only are no older.
     """
 
     round_index: int
@@ -40,8 +41,24 @@ class RunState:
     resumed_after: int = 0
 
 
+def start(run: Run) -> RunState:
+    """Return the state before round 1."""
+    nobody = np.empty(0, dtype=np.int64)
+    return RunState(
+        round_index=0,
+        server=run.algorithm.init(run.task),
+        participants=nobody,
+        last_round=nobody,
+        clients={name: values[:0] for name, values in run.algorithm.init_clients(run.task).items()},
+        update_bits=nobody,
+        uplink_bits=0,
+        downlink_bits=0,
+        simulated_seconds=0.0,
+    )
+
+
 class Interrupted(KeyboardInterrupt):
-    """The runs that were played were stopped; `states` has what the last finished round of each left."""
+    """The runs were stopped within a round; `states` holds the state of each after its last finished round."""
 
     def __init__(self, states: Sequence[RunState]) -> None:
         super().__init__()
@@ -50,12 +67,15 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class LiveState:
-    """A run in the midst of its rounds: changes in place, unlike `RunState`, so that a round costs its cohort only.
+    """A run between two rounds, changed in place, unlike `RunState`, so that a round costs no more than its cohort.
 
-    `kept_at` is when the last snapshot was taken, by the monotonic clock. `resumed_after` are the rounds after which
-    the run was taken up: the time before, as it stands in the state, and this time; 0 where it was begun.
+    `rotation` [U] is the order in which round-robin sampling visits the clients. `kept_at` is the time of the last
+    snapshot, on the monotonic clock. `resumed_after` holds the rounds after which the run was resumed: the last time
+    but one, as the state has it, and the last time; 0 stands for a run that was never resumed.
     """
 
+    run: Run
+    rotation: IntArray
     round_index: int
     server: Arrays
     population: Population
@@ -68,12 +88,15 @@ class LiveState:
     kept_at: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, state: RunState, algorithm: Algorithm, task: Task) -> LiveState:
-        """Go on from what was kept."""
-        population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
+    def of(cls, run: Run, state: RunState) -> LiveState:
+        """Return the live state that continues from a kept one."""
+        n_clients = run.task.data.n_clients
+        population = Population.fresh(run.algorithm.init_clients(run.task), n_clients)
         population.put(state.participants, state.clients)
         population.last_round[state.participants] = state.last_round
         return cls(
+            run=run,
+            rotation=rotation_of(run.plan.sampling, run.plan.seed, n_clients),
             round_index=state.round_index,
             server=state.server,
             population=population,
@@ -85,13 +108,18 @@ class LiveState:
             resumed_after=(state.resumed_after, max(state.round_index, state.settled_round)),
         )
 
+    @property
+    def rounds_left(self) -> bool:
+        """Whether the plan has rounds that this run has not done."""
+        return self.round_index < self.run.plan.rounds
+
     def keys_since(self) -> int:
-        """After which round the keys of the coming one were made; a round that is played again has those it had."""
+        """Return the round after which the keys of the coming round were made; a repeated round has its old keys."""
         before, now = self.resumed_after
         return now if self.round_index >= now else before
 
     def snapshot(self) -> RunState:
-        """What has to be kept to go on from here."""
+        """Return the state to keep in order to continue from here."""
         self.kept_at = time.monotonic()
         participants = self.population.participants()
         return RunState(
@@ -111,7 +139,7 @@ class LiveState:
 
 @contextmanager
 def stoppable(*runs: LiveState) -> Iterator[None]:
-    """The part of a round in which it may be stopped, since it changes nothing yet; `Interrupted` where it is."""
+    """Allow signals to stop the runs within this block, which must not change them; raise `Interrupted` if one does."""
     try:
         with interruptible():
             yield

@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import close_round, open_round, rotation, start
-from narrowcast.platform.state import LiveState
+from narrowcast.platform.round_closing import close_round
+from narrowcast.platform.round_opening import open_round
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import LiveState, start
 from narrowcast.platform.threads import one_thread
 
 
-def measure_times(plan: Plan, algorithm: Algorithm, task: Task) -> Mapping[str, Any]:
+def measure_times(run: Run) -> Mapping[str, Any]:
     """Seconds of the slowest client and of the server, mean over the rounds but the first, which compiles."""
-    progress = LiveState.of(start(algorithm, task), algorithm, task)
-    order = rotation(plan, task.data.n_clients)
+    plan, algorithm, task = run.plan, run.algorithm, run.task
+    live = LiveState.of(run, start(run))
     slowest, server = [], []
-    while progress.round_index < plan.rounds:
+    while live.rounds_left:
         with one_thread():
-            opened = open_round(plan, algorithm, task, progress, order)
+            opened = open_round(live)
             results, seconds = [], []
             for chunk in opened.chunks:
                 began = time.thread_time()
@@ -33,9 +33,9 @@ def measure_times(plan: Plan, algorithm: Algorithm, task: Task) -> Mapping[str, 
                 seconds.append(time.thread_time() - began)
             began = time.thread_time()
             total = algorithm.fold([result.partial for result in results])
-            algorithm.step(progress.server, opened.broadcast.arrays, total)
+            algorithm.step(live.server, opened.broadcast.arrays, total)
             server.append(time.thread_time() - began)
             slowest.append(max(seconds))
-            close_round(plan, algorithm, task, progress, opened, results)
+            close_round(live, opened, results)
     measured = slice(1 if plan.rounds > 1 else 0, None)
     return {"client_seconds": float(np.mean(slowest[measured])), "server_seconds": float(np.mean(server[measured]))}

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.local_training.cohort import train_cohort_rows
 from narrowcast.algorithms.local_training.streams import draw_samples
-from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.plan import Plan
-from narrowcast.platform.rounds import rounds, start
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.tracking.run_plots import BLUE, GREEN, new_figure
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from narrowcast.reproduce.colr_accuracy import DIMENSION
@@ -48,23 +47,22 @@ def count_components(change: NDArray[np.float32], n_items: int, share: float | S
 class Watched:
     """Trains chunks in this process and counts the components of what each client learnt in every tenth round."""
 
-    algorithm: Algorithm
-    task: Task
+    run: Run
     counts: dict[int, list[list[int]]] = field(default_factory=dict)
     of_mean: list[list[int]] = field(default_factory=list)
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """As an executor does."""
-        results = [self.algorithm.train(broadcast, chunk, self.task) for chunk in chunks]
+        results = [self.run.algorithm.train(broadcast, chunk, self.run.task) for chunk in chunks]
         round_index = chunks[0].round_index
         if round_index == 1 or round_index % EVERY == 0:
             self.counts[round_index] = [each for chunk in chunks for each in self._count(broadcast, chunk)]
-            mean = mean_change(self.algorithm.fold([result.partial for result in results]))
+            mean = mean_change(self.run.algorithm.fold([result.partial for result in results]))
             self.of_mean.append(count_components(mean, len(mean), list(SHARES.values())))
         return results
 
     def _count(self, broadcast: Arrays, chunk: Chunk) -> list[list[int]]:
-        task, ones = self.task, np.ones(len(chunk.clients), dtype=np.float32)
+        task, ones = self.run.task, np.ones(len(chunk.clients), dtype=np.float32)
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         result = train_cohort_rows(np.asarray(broadcast[ITEM_FACTORS]), chunk, task, samples, ones, keep_changes=True)
         assert result.row_changes is not None, "they were to be kept"
@@ -75,10 +73,10 @@ class Watched:
         ]
 
 
-def measure_components(plan: Plan, algorithm: Algorithm, task: Task) -> Mapping[str, Any]:
+def measure_components(run: Run) -> Mapping[str, Any]:
     """Mean and standard deviation over the participants of each measured round."""
-    watched = Watched(algorithm, task)
-    for _ in rounds(plan, algorithm, task, watched, start(algorithm, task)):
+    watched = Watched(run)
+    for _ in rounds(run, watched):
         pass
     counts = [np.array(each) for each in watched.counts.values()]
     return {

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.run import Run
 from narrowcast.reproduce.client_times import measure_times
 from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.run_spec import RunSpec
@@ -96,7 +97,7 @@ class ReproductionRun:
     def _measure(self) -> Mapping[str, Any]:
         experiment = self.experiment
         task = experiment.task(experiment.data.load())
-        measured = _MEASURES[self.spec.measure](experiment, experiment.algorithm, task)
+        measured = _MEASURES[self.spec.measure](Run(experiment, experiment.algorithm, task))
         result = {"rounds": experiment.rounds, **measured}
         session.writable(self.folder)
         write_config(experiment, self.folder)

@@ -19,7 +19,7 @@ from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run

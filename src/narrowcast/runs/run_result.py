@@ -14,8 +14,8 @@ from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.rounds import model_sha256
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.partition_report import write_partition

@@ -13,12 +13,13 @@ from typing import Any
 
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.checkpoint import check_place, load_checkpoint
-from narrowcast.platform.contracts import Dataset, Task
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.evaluation import measure
 from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.lockstep import Replica, run_lockstep
-from narrowcast.platform.rounds import measure, start
-from narrowcast.platform.state import Interrupted, RunState
+from narrowcast.platform.rounds import lockstep
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import Interrupted, RunState, start
 from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
 from narrowcast.platform.tracking.store_address import hide_password, is_hidden
@@ -31,9 +32,10 @@ _SYNC_SECONDS = 3600.0
 def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> Prepared:
     """Check everything that a new run needs: data, read here unless it is given, parts, cluster, store, folder."""
     task = experiment.task(experiment.data.load() if data is None else data)
-    experiment.backend.check(experiment, task)
-    state = start(experiment.secured_algorithm, task)
-    measurable(experiment, task, state)
+    run = Run(experiment, experiment.secured_algorithm, task)
+    experiment.backend.check(run)
+    state = start(run)
+    measurable(experiment, run, state)
     writable(output)
     uri = experiment.tracking.resolve(output)
     check_store(uri)
@@ -43,10 +45,10 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     return Prepared(experiment, task, state, folder, uri)
 
 
-def measurable(experiment: Experiment, task: Task, state: RunState) -> None:
+def measurable(experiment: Experiment, run: Run, state: RunState) -> None:
     """Raise `UserError` for a target whose metric an evaluation does not give; without targets none is made."""
     if experiment.targets:
-        check_targets(experiment.targets, measure(experiment.secured_algorithm, task, state))
+        check_targets(experiment.targets, measure(run, state))
 
 
 def share_data(runs: Sequence[Prepared]) -> list[Prepared]:
@@ -93,8 +95,9 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     if experiment.rounds < written:
         raise UserError(f"{folder.name} has played {written} rounds already; rounds = {experiment.rounds}")
     task = experiment.task(experiment.data.load())
-    experiment.backend.check(experiment, task)
-    measurable(experiment, task, state)
+    run = Run(experiment, experiment.secured_algorithm, task)
+    experiment.backend.check(run)
+    measurable(experiment, run, state)
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)
     return Prepared(experiment, task, replace(state, settled_round=written), folder, uri, resuming=True)
@@ -139,7 +142,8 @@ def run(prepared: Prepared, progress: OnRound, *, keep_state: bool = True) -> di
     """
     experiment = prepared.experiment
     with recorded(prepared, progress) as recorder:
-        outcomes = experiment.backend.run(experiment, experiment.secured_algorithm, prepared.task, prepared.state)
+        run = Run(experiment, experiment.secured_algorithm, prepared.task)
+        outcomes = experiment.backend.run(run, prepared.state)
         with closing(outcomes), uninterrupted():
             try:
                 for outcome in outcomes:
@@ -153,13 +157,13 @@ def run(prepared: Prepared, progress: OnRound, *, keep_state: bool = True) -> di
 def run_together(runs: Sequence[Prepared], progress: OnRound) -> list[dict[str, Any] | RunFailed]:
     """Play runs that share their data in lockstep, in this process; what came of each, in their order."""
     results: dict[int, dict[str, Any] | RunFailed] = {}
-    replicas = [Replica(each.experiment, each.experiment.algorithm, each.task, each.state) for each in runs]
+    replicas = [Run(each.experiment, each.experiment.algorithm, each.task) for each in runs]
     with ExitStack() as stack:
         # The machine's load is that of all of them, and is measured once.
         recorders = [
             stack.enter_context(recorded(each, progress, monitored=place == 0)) for place, each in enumerate(runs)
         ]
-        with closing(run_lockstep(replicas)) as rounds, uninterrupted():
+        with closing(lockstep(replicas, [each.state for each in runs])) as rounds, uninterrupted():
             try:
                 for outcomes in rounds:
                     for place, outcome in outcomes.items():

@@ -21,6 +21,7 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import STOPPING
+from narrowcast.platform.run import Run
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
@@ -78,10 +79,8 @@ def check_study(file: StudyFile) -> Shared:
     base = file.build({})
     shared = Shared(base.data, base.data.load())
     file.check(shared.data)
-    if file.settings.backend == "ray":
-        backend(file).check(base, base.task(shared.data))
-    else:
-        base.backend.check(base, base.task(shared.data))
+    chosen = backend(file) if file.settings.backend == "ray" else base.backend
+    chosen.check(Run(base, base.algorithm, base.task(shared.data)))
     return shared
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from narrowcast.experiment import Experiment
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.evaluation import measure
 from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.play import play
-from narrowcast.platform.rounds import measure, start
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 from narrowcast.platform.threads import one_thread
 from narrowcast.tuning.study_client import draw_some
 from narrowcast.tuning.study_file import StudyFile
@@ -68,17 +70,17 @@ def estimate(file: StudyFile, shared: Shared) -> Estimate:
 def _time(experiment: Experiment, shared: Shared) -> tuple[float, float]:
     """Seconds of a round and of an evaluation."""
     task = experiment.task(shared.data if experiment.data == shared.source else experiment.data.load())
-    state = start(experiment.algorithm, task)
+    run = Run(experiment, experiment.algorithm, task)
+    state = start(run)
     with one_thread():
-        measure(experiment.algorithm, task, state)
+        measure(run, state)
         began = time.perf_counter()
-        measure(experiment.algorithm, task, state)
+        measure(run, state)
         evaluation = time.perf_counter() - began
     few = experiment.model_copy(
         update={"rounds": _WARM_UP + _TIMED, "evaluate_every": _WARM_UP + _TIMED, "checkpoint_every": 10**9}
     )
-    walls = [
-        outcome.wall_seconds for outcome in play(few, few.algorithm, task, LocalExecutor(few.algorithm, task), state)
-    ]
+    run = Run(few, few.algorithm, task)
+    walls = [outcome.wall_seconds for outcome in rounds(run, LocalExecutor(run), state)]
     timed = walls[_WARM_UP:-1]  # the last has an evaluation in it
     return sum(timed) / len(timed), evaluation

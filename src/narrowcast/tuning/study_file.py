@@ -17,7 +17,9 @@ from narrowcast.experiment import Experiment, build_experiment
 from narrowcast.platform.config import apply_overrides, read_yaml, set_value, validate
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds import measure, start
+from narrowcast.platform.evaluation import measure
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 from narrowcast.runs import packaged
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.study_settings import StudySettings
@@ -84,7 +86,8 @@ class StudyFile:
                 "study.trials_together and study.seeds"
             )
         task = base.task(data)
-        self.settings.check_measured(measure(base.algorithm, task, start(base.algorithm, task)))
+        run = Run(base, base.algorithm, task)
+        self.settings.check_measured(measure(run, start(run)))
 
 
 def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:

@@ -9,12 +9,12 @@ from typing import Any
 from narrowcast.experiment import Experiment
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.lockstep import Replica, run_lockstep
-from narrowcast.platform.play import play
-from narrowcast.platform.rounds import Outcome, model_sha256, start
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.rounds import Rounds, lockstep, rounds
+from narrowcast.platform.run import Run
 
-Rounds = Generator[dict[int, Outcome | RunFailed], Collection[int] | None, None]
 # Spent so far, beside what an evaluation measures.
 _KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "simulated_seconds")
 
@@ -58,25 +58,25 @@ class Shared:
 
 def play_jobs(jobs: Jobs, shared: Shared) -> Generator[list[Step], Collection[int], None]:
     """Play trials and yield a list of steps after every round with an evaluation; ends those whose keys are sent."""
-    replicas: list[Replica] = []
+    runs: list[Run] = []
     places: dict[int, list[int]] = {}
     failed = []
     for job in jobs.jobs:
         try:
-            made = [_replica(experiment, shared) for experiment in job.experiments]
+            made = [_run(experiment, shared) for experiment in job.experiments]
         except UserError as error:  # values that are fine one by one and not together
             failed.append(Step(job.key, None, failed=str(error)))
             continue
-        places[job.key] = list(range(len(replicas), len(replicas) + len(made)))
-        replicas += made
+        places[job.key] = list(range(len(runs), len(runs) + len(made)))
+        runs += made
     if failed:
         yield failed
-    seconds = [0.0] * len(replicas)
-    rounds: Rounds = _alone(replicas[0]) if len(replicas) == 1 else run_lockstep(replicas)
+    seconds = [0.0] * len(runs)
+    loop: Rounds = _alone(runs[0]) if len(runs) == 1 else lockstep(runs)
     ended: set[int] = set()
     while True:
         try:
-            outcomes = rounds.send(ended or None)
+            outcomes = loop.send(ended or None)
         except StopIteration:
             return
         for place, outcome in outcomes.items():
@@ -88,26 +88,25 @@ def play_jobs(jobs: Jobs, shared: Shared) -> Generator[list[Step], Collection[in
                     [outcomes[each] for each in its_places],
                     [seconds[each] for each in its_places],
                 )
-                step = _step(jobs, key, [replicas[each] for each in its_places], its_outcomes, its_seconds)
+                step = _step(jobs, key, [runs[each] for each in its_places], its_outcomes, its_seconds)
                 steps += [step] if step else []
         stopped = (yield steps) if steps else ()
         over = {step.key for step in steps if step.over or step.failed} | set(stopped)
         ended = {place for key in over for place in places[key]}
         places = {key: its_places for key, its_places in places.items() if key not in over}
         if not places:
-            rounds.close()
+            loop.close()
             return
 
 
-def _replica(experiment: Experiment, shared: Shared) -> Replica:
+def _run(experiment: Experiment, shared: Shared) -> Run:
     task = experiment.task(shared.data if experiment.data == shared.source else experiment.data.load())
-    return Replica(experiment, experiment.algorithm, task, start(experiment.algorithm, task))
+    return Run(experiment, experiment.algorithm, task)
 
 
-def _alone(replica: Replica) -> Rounds:
-    executor = LocalExecutor(replica.algorithm, replica.task)
+def _alone(run: Run) -> Rounds:
     try:
-        for outcome in play(replica.plan, replica.algorithm, replica.task, executor, replica.state):
+        for outcome in rounds(run, LocalExecutor(run)):
             yield {0: outcome}
     except RunFailed as error:
         yield {0: error}
@@ -116,7 +115,7 @@ def _alone(replica: Replica) -> Rounds:
 def _step(
     jobs: Jobs,
     key: int,
-    replicas: Sequence[Replica],
+    runs: Sequence[Run],
     outcomes: Sequence[Outcome | RunFailed],
     seconds: Sequence[float],
 ) -> Step | None:
@@ -124,7 +123,7 @@ def _step(
     rows: list[dict[str, Any]] = []
     digests: list[str] = []
     tested = next(job.tested for job in jobs.jobs if job.key == key)
-    for replica, outcome, spent in zip(replicas, outcomes, seconds, strict=True):
+    for run, outcome, spent in zip(runs, outcomes, seconds, strict=True):
         if isinstance(outcome, RunFailed):
             return Step(key, None, failed=str(outcome))
         if not outcome.metrics:
@@ -134,9 +133,9 @@ def _step(
         metrics = {name: value for name, value in outcome.metrics.items() if tested or not name.startswith("test.")}
         rows.append({**{name: record[name] for name in _KEPT}, "wall_seconds": spent, **metrics})
         if outcome.state is not None:
-            digests.append(model_sha256(replica.algorithm, outcome.state))
+            digests.append(model_sha256(run.algorithm, outcome.state))
     mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
     row = {**mean, "round": rows[0]["round"]}
     spent_all = any(row[column] >= limit for column, limit in jobs.budget.items())
-    over = row["round"] == replicas[0].plan.rounds or spent_all
+    over = row["round"] == runs[0].plan.rounds or spent_all
     return Step(key, row, tuple(rows), over, "", tuple(digests) if over else ())

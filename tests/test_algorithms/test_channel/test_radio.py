@@ -25,10 +25,14 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.experiment import build_experiment
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.rounds import Outcome, Plan, model_sha256, rounds, start
+from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.simulation.clock import Clock
 from per_client import make_task, synthetic
+from running import local
 
 CODEC = (Quantise(levels=8, norms="column", rounding="dithered", norm_type="bfloat16"), Entropy())
 ADAPTIVE = SCoLR(rank=8, rank_policy=ChannelRank(), aggregation="per_component_mean", codec=CODEC)
@@ -44,7 +48,7 @@ def play(algorithm: Any, radio: CellRadio | None, **settings: Any) -> list[Outco
     algorithm.check(task)
     clock = Clock(compute_overhead_seconds=0, seconds_per_example=0)
     plan = Plan(**{"rounds": 4, "clients_per_round": 8, "chunk_size": 3, "radio": radio, "clock": clock, **settings})
-    return list(rounds(plan, algorithm, task, LocalExecutor(algorithm, task), start(algorithm, task)))
+    return list(rounds(Run(plan, algorithm, task), local(algorithm, task)))
 
 
 def test_links_that_are_those_of_the_fleet_change_nothing() -> None:
@@ -156,7 +160,7 @@ def test_a_networks_clients_fit_their_ranks_to_their_links(codec: Any) -> None:
     radio = CellRadio(channel=SHARED, upload_seconds=0.04 if codec else 2.0)
     plan = Plan(rounds=3, clients_per_round=12, chunk_size=5, radio=radio)
     ranks, bits = [], []
-    for outcome in rounds(plan, algorithm, task, LocalExecutor(algorithm, task), start(algorithm, task)):
+    for outcome in rounds(Run(plan, algorithm, task), local(algorithm, task)):
         links = SHARED.draw(task.profiles.take(outcome.ledger.client), 0, outcome.record.round)
         assert contains(links.region, outcome.ledger.uplink_bits / (radio.upload_seconds or 1))
         ranks.append(outcome.ledger.rank)

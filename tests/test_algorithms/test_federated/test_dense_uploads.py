@@ -27,7 +27,9 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
 from narrowcast.platform.models.networks import CNN
-from narrowcast.platform.rounds import Plan, rounds, start
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates, PayloadError
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
@@ -138,7 +140,7 @@ def play(algorithm: Algorithm, task: Task, n_rounds: int, lost: bool) -> list[Ch
             return seen[-len(chunks) :]
 
     plan = Plan(rounds=n_rounds, clients_per_round=4, chunk_size=2)
-    server = list(rounds(plan, algorithm, task, Losing(algorithm, task), start(algorithm, task)))[-1].state
+    server = list(rounds(Run(plan, algorithm, task), Losing(algorithm, task)))[-1].state
     assert server is not None
     seen.append(ChunkResult(-1, server.server, server.clients, seen[-1].ledger))
     return seen

@@ -10,14 +10,19 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
+from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
-from narrowcast.platform.rounds import Plan, RunState, cut, model_sha256, rounds, start
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import RunState
 from narrowcast.platform.types import Arrays, ChunkResult
 from per_client import Array, make_task, relative_error, synthetic
+from running import begin, local
 
 EXAMPLES = [3, 20, 1, 11, 8, 30, 2, 15, 15, 6]
 EVERYTHING = BandwidthRank(upload_seconds=1e9)
@@ -25,7 +30,7 @@ EVERYTHING = BandwidthRank(upload_seconds=1e9)
 
 def run(algorithm: Algorithm, task: Task, *, n_rounds: int = 1, clients: int = 10, chunk_size: int = 4) -> RunState:
     plan = Plan(seed=task.seed, rounds=n_rounds, clients_per_round=clients, chunk_size=chunk_size)
-    last = list(rounds(plan, algorithm, task, LocalExecutor(algorithm, task), start(algorithm, task)))[-1].state
+    last = list(rounds(Run(plan, algorithm, task), local(algorithm, task)))[-1].state
     assert last is not None
     return last
 
@@ -33,7 +38,7 @@ def run(algorithm: Algorithm, task: Task, *, n_rounds: int = 1, clients: int = 1
 def train(algorithm: Algorithm, task: Task, cohort: Array, chunk_size: int = 4) -> list[ChunkResult]:
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
     population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
-    return LocalExecutor(algorithm, task).train(broadcast, cut(cohort, task.data.examples, chunk_size, 1, population))
+    return local(algorithm, task).train(broadcast, make_chunks(cohort, task.data.examples, chunk_size, 1, population))
 
 
 def fold(results: list[ChunkResult]) -> Arrays:
@@ -162,7 +167,7 @@ def test_every_dimension_and_its_extreme_ranks_run(dimension: int) -> None:
         state = run(algorithm, task, n_rounds=2)
         assert np.isfinite(state.server[ITEM_FACTORS]).all()
         assert np.isfinite(state.clients[USER_FACTORS]).all()
-        assert not np.array_equal(state.server[ITEM_FACTORS], start(algorithm, task).server[ITEM_FACTORS])
+        assert not np.array_equal(state.server[ITEM_FACTORS], begin(algorithm, task).server[ITEM_FACTORS])
 
 
 @pytest.mark.parametrize("kind", [CoLR, SCoLR])
@@ -211,7 +216,7 @@ class OutOfOrder:
     """Trains the chunks last to first, as a cluster may, and hands the results back in the order of the chunks."""
 
     def __init__(self, algorithm: Algorithm, task: Task) -> None:
-        self.inner = LocalExecutor(algorithm, task)
+        self.inner = local(algorithm, task)
 
     def train(self, broadcast, chunks):  # type: ignore[no-untyped-def]
         return sorted(self.inner.train(broadcast, chunks[::-1]), key=lambda result: result.index)
@@ -222,8 +227,8 @@ def test_the_order_in_which_chunks_are_trained_changes_nothing(algorithm: Algori
     task = make_task(synthetic(EXAMPLES))
     plan = Plan(rounds=3, clients_per_round=10, chunk_size=2)
     digests = {
-        model_sha256(algorithm, list(rounds(plan, algorithm, task, executor, start(algorithm, task)))[-1].state)
-        for executor in (LocalExecutor(algorithm, task), OutOfOrder(algorithm, task))
+        model_sha256(algorithm, list(rounds(Run(plan, algorithm, task), executor))[-1].state)
+        for executor in (local(algorithm, task), OutOfOrder(algorithm, task))
     }
     assert len(digests) == 1
 
@@ -233,7 +238,7 @@ def test_cut_deals_every_client_once_into_chunks_alike_in_work() -> None:
     examples = random.integers(1, 500, 97)
     cohort = random.permutation(97)[:61]
     population = Population.fresh({USER_FACTORS: np.arange(97)[:, None]}, 97)
-    chunks = cut(cohort, examples, 20, 5, population)
+    chunks = make_chunks(cohort, examples, 20, 5, population)
     assert sorted(np.concatenate([chunk.clients for chunk in chunks])) == sorted(cohort)
     assert [len(chunk.clients) for chunk in chunks] == [16, 15, 15, 15]
     work = [examples[chunk.clients].sum() for chunk in chunks]

@@ -19,10 +19,10 @@ from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.own_basis_network import best_draw, encode_in_own_bases
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.models.networks import CNN
 from narrowcast.platform.population import Population
-from narrowcast.platform.rounds import cut
+from running import local
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
 FINE = codec(quantise(levels=2000, norms="column", rounding="dithered"), "entropy")
@@ -139,12 +139,12 @@ def test_a_clients_rank_follows_its_budget() -> None:
     server = algorithm.init(task)
     broadcast = algorithm.broadcast(server, task, 1)
     population = Population.fresh(algorithm.init_clients(task), 8)
-    (chunk,) = cut(np.arange(8), task.data.examples, 100, 1, population)
+    (chunk,) = make_chunks(np.arange(8), task.data.examples, 100, 1, population)
     budget = np.array([60000, 20000, 9000, 4000, 500, 0, 9000, 9000])[chunk.clients]
-    (result,) = LocalExecutor(algorithm, task).train(broadcast.arrays, [replace(chunk, budget_bits=budget)])
+    (result,) = local(algorithm, task).train(broadcast.arrays, [replace(chunk, budget_bits=budget)])
     ledger = result.ledger
     assert (ledger.uplink_bits <= budget).all()
-    (rich,) = LocalExecutor(algorithm, task).train(broadcast.arrays, [replace(chunk, budget_bits=10 * budget)])
+    (rich,) = local(algorithm, task).train(broadcast.arrays, [replace(chunk, budget_bits=10 * budget)])
     assert (rich.ledger.rank >= ledger.rank).all() and rich.ledger.rank.sum() > ledger.rank.sum()
     assert sorted(ledger.client[~ledger.delivered]) == [4, 5, 6]
     assert (ledger.rank > 0).tolist() == ledger.delivered.tolist() == (ledger.uplink_bits > 0).tolist()

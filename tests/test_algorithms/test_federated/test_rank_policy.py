@@ -6,11 +6,13 @@ import pytest
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.platform.local_backend import LocalExecutor
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
-from narrowcast.platform.rounds import Plan, rounds, start
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
 from narrowcast.platform.types import Chunk, ChunkResult, Profiles
 from per_client import Array, make_task, relative_error, synthetic
+from running import begin, local
 
 RANK = 8
 
@@ -114,8 +116,8 @@ def test_a_round_in_which_nobody_affords_anything_leaves_the_model_alone() -> No
     data = synthetic([10, 20, 6, 14])
     task = make_task(data, uplink=np.full(4, 50.0))
     algorithm = SCoLR(rank_policy=BandwidthRank())
-    before = start(algorithm, task)
-    (outcome,) = rounds(Plan(rounds=1, chunk_size=2), algorithm, task, LocalExecutor(algorithm, task), before)
+    before = begin(algorithm, task)
+    (outcome,) = rounds(Run(Plan(rounds=1, chunk_size=2), algorithm, task), local(algorithm, task), before)
     after, record, ledger = outcome.state, outcome.record, outcome.ledger
     assert after is not None
     assert (record.delivered, record.uplink_bits, record.mean_rank) == (0, 0, 0.0)

@@ -28,10 +28,11 @@ HALVES = (
 SERVER = """
 import sys
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.rounds import start
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 experiment = load_experiment("fedavg-digits", sys.argv[1:])
-task, played = experiment.task(experiment.data.load()), experiment.secured_algorithm
-outcomes = list(experiment.backend.run(experiment, played, task, start(played, task)))
+run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))
+outcomes = list(experiment.backend.run(run, start(run)))
 assert [outcome.record.delivered for outcome in outcomes] == [10, 10]
 print("played", flush=True)
 sys.stdin.read()

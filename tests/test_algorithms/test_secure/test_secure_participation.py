@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import ParticipationPolicy
-from narrowcast.platform.rounds import Outcome, allocate_links
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.round_opening import allocate_links
+from narrowcast.platform.run import Run
 from narrowcast.platform.types import IntArray
 from secure_rounds import SCHEMES, SMALL_CKKS, experiment, play, prepared, sha256
 
@@ -24,7 +26,7 @@ FADING = (
 
 def cohort_budgets(chosen: Any, outcome: Outcome) -> IntArray:
     algorithm, task = prepared(chosen)
-    budgets = allocate_links(chosen, algorithm, task, outcome.ledger.client, outcome.record.round).budget_bits
+    budgets = allocate_links(Run(chosen, algorithm, task), outcome.ledger.client, outcome.record.round).budget_bits
     assert budgets is not None
     return budgets
 

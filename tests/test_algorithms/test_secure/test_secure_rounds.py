@@ -12,7 +12,8 @@ from narrowcast.algorithms.secure.envelope import EnvelopeFormat
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.rounds import start
+from narrowcast.platform.run import Run
+from running import begin
 from secure_rounds import SCHEMES, SMALL_CKKS, experiment, play, prepared, sha256
 
 UNIFORM = "{kind: scolr, rank: 3, rank_policy: uniform"
@@ -87,7 +88,7 @@ def test_below_the_threshold_the_round_is_refused(scheme: str, caplog: pytest.Lo
         outcome = play(chosen, lose=(0, 1, 2, 3, 4))[-1]
     algorithm, task = prepared(chosen)
     assert outcome.state is not None
-    assert np.array_equal(outcome.state.server[ITEM_FACTORS], start(algorithm, task).server[ITEM_FACTORS])
+    assert np.array_equal(outcome.state.server[ITEM_FACTORS], begin(algorithm, task).server[ITEM_FACTORS])
     assert outcome.record.delivered == 0
     assert "5 of 10 clients arrived, and the sum of fewer than 6 is not opened" in caplog.text
 
@@ -169,7 +170,7 @@ def test_updates_that_are_tampered_with_are_left_out_and_the_round_goes_on(
 def test_without_its_key_holder_a_run_stops_and_can_be_resumed() -> None:
     chosen = experiment(SMALL_CKKS, "backend.kind=local")
     algorithm, task = prepared(chosen)
-    outcomes = LocalBackend().run(chosen, algorithm, task, start(algorithm, task))
+    outcomes = LocalBackend().run(Run(chosen, algorithm, task), begin(algorithm, task))
     first = next(outcomes)
     assert first.record.delivered == 10
     holder = [each for each in psutil.Process().children() if "key_store_process" in " ".join(each.cmdline())]

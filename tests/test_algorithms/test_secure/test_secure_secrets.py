@@ -22,7 +22,8 @@ from pathlib import Path
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
 from narrowcast.algorithms.secure.key_store_process import PipedKeyStore
 from narrowcast.experiment import load_experiment
-from narrowcast.platform.rounds import start
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 
 requests = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
@@ -37,9 +38,8 @@ if sys.argv[1]:
     from narrowcast.runs import session
     session.run(session.prepare(experiment, Path(sys.argv[1])), lambda row: None)
 else:
-    task = experiment.task(experiment.data.load())
-    algorithm = experiment.secured_algorithm
-    outcomes = list(experiment.backend.run(experiment, algorithm, task, start(algorithm, task)))
+    run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))
+    outcomes = list(experiment.backend.run(run, start(run)))
     assert [outcome.record.delivered for outcome in outcomes] == [10, 10]
 requests.close()
 sys.stdin.buffer.read()

@@ -14,8 +14,11 @@ from narrowcast.algorithms.federated.median import Median
 from narrowcast.catalog import AVAILABILITIES
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.lockstep import Replica, run_lockstep
-from narrowcast.platform.rounds import Plan, check_plan, rotation, sample_cohort, start
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.round_opening import sample_cohort
+from narrowcast.platform.rounds import lockstep
+from narrowcast.platform.run import Run
+from narrowcast.platform.sampling import rotation_of
 from narrowcast.platform.simulation.availability import Always, Bernoulli, Diurnal
 from narrowcast.platform.simulation.availability_trace import AvailabilityTrace
 from narrowcast.platform.simulation.clock import Clock
@@ -102,7 +105,7 @@ def test_a_bad_trace_stops_an_experiment_before_it_begins(tmp_path: Path) -> Non
 @pytest.mark.parametrize("sampling", ["round_robin", "uniform"])
 def test_only_those_who_are_there_are_sampled(sampling: str) -> None:
     plan = PLAN.model_copy(update={"sampling": sampling})
-    order, everyone = rotation(plan, 20), np.ones(20, dtype=bool)
+    order, everyone = rotation_of(plan.sampling, plan.seed, 20), np.ones(20, dtype=bool)
     for round_index in range(1, 9):
         everybody = sample_cohort(plan, order, round_index)
         assert np.array_equal(sample_cohort(plan, order, round_index, everyone), everybody)
@@ -121,7 +124,7 @@ def test_a_round_without_clients_passes(algorithm: FedAvg, task: object, tmp_pat
     trace = AvailabilityTrace(path=write(tmp_path, "client,time,available\n" + rows), repeat_seconds=100)
     clock = Clock(idle_seconds=10.0, server_seconds=0.5)
     plan = PLAN.model_copy(update={"availability": trace, "clock": clock, "rounds": 20})
-    check_plan(plan, algorithm, task)
+    Run(plan, algorithm, task).check_plan()
     outcomes, now, changed = play(plan, algorithm, task), 0.0, {0: 0, 4: 0}
     before = algorithm.init(task)
     for outcome in outcomes:
@@ -141,8 +144,7 @@ def test_a_round_without_clients_passes(algorithm: FedAvg, task: object, tmp_pat
     assert sha256(algorithm, resumed) == sha256(algorithm, outcomes)
     # A round without clients has no loss, and what is no number equals nothing.
     assert [repr(outcome.record) for outcome in resumed] == [repr(outcome.record) for outcome in outcomes[7:]]
-    (replica, other) = [Replica(plan, algorithm, task, start(algorithm, task)) for _ in range(2)]
-    together = [outcomes[0] for outcomes in run_lockstep([replica, other])]
+    together = [outcomes[0] for outcomes in lockstep([Run(plan, algorithm, task)] * 2)]
     assert sha256(algorithm, together) == sha256(algorithm, outcomes)  # type: ignore[arg-type]
 
 

@@ -15,8 +15,9 @@ from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.lockstep import Replica, run_lockstep
-from narrowcast.platform.rounds import Plan, check_plan, start
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import lockstep
+from narrowcast.platform.run import Run
 from narrowcast.platform.simulation.deadlines import cutoff, epochs_in_time
 from running import play, sha256
 from small_tasks import Counting, network_task, rows_task
@@ -164,7 +165,7 @@ def test_a_resumed_run_is_the_straight_one(algorithm: Algorithm, task: Task, how
 @every
 def test_a_replica_is_as_if_played_alone(algorithm: Algorithm, task: Task) -> None:
     plans = [PLAN.model_copy(update={"over_selection": 1.6, "seed": seed}) for seed in (0, 1)]
-    together = list(run_lockstep([Replica(plan, algorithm, task, start(algorithm, task)) for plan in plans]))
+    together = list(lockstep([Run(plan, algorithm, task) for plan in plans]))
     for place, plan in enumerate(plans):
         alone = play(plan, algorithm, task)
         assert [outcomes[place].record for outcomes in together] == [outcome.record for outcome in alone]  # type: ignore[union-attr]
@@ -199,9 +200,9 @@ def test_partial_work_keeps_the_deadline(algorithm: Algorithm) -> None:
 
 def test_partial_work_is_refused_where_its_uploads_are_not_known() -> None:
     plan = PLAN.model_copy(update={"stragglers": "partial", "deadline_seconds": 10.0})
-    check_plan(plan, FedAvg(), network_task())
+    Run(plan, FedAvg(), network_task()).check_plan()
     for algorithm, task in ((CODED, network_task()), (FedMF(), rows_task())):
         with pytest.raises(UserError, match=f"how long the clients of {algorithm.kind} take here is known only after"):
-            check_plan(plan, algorithm, task)
+            Run(plan, algorithm, task).check_plan()
     with pytest.raises(ValidationError, match="give deadline_seconds too"):
         Plan(stragglers="partial")

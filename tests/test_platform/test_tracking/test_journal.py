@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.types import Profiles, RoundLedger, RoundRecord
 

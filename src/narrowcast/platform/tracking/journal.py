@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.rounds import Outcome
+from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.types import Profiles
 

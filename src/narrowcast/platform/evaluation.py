@@ -1,0 +1,39 @@
+"""The metrics of a run's global model, and the digest that identifies it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from narrowcast.platform.contracts import Algorithm, Split
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import LiveState, RunState
+
+
+def evaluate(live: LiveState) -> dict[str, float]:
+    """Return the metrics of both held-out splits, named `validation.METRIC` and `test.METRIC`."""
+    task = live.run.task
+    server, clients = live.run.algorithm.final(live.server), live.population.arrays
+    splits: tuple[Split, Split] = ("validation", "test")
+    return {
+        f"{split}.{name}": value
+        for split in splits
+        for name, value in task.model.evaluate(server, clients, task.data, split).items()
+    }
+
+
+def measure(run: Run, state: RunState) -> dict[str, float]:
+    """Return the metrics of a saved state, as `evaluate` gives them in the round loop."""
+    return evaluate(LiveState.of(run, state))
+
+
+def model_sha256(algorithm: Algorithm, state: RunState) -> str:
+    """Return the sha256 of the global parameters and of the private state of all clients that took part."""
+    hasher = hashlib.sha256()
+    for owner, arrays in (("server", algorithm.final(state.server)), ("clients", state.clients)):
+        for name in sorted(arrays):
+            values = np.ascontiguousarray(arrays[name])
+            hasher.update(f"{owner}\0{name}\0{values.dtype.str}\0{values.shape}\0".encode())
+            hasher.update(values.reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()

@@ -1,0 +1,46 @@
+"""A synchronous round whose clients are chosen and have not trained yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from narrowcast.platform.contracts import Broadcast, LinkAllocation
+from narrowcast.platform.run import Run
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class TrainingCall:
+    """Chunks that train from the same broadcast."""
+
+    broadcast: Arrays
+    chunks: Sequence[Chunk]
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A synchronous round up to its training: cohort, links, broadcast and chunks.
+
+    Shapes: cohort [C] ascending; downlink_bits [C], the download of each client; download_seconds [C].
+    """
+
+    run: Run
+    round_index: int
+    cohort: IntArray
+    link_allocation: LinkAllocation
+    broadcast: Broadcast
+    downlink_bits: IntArray
+    download_seconds: FloatArray
+    chunks: Sequence[Chunk] = ()
+
+    @property
+    def calls(self) -> list[TrainingCall]:
+        """One call: all chunks train from the round's broadcast."""
+        return [TrainingCall(self.broadcast.arrays, self.chunks)]
+
+    def seconds_until_done(self, examples: IntArray, uplink_bits: IntArray) -> FloatArray:
+        """Return the seconds from the start of the round until each client's upload is in, [C] in cohort order."""
+        upload_seconds = uplink_bits / self.link_allocation.uplink_bits_per_second
+        profiles = self.run.task.profiles.take(self.cohort)
+        return self.run.plan.clock.client_seconds(profiles, examples, self.download_seconds, upload_seconds)

@@ -1,0 +1,105 @@
+"""The closing of a round: the server's step, the time and bits of the round, its evaluation and its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from narrowcast.platform.contracts import Broadcast
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.evaluation import evaluate
+from narrowcast.platform.open_round import OpenRound
+from narrowcast.platform.outcome import Outcome, Timing
+from narrowcast.platform.simulation.stragglers import account, late_clients
+from narrowcast.platform.state import LiveState
+from narrowcast.platform.types import (
+    NO_RANK,
+    Arrays,
+    ChunkResult,
+    FloatArray,
+    IntArray,
+    RoundLedger,
+    RoundRecord,
+)
+
+
+def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResult]) -> Outcome:
+    """Step the server and commit a synchronous round; the caller fills in the outcome's wall time."""
+    clock = live.run.plan.clock
+    server = step_server(live, opened.broadcast.arrays, [each.partial for each in results if not each.dropped])
+    ledger = account(opened, results)
+    _, until = late_clients(opened, ledger.seconds, ledger.uplink_bits)
+    seconds = clock.round_seconds(np.minimum(ledger.seconds, until))
+    if not results:
+        seconds += clock.idle_seconds
+    live.server, now = server, live.simulated_seconds + seconds
+    outcome = commit(live, opened.broadcast, results, ledger, now)
+    return replace(outcome, record=replace(outcome.record, round_simulated_seconds=seconds))
+
+
+def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Arrays:
+    """Return the next server state, from the partial sums in the order of the chunks; without any, the present one.
+
+    Raise `RunFailed` if the global model is no longer finite.
+    """
+    if not partials:
+        return live.server
+    algorithm, training = live.run.algorithm, live.run.task.training
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
+        server = algorithm.step(live.server, broadcast, algorithm.fold(partials))
+    if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
+        raise RunFailed(
+            f"round {live.round_index + 1}: the global model is no longer finite; lower training.learning_rate "
+            f"(now {getattr(training, 'learning_rate', 'unknown')}) and run again"
+        )
+    return server
+
+
+def commit(
+    live: LiveState, broadcast: Broadcast, results: Sequence[ChunkResult], ledger: RoundLedger, now: float
+) -> Outcome:
+    """Advance a run whose server has stepped to simulated second `now`; evaluate and snapshot it if that is due."""
+    plan, before, round_index = live.run.plan, live.simulated_seconds, live.round_index + 1
+    for result in results:
+        live.population.put(result.ledger.client, result.state)
+    live.population.last_round[ledger.client] = round_index - ledger.staleness
+    live.update_bits.append(broadcast.update.wire_bits() if broadcast.update and results else 0)
+    live.round_index, live.simulated_seconds = round_index, now
+    live.uplink_bits += int(ledger.uplink_bits.sum())
+    live.downlink_bits += int(ledger.downlink_bits.sum())
+    began = time.perf_counter()
+    metrics = evaluate(live) if plan.evaluates(round_index) else {}
+    timing = Timing(evaluate=time.perf_counter() - began)
+    # A round with dropped clients would come out differently if it were repeated, so it is always kept.
+    must_keep = any(result.dropped for result in results)
+    due = must_keep or plan.keeps(round_index, time.monotonic() - live.kept_at)
+    return Outcome(
+        record_of(live, ledger, now - before), ledger, metrics, 0.0, live.snapshot() if due else None, timing
+    )
+
+
+def record_of(live: LiveState, ledger: RoundLedger, seconds: float) -> RoundRecord:
+    """Return the round that was just committed as one flat row."""
+    ranks = ledger.rank[ledger.rank != NO_RANK]
+    return RoundRecord(
+        round=live.round_index,
+        clients=len(ledger.client),
+        delivered=int(ledger.delivered.sum()),
+        late=int(ledger.late.sum()),
+        loss=_mean(ledger.loss[ledger.delivered]),
+        mean_rank=_mean(ranks) if len(ranks) else None,
+        mean_staleness=_mean(ledger.staleness),
+        uplink_bits=int(ledger.uplink_bits.sum()),
+        downlink_bits=int(ledger.downlink_bits.sum()),
+        total_uplink_bits=live.uplink_bits,
+        total_downlink_bits=live.downlink_bits,
+        round_simulated_seconds=seconds,
+        simulated_seconds=live.simulated_seconds,
+    )
+
+
+def _mean(values: IntArray | FloatArray) -> float:
+    return float(values.mean()) if len(values) else float("nan")

@@ -1,0 +1,63 @@
+"""The opening of a synchronous round: cohort, links, broadcast and chunks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from narrowcast.platform.chunks import make_chunks
+from narrowcast.platform.contracts import BitBudgeted, KeepsSecrets, LinkAllocation
+from narrowcast.platform.downloads import download_bits, key_bits
+from narrowcast.platform.open_round import OpenRound
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.run import Run
+from narrowcast.platform.sampling import cohort_size, drawn_from, next_in
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.simulation.stragglers import either, predict_stragglers
+from narrowcast.platform.state import LiveState
+from narrowcast.platform.types import BoolArray, IntArray
+
+
+def open_round(live: LiveState) -> OpenRound:
+    """Sample the cohort, allocate its links, broadcast, and divide the cohort into chunks."""
+    run, round_index = live.run, live.round_index + 1
+    n_clients = run.task.data.n_clients
+    free = run.plan.availability.free(n_clients, run.plan.seed, round_index, live.simulated_seconds)
+    cohort = np.sort(sample_cohort(run.plan, live.rotation, round_index, free))
+    link_allocation = allocate_links(run, cohort, round_index)
+    broadcast = run.algorithm.broadcast(live.server, run.task, round_index)
+    downlink_bits, renewed_bits = download_bits(live, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
+    if isinstance(run.algorithm, KeepsSecrets):
+        relayed_bits = run.algorithm.relayed_bits(run.task, cohort, round_index, link_allocation.budget_bits)
+        first, renewed_bits = key_bits(live, run.algorithm, cohort)
+        downlink_bits = downlink_bits + relayed_bits + first
+    rates = link_allocation.downlink_bits_per_second
+    radio = run.plan.radio if len(cohort) else None
+    download_seconds = radio.download_seconds(downlink_bits, rates) if radio else downlink_bits / rates
+    # Keys that a resume renews cost bits and no simulated time, or results would depend on the resume.
+    downlink_bits = downlink_bits + renewed_bits
+    opened = OpenRound(run, round_index, cohort, link_allocation, broadcast, downlink_bits, download_seconds)
+    epochs, late = predict_stragglers(opened)
+    known = replace(link_allocation, lost=either(link_allocation.lost, late))
+    chunk_size, population = run.plan.chunk_size, live.population
+    chunks = make_chunks(cohort, run.task.data.examples, chunk_size, round_index, population, known, epochs)
+    return replace(opened, chunks=chunks)
+
+
+def sample_cohort(plan: Plan, rotation: IntArray, round_index: int, free: BoolArray | None = None) -> IntArray:
+    """Return the distinct clients of a round: the next in the rotation, or a fresh draw, among those that are free."""
+    size = cohort_size(plan.clients_per_round, plan.over_selection, len(rotation))
+    if plan.sampling == "uniform":
+        return drawn_from(free, size, generator(plan.seed, "cohort", round_index), len(rotation))
+    return next_in(rotation, (round_index - 1) * size, size, free)
+
+
+def allocate_links(run: Run, cohort: IntArray, round_index: int) -> LinkAllocation:
+    """Return the rates and budgets of the cohort's links in this round."""
+    plan, task, algorithm = run.plan, run.task, run.algorithm
+    profiles = task.profiles.take(cohort)
+    if plan.radio is None or not len(cohort):
+        return LinkAllocation(None, None, profiles.uplink_bits_per_second, profiles.downlink_bits_per_second)
+    rate_distortion = algorithm.rate_distortion(task, cohort) if isinstance(algorithm, BitBudgeted) else None
+    return plan.radio.share(profiles, rate_distortion, plan.seed, round_index)

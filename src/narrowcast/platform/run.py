@@ -1,0 +1,59 @@
+"""The record of one run: the plan of its rounds, the algorithm and the task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from narrowcast.platform.contracts import Algorithm, Broadcast, KnowsUploads, StalenessWeighted, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.types import IntArray
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, before or between its rounds: everything that its results depend on, except its `RunState`."""
+
+    plan: Plan
+    algorithm: Algorithm
+    task: Task
+
+    def check(self) -> None:
+        """Raise `UserError` if model, training, algorithm, data and plan do not fit together."""
+        self.task.model.check(self.task.data)
+        self.task.training.check(self.task)
+        self.algorithm.check(self.task)
+        self.check_plan()
+
+    def detached(self) -> Run:
+        """Return the run with nothing but the plan of its experiment, for processes that need no more than that."""
+        fields = {name: getattr(self.plan, name) for name in Plan.model_fields}
+        return replace(self, plan=Plan.model_construct(**fields))
+
+    def check_plan(self) -> None:
+        """Raise `UserError` if the plan does not fit the clients, or needs what the algorithm does not offer."""
+        plan, algorithm, task = self.plan, self.algorithm, self.task
+        plan.availability.check(task.data.n_clients)
+        buffered = plan.schedule.kind == "buffered"
+        if buffered and not isinstance(algorithm, StalenessWeighted):
+            raise UserError(
+                f"schedule = buffered: {algorithm.kind} cannot count stale updates less; use fedavg or fedprox"
+            )
+        if not (buffered or plan.stragglers == "partial"):
+            return
+        nobody = np.empty(0, dtype=np.int64)
+        if self.upload_bits(algorithm.broadcast(algorithm.init(task), task, 1), nobody) is None:
+            setting, advice = ("schedule = buffered", "synchronous") if buffered else ("stragglers = partial", "drop")
+            raise UserError(
+                f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
+                f"use {advice}, or fedavg without a codec"
+            )
+
+    def upload_bits(self, broadcast: Broadcast, clients: IntArray) -> IntArray | None:
+        """Return the bits that each client will send if nothing limits it, [C]; None if training has to decide."""
+        algorithm = self.algorithm
+        return (
+            algorithm.upload_bits(broadcast.arrays, self.task, clients) if isinstance(algorithm, KnowsUploads) else None
+        )
