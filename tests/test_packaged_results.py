@@ -14,6 +14,9 @@ import torch
 
 from command_line import narrowcast
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy:DeprecationWarning"
+)  # MLflow's SQL store
 EXPECTED = Path(__file__).with_name("packaged_results.csv")
 ROUNDS = {"colr-ckks-ml1m": 2, "scolr-masked-ml1m": 5, "scolr-mnist": 3, "scolr-channel-ml1m": 10}
 FIELDS = ("model_sha256", "uplink_bits", "downlink_bits", "simulated_seconds")
