@@ -28,6 +28,7 @@ from narrowcast.cluster.hosts import Wish, alive_nodes
 from narrowcast.cluster.placement import Node, Policy
 from narrowcast.cluster.ray_internals import LOCAL_ONLY, handshake_command, stream_ahead
 from narrowcast.cluster.resources import HostResources
+from narrowcast.platform import plugins
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import interruptible
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 5.0
 _HEALTH_SECONDS = 9.0
+_IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _FRUITLESS_DRIVERS = 3
 _STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the last checkpoint has to do
 _OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
@@ -167,6 +169,8 @@ class RayBackend(HostResources):
                 "include_dashboard": False,
                 **LOCAL_ONLY,
             }
+        if (modules := plugins.loaded()) and _IN_JOB not in os.environ:  # a job has them in its working directory
+            options["runtime_env"] = {"py_modules": [str(each) for each in modules]}
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             with interruptible():

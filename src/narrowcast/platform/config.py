@@ -119,7 +119,8 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
             known, kind = context["known"].split(","), context["kind"]
             return f'{path}.kind = "{kind}" is unknown; known: {", ".join(known)}{suggest(kind, known)}'
         case "kind_refused":
-            message = f"{path}.kind = {context['kind']}: {context['problem']}"
+            said = context["problem"].removeprefix(context["kind"]).removeprefix(" ")
+            message = f"{path}.kind = {context['kind']}: {said}"
         case "union_tag_not_found" | "kind_missing":
             message = f"{path}.kind is missing; say which kind it is"
         case "missing":

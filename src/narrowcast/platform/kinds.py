@@ -48,9 +48,9 @@ class Registry(Mapping[str, type[BaseModel]]):
         if kind in self.kinds:
             return self.kinds[kind]
         if ":" in kind:
-            return self.checked(plugins.load_class(kind, folders), kind)
+            return self.checked(plugins.load(kind, folders), kind)
         if (entry := plugins.entry_points(self.name).get(kind)) is not None:
-            return self.checked(plugins.load_class(entry, folders), kind)
+            return self.checked(plugins.load(entry, folders), kind)
         raise UnknownKindError(kind, self.known())
 
     def known(self) -> list[str]:
@@ -104,7 +104,7 @@ class Registry(Mapping[str, type[BaseModel]]):
     def _read(self, value: Any, info: core_schema.ValidationInfo) -> BaseModel:
         if isinstance(value, BaseModel):
             try:
-                plugins.record(self.checked(type(value), type(value).__qualname__))
+                plugins.record(self.checked(type(value), type(value).__qualname__).__module__)
             except UserError as error:
                 raise PydanticCustomError("kind", "{problem}", {"problem": str(error)}) from error
             return value

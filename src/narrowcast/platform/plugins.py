@@ -7,9 +7,12 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import json
+import re
+import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +23,8 @@ from narrowcast.platform.errors import UserError
 GROUP = "narrowcast"
 """The group of entry points; a name is REGISTRY.KIND, such as algorithm.fedavgm."""
 
+_ORIGINS = "origins.json"
+_SPEC = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
 _loaded: dict[str, Path] = {}  # as sys.modules is: what this process imported, top-level module -> its file or folder
 
 
@@ -31,8 +36,8 @@ def entry_points(registry: str) -> Mapping[str, str]:
     return {each.name.removeprefix(prefix): each.value for each in found if each.name.startswith(prefix)}
 
 
-def load_class(spec: str, folders: Iterable[Path] = ()) -> Any:
-    """Import `package.module:Class` from the first of the folders that has it, or from what is installed.
+def load(spec: str, folders: Iterable[Path] = ()) -> Any:
+    """Return `package.module:Class`, imported from the first of the folders that has it, or from what is installed.
 
     Raise `UserError` if the module or the class cannot be had. Importing runs the module's code.
     """
@@ -43,15 +48,14 @@ def load_class(spec: str, folders: Iterable[Path] = ()) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            there = sorted(each for each, value in vars(module).items() if _is_defined_in(value, path))
+            there = sorted(each for each, value in vars(module).items() if _is_class_of(value, path))
             raise UserError(f"{path} ({module.__file__}) has no {name}; its classes: {', '.join(there) or 'none'}")
         found = getattr(found, part)
-    if isinstance(found, type):
-        record(found)
+    record(path)
     return found
 
 
-def _is_defined_in(value: Any, module: str) -> bool:
+def _is_class_of(value: Any, module: str) -> bool:
     return isinstance(value, type) and value.__module__ == module
 
 
@@ -103,16 +107,22 @@ def _make_importable(top: str, source: Path) -> None:
             sys.path.append(str(source.parent))
         importlib.invalidate_caches()
         spec = importlib.util.find_spec(top)
-        found = None if spec is None or spec.origin is None else _top_of(Path(spec.origin))
+        # Python's own processes, and Ray's, put the current directory before everything else.
+        origin = None if spec is None or spec.origin is None else Path(spec.origin)
+        found = _source_in(Path.cwd(), top) or (origin and _top_of(origin))
     else:
         file = getattr(loaded, "__file__", None)
         found = None if file is None else _top_of(Path(file))
-    if found == source or (found is not None and _digest(_files(found)) == _digest(_files(source))):
+    if found == source or (found is not None and _contents(found) == _contents(source)):
         return
     raise UserError(
-        f"{source}: another module is called {top} already ({found or 'of Python itself'}); rename one of them, or "
-        "start a new process"
+        f"{source}: another module is called {top} too ({found or 'of Python itself'}) and would be imported in its "
+        "place; rename one of them, or start a new process from another folder"
     )
+
+
+def _contents(source: Path) -> dict[str, str]:
+    return {path: _digest(file) for path, file in _files(source).items()}
 
 
 def _top_of(file: Path) -> Path:
@@ -120,11 +130,11 @@ def _top_of(file: Path) -> Path:
     return file.parent if file.name == "__init__.py" else file
 
 
-def record(found: type) -> None:
-    """Remember the files of a class that did not come with narrowcast, so that other processes can be given them."""
-    top = found.__module__.partition(".")[0]
+def record(module: str) -> None:
+    """Remember a module that did not come with narrowcast, so that other processes can be given it."""
+    top = module.partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None)
-    if top not in ("narrowcast", "__main__") and file is not None and not _is_installed(Path(file)):
+    if top not in (GROUP, "__main__") and file is not None and not _is_installed(Path(file)):
         _loaded[top] = _top_of(Path(file))
 
 
@@ -132,10 +142,42 @@ def _is_installed(file: Path) -> bool:
     return any(file.is_relative_to(sysconfig.get_path(each)) for each in ("purelib", "platlib", "stdlib"))
 
 
-def loaded() -> dict[str, Path]:
-    """Return the top-level modules that this process took plugins from, with those beside them that they import."""
+def loaded() -> list[Path]:
+    """Return the file or folder of each top-level module that this process took plugins from, and of what they import.
+
+    Installed packages are left out: other machines have them installed too.
+    """
+    return list(_with_imported(_loaded).values())
+
+
+def files_of(values: Any, folders: Iterable[Path] = ()) -> dict[str, Path]:
+    """Return the files of the modules that plain values name, by the path at which they can be imported.
+
+    Modules are those that this process took plugins from, else those in the folders; none is imported here.
+    """
+    places = list(folders)
+    tops = {}
+    for top in _modules_in(values):
+        found = (each for folder in places if (each := _source_in(folder, top)) is not None)
+        if (source := _loaded.get(top) or next(found, None)) is not None:
+            tops[top] = source
+    return {path: file for source in _with_imported(tops).values() for path, file in _files(source).items()}
+
+
+def _modules_in(values: Any) -> Iterator[str]:
+    """Yield the top-level modules that plain values name as module:name."""
+    if isinstance(values, str) and _SPEC.match(values):
+        yield values.partition(":")[0].partition(".")[0]
+    elif isinstance(values, Mapping):
+        yield from (each for part in values.values() for each in _modules_in(part))
+    elif isinstance(values, list | tuple):
+        yield from (each for part in values for each in _modules_in(part))
+
+
+def _with_imported(tops: Mapping[str, Path]) -> dict[str, Path]:
+    """Return these modules and those beside them that they import, at the top of a file or inside a function."""
     found: dict[str, Path] = {}
-    queue = list(_loaded.items())
+    queue = list(tops.items())
     while queue:
         top, source = queue.pop()
         if top in found:
@@ -166,15 +208,41 @@ def _files(source: Path) -> dict[str, Path]:
     return {str(each.relative_to(source.parent)): each for each in files}
 
 
-def files() -> dict[str, Path]:
-    """Return the files of all modules of `loaded`, by the path at which they can be imported."""
-    return {path: file for source in loaded().values() for path, file in _files(source).items()}
+def _digest(file: Path) -> str:
+    """Return the sha256 of a file's content, empty if there is no file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
-def _digest(files: Mapping[str, Path]) -> str:
-    """Return the sha256 of names and contents."""
-    digest = hashlib.sha256()
-    for path, file in sorted(files.items()):
-        content = file.read_bytes()
-        digest.update(f"{path} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
+def keep(values: Any, folder: Path) -> None:
+    """Copy the files of `files_of`, so that a run can be resumed with the code it began with.
+
+    `origins.json` beside them has, for each, the place that it was copied from and its sha256.
+    """
+    origins: dict[str, dict[str, str]] = {}
+    for path, file in files_of(values).items():
+        target = folder / path
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+        origins[path] = {"from": str(file), "sha256": _digest(target)}
+    if origins and not (folder / _ORIGINS).exists():
+        (folder / _ORIGINS).write_text(json.dumps(origins, indent=2) + "\n")
+
+
+def changed(folder: Path) -> list[Path]:
+    """Return the files that have changed since they were copied into this folder by `keep`; removed ones have not."""
+    if not (folder / _ORIGINS).is_file():
+        return []
+    origins = json.loads((folder / _ORIGINS).read_text())
+    files = {Path(each["from"]): each["sha256"] for each in origins.values()}
+    return [file for file, sha256 in files.items() if file.is_file() and _digest(file) != sha256]
+
+
+def check_same(values: Any, folder: Path) -> None:
+    """Raise `UserError` if the files of `files_of` are not those that a run began with."""
+    for path, file in files_of(values).items():
+        if _digest(file) != _digest(folder / path):
+            raise UserError(
+                f"{file} is not what the run began with, which is kept as {folder / path}; resume without naming the "
+                "experiment to go on with that, or start a new run"
+            )

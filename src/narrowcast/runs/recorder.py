@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.experiment import Experiment
+from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.checkpoint import save_checkpoint
-from narrowcast.platform.config import flatten, write_yaml
+from narrowcast.platform.config import PLUGINS, flatten, write_yaml
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
@@ -171,7 +172,8 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: OnRound, monitored:
 
 
 def write_config(experiment: Experiment, folder: Path) -> None:
-    """Write `config.yaml`, every default filled in."""
+    """Write `config.yaml`, every default filled in, and the modules that the experiment's own classes come from."""
     config = io.StringIO()
     write_yaml(experiment.plain(), config)
+    plugins.keep(experiment.plain(), folder / PLUGINS)
     write_atomically(folder / "config.yaml", config.getvalue().encode())

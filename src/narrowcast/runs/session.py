@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform import plugins
 from narrowcast.platform.checkpoint import check_place, load_checkpoint
+from narrowcast.platform.config import PLUGINS
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.evaluation import measure
@@ -26,6 +29,7 @@ from narrowcast.platform.tracking.store_address import hide_password, is_hidden
 from narrowcast.platform.tracking.targets import as_metrics, check_targets
 from narrowcast.runs.recorder import OnRound, Prepared, checkpoint_place, recorded
 
+logger = logging.getLogger(__name__)
 _SYNC_SECONDS = 3600.0
 
 
@@ -72,6 +76,10 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> Prepared:
     if not path.is_file():
         known = sorted(entry.parent.name for entry in folder.parent.glob("*/config.yaml"))
         raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
+    if changed is not None:
+        plugins.check_same(changed.plain(), folder / PLUGINS)
+    for file in plugins.changed(folder / PLUGINS):
+        logger.warning("%s has changed since the run began; it goes on with the copy in %s", file, folder / PLUGINS)
     experiment = load_experiment(str(path))
     if changed is not None:
         before, now = experiment.identity(), changed.identity()

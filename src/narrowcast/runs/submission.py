@@ -24,10 +24,11 @@ from narrowcast.cluster.preflight import SCRIPT, check_packages
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.ray_jobs import STOP_SECONDS, RayJob, RayJobs
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.config import set_value, write_yaml
+from narrowcast.platform import plugins
+from narrowcast.platform.config import plugin_folders, set_value, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.store_address import hide_password
-from narrowcast.runs.packaged import read_study
+from narrowcast.runs.packaged import read_experiment, read_study
 
 _CONFIG = "config.yaml"
 _SECRET = re.compile(r"PASSW|SECRET|TOKEN|CREDENTIAL|(^|_)KEY(_|$)", re.IGNORECASE)
@@ -54,7 +55,7 @@ class Submission:
         write_yaml(self.values, folder / _CONFIG)
         shutil.copy(SCRIPT, folder)
         for target, source in self.files.items():
-            (folder / target).parent.mkdir(exist_ok=True)
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, folder / target)
 
     def metadata(self) -> dict[str, str]:
@@ -74,7 +75,8 @@ def prepare(
         return _prepare_study(study, source, name, where, variables)
     experiment = load_experiment(source, overrides)
     files = {f"files/{place}-{path.name}": path for place, (_, path) in enumerate(_files_of(experiment))}
-    sha256 = _sha256([{**experiment.plain(), "name": ""}, output, [_digest_of(path) for path in files.values()]])
+    modules = plugins.files_of(experiment.plain())
+    sha256 = _sha256([{**experiment.plain(), "name": ""}, output, _digests_of(files | modules)])
     name = name or f"{experiment.name}-{sha256[:8]}"
     experiment = load_experiment(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
     values = experiment.plain()
@@ -84,7 +86,7 @@ def prepare(
     if isinstance(experiment.backend, RayBackend):
         values["backend"]["address"] = None  # the cluster that the job is on
     command = shlex.join(["python", "-m", "narrowcast", "run", _CONFIG, "--continue", "--output", output])
-    return Submission(name, values, files, command, sha256, where, variables, experiment)
+    return Submission(name, values, files | modules, command, sha256, where, variables, experiment)
 
 
 def submit(
@@ -136,16 +138,17 @@ def _variable(entry: str) -> tuple[str, str]:
 def _prepare_study(
     study: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
 ) -> Submission:
-    files = {}
+    files = plugins.files_of(study, plugin_folders(source))
     base = study.get("experiment", {}).get("base")
     if base is not None and Path(base).is_file():
-        files = {"files/base.yaml": Path(base)}
+        files |= {"files/base.yaml": Path(base)}
+        files |= plugins.files_of(read_experiment(base)[0], plugin_folders(base))
         set_value(study, "experiment.base", "files/base.yaml")
     if uri := with_password(os.environ.get("MLFLOW_TRACKING_URI")):
         if hide_password(uri) != uri:
             raise UserError("a study's store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
         set_value(study, "experiment.tracking.uri", uri)
-    sha256 = _sha256([study, str(output), [_digest_of(path) for path in files.values()]])
+    sha256 = _sha256([study, str(output), _digests_of(files)])
     name = name or f"{study.get('name', Path(source).stem)}-{sha256[:8]}"
     command = shlex.join(["python", "-m", "narrowcast", "tune", _CONFIG, "--output", str(output)])
     return Submission(name, {**study, "name": name}, files, command, sha256, output, variables, None)
@@ -166,8 +169,8 @@ def _paths_in(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Path]]:
             yield from _paths_in(value, f"{prefix}{name}.")
 
 
-def _digest_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digests_of(files: Mapping[str, Path]) -> list[str]:
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in files.values()]
 
 
 def _sha256(values: Any) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from itertools import pairwise
 from math import prod
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
+from narrowcast.platform import plugins
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import FOLDERS
 from narrowcast.platform.models.classifier import Classifier
 
 
@@ -123,13 +124,18 @@ class TorchModule(Classifier):
     factory: str = Field(pattern=r"^[\w.]+:\w+$", description="import path, such as my_package.models:make")
     arguments: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("factory")
+    @classmethod
+    def _can_be_imported(cls, value: str, info: ValidationInfo) -> str:
+        plugins.load(value, (info.context or {}).get(FOLDERS, ()))
+        return value
+
     def module(self, data: Samples) -> nn.Module:
         """Import the factory and call it."""
         del data
-        path, name = self.factory.split(":")
         try:
-            built = getattr(import_module(path), name)(**self.arguments)
-        except (ImportError, AttributeError, TypeError) as error:
+            built = plugins.load(self.factory)(**self.arguments)
+        except TypeError as error:
             raise UserError(f"model.factory = {self.factory} cannot be called: {error}") from error
         if not isinstance(built, nn.Module):
             raise UserError(f"model.factory = {self.factory} gave {type(built).__name__}; it must give a torch module")
