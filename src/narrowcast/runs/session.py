@@ -116,7 +116,7 @@ def is_begun(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     left = {entry.name for entry in folder.iterdir()}
-    early = {"journal.jsonl", "tracking.json", "checkpoint", "config.yaml"}
+    early = {"journal.jsonl", "tracking.json", "checkpoint", "config.yaml", PLUGINS}
     if "config.yaml" not in left and {name.removesuffix(".part") for name in left} <= early:
         shutil.rmtree(folder)
         return False
