@@ -120,7 +120,7 @@ def test_the_description_is_what_it_was_made_from(tmp_path: Path) -> None:
         (["raycluster", "workers.0.cpus=-1"], ["workers.0.cpus = -1", "greater than or equal to 0"]),
         (["raycluster", "tracking_uri=http://u:pw@h"], ["tracking_uri"]),
         (["raycluster", "--experiment", "scolr-ml1m"], ["--experiment", "leave it out"]),
-        (["rayjob"], ["--experiment", "give it"]),
+        (["rayjob"], ["--experiment", "name it"]),
         (["rayjob", "--experiment", "scolr-ml1m", "workers.0.count=0"], ["backend.actors = 2", "room for 0"]),
         (["compose", "--from", "no-such.yaml"], ["no-such.yaml", "cannot be read"]),
     ],

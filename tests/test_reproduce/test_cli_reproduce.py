@@ -1,4 +1,4 @@
-"""`narrowcast reproduce`: real runs, interrupted and taken up, and what it says of bad input."""
+"""`narrowcast reproduce`: real runs, interrupted and resumed, and bad input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 @have_ml1m
 @pytest.mark.slow
-def test_it_is_interrupted_and_goes_on_to_a_table(tmp_path: Path) -> None:
+def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
     words = ("colr-table4", "--seeds", 1, "--rounds", 20, "--jobs", 2, "--output", tmp_path)
     first = start(*words)
     runs, deadline = tmp_path / "runs", time.monotonic() + SECONDS
@@ -51,7 +51,7 @@ def test_it_is_interrupted_and_goes_on_to_a_table(tmp_path: Path) -> None:
     out, err = first.communicate(timeout=SECONDS)
     assert first.returncode == 1
     assert err.splitlines()[-1] == (
-        f"narrowcast: interrupted; go on with: narrowcast reproduce colr-table4 --seeds 1 --output {tmp_path} "
+        f"narrowcast: interrupted; resume with: narrowcast reproduce colr-table4 --seeds 1 --output {tmp_path} "
         "--rounds 20 --jobs 2"
     )
     assert "Traceback" not in err
@@ -69,7 +69,7 @@ def test_it_is_interrupted_and_goes_on_to_a_table(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "colr-table4.csv")
     assert [row["what"] for row in rows[:2]] == ["HR@10, SCoLR r_g = 64", "HR@10, SCoLR r_g = 32"]
     assert {row["verdict"] for row in rows} == {"shortened to 20 of 1000 rounds"}
-    assert not list(runs.glob("*/checkpoint"))  # nobody goes on from them
+    assert not list(runs.glob("*/checkpoint"))
     result = json.loads((runs / names[0] / "result.json").read_text())
     shown = next(row for row in rows if row["what"] == "HR@10, SCoLR r_g = 16")
     assert shown["ours"] == f"{100 * result['final']['test.hr@10']:.2f}"
@@ -114,7 +114,7 @@ def test_a_table_without_runs_is_computed(tmp_path: Path) -> None:
     assert rows["uplink, links (2^9, 2^6, 2^14)"]["verdict"] == "agrees"
 
 
-def test_the_list_says_what_each_takes() -> None:
+def test_the_list_shows_the_time_of_each_target() -> None:
     said = narrowcast("reproduce", "--list")
     assert (said.status, said.err) == (0, "")
     names = [
@@ -131,7 +131,7 @@ def test_the_list_says_what_each_takes() -> None:
 @pytest.mark.parametrize(
     ("words", "phrases"),
     [
-        ([], ["nothing to reproduce", "wireless-table1, ", "--list"]),
+        ([], ["no table or figure given", "wireless-table1, ", "--list"]),
         (["colr-tabel4"], ['no table or figure "colr-tabel4"', 'Did you mean "colr-table4"?']),
         (["colr-table4", "--seeds", 0], ["--seeds", "0 is not in the range"]),
         (["colr-table4", "--rounds", 0], ["--rounds", "0 is not in the range"]),

@@ -194,7 +194,7 @@ def test_what_one_node_lacks_is_told_of_that_node() -> None:
         judge_nodes({"a": broken, "b": broken}, NEEDED)
     with pytest.raises(UserError, match=r"^the cluster, at b, d, e and 1 more, lacks numba; use an image"):
         judge_nodes({"a": healthy, **dict.fromkeys("bdef", broken)}, NEEDED)
-    assert judge_nodes({"a": healthy, "b": None}, NEEDED) == ["these nodes did not say which packages they have: b"]
+    assert judge_nodes({"a": healthy, "b": None}, NEEDED) == ["these nodes did not report their packages: b"]
 
 
 def test_what_can_never_fit_is_told_before_torch_is_imported() -> None:

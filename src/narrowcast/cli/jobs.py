@@ -20,19 +20,19 @@ ADDRESS = click.option(
     required=True,
     envvar="RAY_API_SERVER_ADDRESS",
     metavar="http://HEAD:8265",
-    help="The dashboard of the cluster's head; also from RAY_API_SERVER_ADDRESS.",
+    help="Address of the cluster's dashboard; also read from RAY_API_SERVER_ADDRESS.",
 )
 
 
 @click.group()
 def jobs() -> None:
-    """The runs that were submitted to a Ray cluster."""
+    """List, follow and stop the runs submitted to a Ray cluster."""
 
 
 @jobs.command("list")
 @ADDRESS
 def list_jobs(address: str) -> None:
-    """List the jobs of a cluster, the latest first."""
+    """List the jobs of a cluster, latest first."""
     from narrowcast.platform.tracking.units import format_seconds
 
     table = Table("job", "attempt", "status", "began", "took", "folder on the cluster", box=None, pad_edge=False)
@@ -46,9 +46,9 @@ def list_jobs(address: str) -> None:
 @jobs.command("logs")
 @click.argument("name")
 @ADDRESS
-@click.option("--follow", is_flag=True, help="Go on until the job is over; its exit status is then this command's.")
+@click.option("--follow", is_flag=True, help="Follow the log until the job ends, and exit with its status.")
 def logs(name: str, address: str, follow: bool) -> None:
-    """Print the log of the job NAME, of its last attempt or of NAME.2 and so on."""
+    """Print the log of the last attempt at the job NAME; NAME.2 is its second attempt."""
     queue = _jobs(address)
     job = _find(queue, name)
     if follow:
@@ -61,17 +61,17 @@ def logs(name: str, address: str, follow: bool) -> None:
 @click.argument("name")
 @ADDRESS
 def stop(name: str, address: str) -> None:
-    """Stop the job NAME where a later submit of the same can go on."""
+    """Stop NAME, keeping a checkpoint to resume from."""
     queue = _jobs(address)
     job = _find(queue, name)
     if job.over:
-        raise UserError(f"{job.submission_id} is over already ({job.status})")
+        raise UserError(f"{job.submission_id} has already ended ({job.status})")
     job = queue.stop(job)
-    click.echo(f"{job.submission_id}: {job.status}; submit it again to go on from its last checkpoint")
+    click.echo(f"{job.submission_id}: {job.status}; submit it again to resume from its last checkpoint")
 
 
 def follow_to_the_end(queue: RayJobs, job: RayJob) -> None:
-    """Print the job's log as it grows; raises what ended the job, as if it had been run here."""
+    """Print the job's log as it grows; raise the error that ended the job, as if it had run here."""
     reason = ""
 
     def say(line: str) -> None:
@@ -85,16 +85,16 @@ def follow_to_the_end(queue: RayJobs, job: RayJob) -> None:
         job = queue.follow(job, say)
     except KeyboardInterrupt:
         raise RunFailed(
-            f"{job.name} goes on without us; narrowcast jobs logs {job.name} --follow --address {queue.address}"
+            f"{job.name} continues on the cluster; narrowcast jobs logs {job.name} --follow --address {queue.address}"
         ) from None
     if job.status == "SUCCEEDED":
         return
     if job.exit_code == 2 and reason:
         raise UserError(f"{reason} [job {job.submission_id}]")
-    # What the run advises is for the cluster; from here it is submitted again.
-    reason = re.sub(r" \[narrowcast run .*\]$|; go on with: narrowcast .*$", "", reason) or job.message
+    # The run advises a command for the cluster; from here the job is submitted again.
+    reason = re.sub(r" \[narrowcast run .*\]$|; (go on|resume) with: narrowcast .*$", "", reason) or job.message
     ended = "was stopped" if job.status == "STOPPED" else "failed"
-    raise RunFailed(f"{job.submission_id} {ended}: {reason}; submit it again to go on from its last checkpoint")
+    raise RunFailed(f"{job.submission_id} {ended}: {reason}; submit it again to resume from its last checkpoint")
 
 
 def _jobs(address: str) -> RayJobs:
@@ -108,5 +108,5 @@ def _find(queue: RayJobs, name: str) -> RayJob:
     job = queue.latest(name)
     if job is None:
         known = ", ".join(dict.fromkeys(each.name for each in queue.all())) or "none"
-        raise UserError(f"no job {name} at {queue.address}; there are: {known}")
+        raise UserError(f"no job {name} at {queue.address}; jobs there: {known}")
     return job

@@ -21,20 +21,20 @@ _KINDS = ("raycluster", "rayjob", "launcher", "dockerfile", "compose", "descript
 @click.command()
 @click.argument("kind", type=click.Choice(_KINDS))
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
-@click.option("--from", "source", type=click.Path(path_type=Path), help="The cluster's description, a YAML file.")
-@click.option("--experiment", help="What a rayjob runs: a YAML file, or the name of a packaged experiment.")
+@click.option("--from", "source", type=click.Path(path_type=Path), help="Description of the cluster, a YAML file.")
+@click.option("--experiment", help="Experiment of a rayjob: a YAML file, or the name of a packaged one.")
 def manifest(kind: str, overrides: tuple[str, ...], source: Path | None, experiment: str | None) -> None:
-    """Write the file that starts a cluster, of this KIND, from one description of the cluster.
+    """Print a deployment file of this KIND, generated from one description of the cluster.
 
     \b
-    narrowcast manifest description > cluster.yaml           every setting with its default, to be edited
+    narrowcast manifest description > cluster.yaml           all settings with their defaults, to edit
     narrowcast manifest dockerfile --from cluster.yaml > Dockerfile
     narrowcast manifest compose --from cluster.yaml > compose.yaml
     narrowcast manifest raycluster --from cluster.yaml | kubectl apply -f -
     narrowcast manifest rayjob --from cluster.yaml --experiment scolr-ml1m | kubectl apply -f -
     narrowcast manifest launcher --from cluster.yaml > launcher.yaml
 
-    A setting can be overridden by its dotted path, such as workers.0.count=8. Secrets are named, never written.
+    Override a setting by its dotted path, such as workers.0.count=8. Secrets are referenced by name, never written.
     """  # noqa: D301 - click wants the character
     from narrowcast.cluster.deployment.compose import compose
     from narrowcast.cluster.deployment.description import Deployment
@@ -44,7 +44,11 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None, experim
     from narrowcast.platform.config import apply_overrides, read_yaml, validate
 
     if (kind == "rayjob") != (experiment is not None):
-        raise UserError(f"--experiment is what a rayjob runs; {'give it' if kind == 'rayjob' else 'leave it out'} here")
+        raise UserError(
+            "a rayjob needs an experiment; name it with --experiment"
+            if kind == "rayjob"
+            else f"--experiment is for a rayjob; leave it out for a {kind}"
+        )
     given = {} if source is None else read_yaml(_read(source), str(source))
     values = {**Deployment().model_dump(mode="json"), **given} if isinstance(given, Mapping) else given
     if isinstance(values, dict):
@@ -69,7 +73,7 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None, experim
 
 
 def _experiment(name_or_path: str, deployment: Deployment) -> tuple[str, dict[str, Any]]:
-    """The run's name, as Kubernetes takes it, and its configuration on the cluster that the job brings."""
+    """Return the run's name in the form that Kubernetes accepts, and its configuration on the job's own cluster."""
     from narrowcast.cluster.ray_backend import RayBackend
     from narrowcast.experiment import load_experiment
 
@@ -77,13 +81,13 @@ def _experiment(name_or_path: str, deployment: Deployment) -> tuple[str, dict[st
     config = experiment.plain()
     if isinstance(backend := experiment.backend, RayBackend):
         config["backend"]["address"] = None
-        room = sum(
+        capacity = sum(
             each.count * (each.cpus // backend.cpus_per_actor) for each in deployment.workers if backend.cpus_per_actor
         )
-        if backend.cpus_per_actor and room < backend.least_actors:
+        if backend.cpus_per_actor and capacity < backend.least_actors:
             raise UserError(
                 f"backend.actors = {backend.actors} with {backend.cpus_per_actor:g} CPUs each: the described workers "
-                f"have room for {room:g}; lower backend.actors, or raise workers.0.count or workers.0.cpus"
+                f"have room for {capacity:g}; lower backend.actors, or raise workers.0.count or workers.0.cpus"
             )
     return experiment.name.lower().replace("_", "-").replace(".", "-"), config
 
@@ -92,4 +96,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a description of a cluster: {error}") from error
+        raise UserError(f"{path}: cannot be read as a cluster description: {error}") from error

@@ -1,8 +1,8 @@
-"""Clients on Ray actors (Ray is imported only here), the fleets they make up, and runs submitted as Ray jobs."""
+"""Clients on Ray actors, and runs submitted as Ray jobs. Ray is imported only here."""
 
 import os
 
-# Ray reads both when it is imported, so they are set before any module of this part is. Token authentication must be
-# the same for everyone on a cluster, and is not left to whether a token file happens to lie in the home folder.
+# Ray reads both when it is imported, so they are set before any module of this part is. All processes of a cluster must
+# agree on token authentication; Ray's default depends on whether the home folder holds a token file.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,4 +1,4 @@
-"""The HTTP address of a cluster's head, where jobs are submitted: whether it answers, whose it is, what it has."""
+"""The dashboard of a Ray cluster, to which jobs are submitted: reachability, version, token and nodes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _TOKEN_ADVICE = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or put the cluster'
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A living node and its resources, those of Ray and those that it was given by name."""
+    """A node that is alive, with its resources by name, custom ones included."""
 
     ip: str
     head: bool
     resources: Mapping[str, float]
 
     def holds(self, needed: Mapping[str, float]) -> int:
-        """How many that need so much each, none of it zero, fit on the node when it is idle."""
+        """Return how many actors with these needs, each above zero, fit on the node when it is idle."""
         return min(math.floor(self.resources.get(name, 0.0) / each + 1e-9) for name, each in needed.items())
 
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A cluster that answered, of a Ray version that goes with ours."""
+    """A cluster that answered, with a Ray version compatible with ours."""
 
     address: str
     ray_version: str
 
     def nodes(self) -> list[ClusterNode]:
-        """The nodes that are alive."""
+        """Return the nodes that are alive."""
         answer = _get(self.address, NODES_PATH)
         try:
             return [
@@ -52,28 +52,30 @@ class Dashboard:
             raise UserError(f"the dashboard at {self.address} lists no nodes; look at the head's logs") from error
 
     def check_fits(self, actors: int, needed: Mapping[str, float]) -> None:
-        """Raise `UserError` where so many actors with these needs each can never run, however idle the cluster is."""
+        """Raise `UserError` if so many actors with these needs can never run, even on an idle cluster."""
         needed = {name: each for name, each in needed.items() if each}
         nodes = self.nodes()
-        if needed and (room := sum(node.holds(needed) for node in nodes)) < actors:
+        if needed and (capacity := sum(node.holds(needed) for node in nodes)) < actors:
             each = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
             there = "; ".join(f"{node.ip} {_shown(node.resources, needed)}" for node in nodes[:4])
             more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
             raise UserError(
-                f"backend.actors = {actors} with {each} each: the cluster at {self.address} has room for {room} "
+                f"backend.actors = {actors} with {each} each: the cluster at {self.address} has room for {capacity} "
                 f"({there}{more}); lower backend.actors or what each needs, or add nodes"
             )
 
 
 def reach(address: str) -> Dashboard:
-    """The cluster behind http://host:port; raises `UserError` within seconds where there is none that we can use."""
+    """Return the cluster at http://host:port; raise `UserError` within seconds if there is no usable one."""
     address = normalise(address)
     answer = _get(address, "/api/version")
     try:
         version = str(answer.json()["ray_version"])
         parsed, ours = Version(version), Version(installed("ray"))
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"what answers at {address} is no Ray dashboard; give the head's, http://HEAD:8265") from error
+        raise UserError(
+            f"{address} answers, but is no Ray dashboard; give that of the head, http://HEAD:8265"
+        ) from error
     if parsed.release[:2] != ours.release[:2]:
         raise UserError(
             f"the cluster at {address} runs Ray {version}, this machine Ray {ours}; "
@@ -83,7 +85,7 @@ def reach(address: str) -> Dashboard:
 
 
 def normalise(address: str) -> str:
-    """The address with a scheme and without a path, or `UserError` where it is none."""
+    """Return the address with a scheme and without a path; raise `UserError` if it is malformed."""
     scheme, separator, rest = address.rstrip("/").rpartition("://")
     host, _, port = rest.partition("/")[0].rpartition(":")
     if (separator and scheme not in ("http", "https")) or not host or not port.isdigit():
@@ -92,7 +94,7 @@ def normalise(address: str) -> str:
 
 
 def is_open(address: str) -> bool:
-    """Whether the cluster lets in who shows no token."""
+    """Return whether the cluster accepts requests without a token."""
     try:
         return requests.get(f"{normalise(address)}/api/version", timeout=_SECONDS).ok
     except requests.RequestException:
@@ -100,7 +102,7 @@ def is_open(address: str) -> bool:
 
 
 def token() -> str | None:
-    """The token that Ray would show a cluster, looked for where Ray looks: a variable, a file, the home folder."""
+    """Return the token that Ray would send, read from where Ray reads it: a variable, a file, the home folder."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return None
     if given := os.environ.get("RAY_AUTH_TOKEN"):
@@ -113,7 +115,7 @@ def token() -> str | None:
 
 
 def headers() -> dict[str, str]:
-    """What goes with every request to a dashboard."""
+    """Return the HTTP headers of a request to a dashboard."""
     shown = token()
     return {"Authorization": f"Bearer {shown}"} if shown else {}
 
@@ -132,7 +134,7 @@ def _get(address: str, path: str) -> requests.Response:
         raise UserError(f"the cluster at {address} {problem}; {_TOKEN_ADVICE}")
     if not answer.ok:
         raise UserError(
-            f"what answers at {address} is no Ray dashboard (status {answer.status_code}); give the head's, "
+            f"{address} answers, but is no Ray dashboard (status {answer.status_code}); give that of the head, "
             "http://HEAD:8265"
         )
     return answer

@@ -66,7 +66,7 @@ class Driver:
             executor = self._run.algorithm.over(executor, RemoteVault(self._key_service), self._run.task)
         try:
             for outcome in rounds(self._run, executor, state):
-                metrics.secured_algorithm(outcome)
+                metrics.record(outcome)
                 batch.outcomes.append(outcome)
                 if outcome.state is not None or time.monotonic() - sent_at > _BATCH_SECONDS:
                     batch.incidents, pool.incidents = pool.incidents, []

@@ -1,4 +1,4 @@
-"""What is decided when a part of the cluster fails; acting on it is left to whoever asked."""
+"""Decisions on failures of hosts, nodes and drivers, as pure functions; the caller acts on them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 from narrowcast.platform.errors import RunFailed
 
 Reaction = Literal["redo", "drop"]
-_HOSTS_PER_CHUNK = 5  # that may fail on it in a round, before it is taken to be the chunk that kills them
+_HOSTS_PER_CHUNK = 5  # failures on one chunk in a round, after which the chunk itself is blamed
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A host that died, or did not answer in time, and what it was at.
+    """A host that died or timed out, and the work that it had.
 
-    `attempts` counts the hosts that failed in this round on the chunk that had most; `settled` says that the round is
-    written down already, and is only played again.
+    `attempts`: hosts that failed in this round on the chunk with most failures. `settled`: the round was recorded
+    before, and only runs again to rebuild its state.
     """
 
     round_index: int
@@ -28,11 +28,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """What a run does about failures, and how many it puts up with; a node that takes several hosts along is one.
+    """The reaction to failures, and how many a run tolerates; hosts lost with one node count once.
 
-    `redo` trains the chunks of a failed host elsewhere, which costs time and never results. `drop` takes their clients
-    for stragglers of this round, which costs results and no time; a round that is written down is redone all the same,
-    for it must come out as it did.
+    `redo` trains the chunks of a failed host elsewhere: results stay the same, and the round takes longer. `drop`
+    counts their clients as stragglers of the round: results change, and no time is lost. A settled round is always
+    redone, since it must repeat its recorded result.
     """
 
     reaction: Reaction
@@ -41,7 +41,7 @@ class FailurePolicy:
     last: tuple[int, str] | None = None
 
     def decide(self, failure: Failure) -> tuple[Reaction, FailurePolicy]:
-        """What to do, and the policy after this failure; `RunFailed` where there has been one too many."""
+        """Return the reaction and the policy after this failure; raise `RunFailed` if no failure was left."""
         policy = self
         if self.last != (failure.round_index, failure.node):
             policy = replace(self.spend(failure.problem), last=(failure.round_index, failure.node))
@@ -49,15 +49,15 @@ class FailurePolicy:
         if reaction == "redo" and failure.attempts >= _HOSTS_PER_CHUNK:
             raise RunFailed(
                 f"round {failure.round_index}: {failure.attempts} hosts failed on the same clients, last: "
-                f"{failure.problem}; look at the cluster's logs (memory?), then resume, maybe with a lower chunk_size"
+                f"{failure.problem}; check the cluster's logs (memory?), then resume, perhaps with a lower chunk_size"
             )
         return reaction, policy
 
     def spend(self, problem: str) -> FailurePolicy:
-        """The policy after one more failure, or `RunFailed` where none was left."""
+        """Return the policy after one more failure; raise `RunFailed` if none was left."""
         if self.failures_left == 0:
             raise RunFailed(
-                f"the cluster failed once too often, last: {problem}; look at its logs, then resume, "
+                f"the cluster failed once too often, last: {problem}; check its logs, then resume, "
                 "or raise backend.max_failures"
             )
         return replace(self, failures_left=self.failures_left - 1)

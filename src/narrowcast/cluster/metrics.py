@@ -1,4 +1,4 @@
-"""What a run tells Ray's metrics, from which Prometheus scrapes it: how quick its rounds are and how much waits."""
+"""Metrics of a run for Ray, scraped by Prometheus: duration of rounds, throughput and queued chunks."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ _RUN = ("run",)
 
 
 class RunMetrics:
-    """The gauges and counters of a run, all of them labelled with its name."""
+    """The gauges and counters of a run, each labelled with its name."""
 
     def __init__(self, run: str) -> None:
         self._labels = {"run": run}
-        self._round = Gauge("narrowcast_round", "rounds played", _RUN)
+        self._round = Gauge("narrowcast_round", "completed rounds", _RUN)
         self._round_seconds = Gauge("narrowcast_round_seconds", "wall time of the last round", _RUN)
         self._part_seconds = Gauge("narrowcast_round_part_seconds", "wall time of its parts", (*_RUN, "part"))
-        self._clients = Gauge("narrowcast_clients_per_second", "clients trained in a second of the last round", _RUN)
-        self._bits = Gauge("narrowcast_uplink_bits_per_second", "uplink bits made in a second of the last round", _RUN)
+        self._clients = Gauge("narrowcast_clients_per_second", "clients trained per second in the last round", _RUN)
+        self._bits = Gauge(
+            "narrowcast_uplink_bits_per_second", "uplink bits produced per second in the last round", _RUN
+        )
         self._total_clients = Counter("narrowcast_clients", "participations", _RUN)
         self._total_bits = Counter("narrowcast_uplink_bits", "uplink of all clients", _RUN)
-        self._queue = Gauge("narrowcast_queued_chunks", "chunks that the client hosts still have to train", _RUN)
+        self._queue = Gauge("narrowcast_queued_chunks", "chunks waiting for or at the client hosts", _RUN)
 
     def queued(self, chunks: int) -> None:
-        """So many chunks wait for the hosts."""
+        """Set the number of chunks that are not trained yet."""
         self._queue.set(chunks, self._labels)
 
-    def secured_algorithm(self, outcome: Outcome) -> None:
-        """A round is over."""
-        record, seconds = outcome.record, max(outcome.wall_seconds, 1e-9)
-        self._round.set(record.round, self._labels)
+    def record(self, outcome: Outcome) -> None:
+        """Update the metrics with a finished round."""
+        row, seconds = outcome.record, max(outcome.wall_seconds, 1e-9)
+        self._round.set(row.round, self._labels)
         self._round_seconds.set(outcome.wall_seconds, self._labels)
         for part, its_seconds in vars(outcome.timing).items():
             self._part_seconds.set(its_seconds, {**self._labels, "part": part})
-        self._clients.set(record.clients / seconds, self._labels)
-        self._bits.set(record.uplink_bits / seconds, self._labels)
-        if record.clients:  # Ray's counters refuse a zero
-            self._total_clients.inc(record.clients, self._labels)
-        if record.uplink_bits:
-            self._total_bits.inc(record.uplink_bits, self._labels)
+        self._clients.set(row.clients / seconds, self._labels)
+        self._bits.set(row.uplink_bits / seconds, self._labels)
+        if row.clients:  # Ray's counters refuse a zero
+            self._total_clients.inc(row.clients, self._labels)
+        if row.uplink_bits:
+            self._total_bits.inc(row.uplink_bits, self._labels)
 
 
 @dataclass(frozen=True)
 class Metered:
-    """An executor whose queue is told to the metrics."""
+    """An executor that reports its queue to the metrics."""
 
     executor: Executor
     metrics: RunMetrics
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """As the executor does."""
+        """Train the chunks on the wrapped executor."""
         self.metrics.queued(len(chunks))
         results = self.executor.train(broadcast, chunks)
         self.metrics.queued(0)

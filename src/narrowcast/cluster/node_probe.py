@@ -1,4 +1,7 @@
-"""Runs on the cluster ahead of a run, as a file of its own, with the standard library and Ray: says what nodes have."""
+"""Print the Python and package versions of every node; a script of its own, which needs Ray and nothing else.
+
+It runs on the cluster as a short job before a run is submitted.
+"""
 
 import json
 import logging
@@ -12,14 +15,14 @@ SECONDS_FOR_ALL_NODES = 30.0
 
 
 def versions(names: list[str]) -> dict[str, str | None]:
-    """The version of each distribution, None where it is not there."""
+    """Return the version of each distribution, None if it is not installed."""
     found: dict[str, str | None] = {}
     for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
-    try:  # our own may come as source, without metadata
+    try:  # narrowcast may be sent as source, without metadata
         found["narrowcast"] = import_module("narrowcast").__version__
     except ImportError:
         found["narrowcast"] = None
@@ -27,12 +30,12 @@ def versions(names: list[str]) -> dict[str, str | None]:
 
 
 def report(names: list[str]) -> dict[str, Any]:
-    """What the machine has on which this is called."""
+    """Return the versions on this machine."""
     return {"python": platform.python_version(), "packages": versions(names)}
 
 
 def reports(names: list[str]) -> dict[str, dict[str, Any] | None]:
-    """What each node of the cluster has, by its address; None where it does not say so in time."""
+    """Return the versions on each node by its address, None for a node that did not answer in time."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -44,14 +47,14 @@ def reports(names: list[str]) -> dict[str, dict[str, Any] | None]:
         if node["Alive"]
     }
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_FOR_ALL_NODES)
-    said: dict[str, dict[str, Any] | None] = {}
+    found: dict[str, dict[str, Any] | None] = {}
     for reference, node in asked.items():
         try:
             answer = ray.get(reference) if reference in answered else None
         except ray.exceptions.RayError:  # the node left, or cannot start a worker
             answer = None
-        said[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = answer
-    return said
+        found[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = answer
+    return found
 
 
 if __name__ == "__main__":

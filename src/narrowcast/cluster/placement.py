@@ -1,4 +1,4 @@
-"""Which node hosts how many, and which host trains which chunk; results never depend on either."""
+"""Placement of hosts on nodes and of chunks on hosts, as pure functions; results depend on neither."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ROUNDING = 1e-6  # three hosts with a third of a GPU each fit on one
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster and what it offers: CPUs, GPUs and custom resources, by name."""
+    """A node of the cluster and the resources that it offers, by name: CPU, GPU and custom ones."""
 
     name: str
     offers: Mapping[str, float]
 
     def room_for(self, need: Mapping[str, float], most: int) -> int:
-        """How many hosts that need so much each it has room for, at most `most`."""
+        """Return how many hosts with this need fit on the node, at most `most`."""
         fits = [(self.offers.get(kind, 0.0) + _ROUNDING) // each for kind, each in need.items() if each > 0]
         return int(min([*fits, most]))
 
@@ -28,11 +28,11 @@ class Node:
 def place(
     room: Mapping[str, int], wanted: int, policy: Policy, present: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """How many of the wanted hosts each node gets; fewer in all where there is no room for more.
+    """Return how many of the wanted hosts each node gets; fewer in total if the nodes have no room for more.
 
-    `room` says how many hosts fit on each node. `spread` gives the next host to the node that has the fewest, `pack`
-    fills the roomiest first; where nodes are equal, the one goes first where more are `present`: placing again moves
-    nobody.
+    `room`: how many hosts fit on each node. `spread` gives the next host to the node with the fewest, `pack` fills the
+    node with the most room first. Ties go to the node with more hosts `present`, so that a repeated placement moves
+    no host.
     """
     present = present or {}
     placed = dict.fromkeys(room, 0)
@@ -51,5 +51,5 @@ def place(
 
 
 def deal(chunks: Sequence[Chunk], hosts: int) -> list[list[Chunk]]:
-    """Deal the chunks, which are alike in work, to the hosts in turn."""
+    """Assign the chunks, which take similar time, to the hosts in turn."""
     return [list(chunks[host::hosts]) for host in range(hosts)]

@@ -1,4 +1,4 @@
-"""Whether a cluster has what a run needs, asked by a job of seconds before the run's own."""
+"""Check of the packages on a cluster's nodes, by a job of a few seconds before that of the run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from narrowcast.platform.errors import RunFailed, UserError
 SCRIPT = Path(__file__).with_name("node_probe.py")
 _SECONDS = 60.0
 _NODES_SHOWN = 3
-_OF_RAY = "Running entrypoint for job"  # which may come after the job's first lines
-_NOT_FOUND = 127  # of a shell that knows no such command
+_RAY_LINE = "Running entrypoint for job"  # may come after the job's first lines
+_NOT_FOUND = 127  # exit status of a shell for an unknown command
 _NUMERICAL = ("numpy", "numba", "torch")
 _IMAGE = "use an image that has them (narrowcast manifest dockerfile)"
 
 
 def requirements() -> list[Requirement]:
-    """What narrowcast itself needs, without extras."""
+    """Return the requirements of narrowcast without extras."""
     try:
         stated = [Requirement(line) for line in requires("narrowcast") or ()]
     except PackageNotFoundError:
@@ -37,34 +37,34 @@ def requirements() -> list[Requirement]:
 
 
 def check_packages(jobs: RayJobs, runtime_env: Mapping[str, Any]) -> list[str]:
-    """Raise `UserError` where the cluster lacks a package; what else is worth a line."""
+    """Return warnings on the cluster's packages; raise `UserError` if one is missing or too old."""
     needed = requirements()
     entrypoint = shlex.join(["python", SCRIPT.name, *(each.name for each in needed)])
     return judge_nodes(_ask(jobs, entrypoint, runtime_env), needed)
 
 
 def judge_nodes(there: Mapping[str, Mapping[str, Any] | None], needed: list[Requirement]) -> list[str]:
-    """What to tell of the packages of a cluster's nodes, alike ones together, or a `UserError`; see `judge`."""
+    """Return warnings on the packages of the nodes, with equal nodes grouped; raise as `judge` does."""
     alike: dict[str, list[str]] = {}
     for node, answer in there.items():
         alike.setdefault(json.dumps(answer, sort_keys=True), []).append(node)
-    told = []
+    warnings = []
     for kind, nodes in alike.items():
         answer = json.loads(kind)
         more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
         shown = ", ".join(nodes[:_NODES_SHOWN]) + more
         if answer is None:
-            told.append(f"these nodes did not say which packages they have: {shown}")
+            warnings.append(f"these nodes did not report their packages: {shown}")
             continue
         where = "the cluster" if len(alike) == 1 else f"the cluster, at {shown},"
-        told += judge(answer["python"], answer["packages"], needed, where)
-    return told
+        warnings += judge(answer["python"], answer["packages"], needed, where)
+    return warnings
 
 
 def judge(
     python: str, packages: Mapping[str, str | None], needed: list[Requirement], where: str = "the cluster"
 ) -> list[str]:
-    """What to tell of the packages of nodes, or a `UserError` where a run cannot begin there."""
+    """Return warnings on the packages of nodes; raise `UserError` if a run cannot start there."""
     if Version(python) < Version("3.11"):
         raise UserError(f"{where} has Python {python}; narrowcast needs 3.11 or later there")
     if packages["narrowcast"] is None:
@@ -109,8 +109,8 @@ def _ask(jobs: RayJobs, entrypoint: str, runtime_env: Mapping[str, Any]) -> dict
 
 
 def _why(job: RayJob, log: str) -> str:
-    """The last line that the check wrote, and what to do where the nodes' `python` is not the one Ray runs with."""
-    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith(_OF_RAY)]
+    """Return the last line of the check's log, with advice if the nodes' `python` is not the one that runs Ray."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith(_RAY_LINE)]
     said = lines[-1][-300:] if lines else job.message
     if job.exit_code == _NOT_FOUND or "No module named 'ray'" in said:
         said += "; start Ray on its nodes with the folder of its own python first on PATH, as in an active environment"

@@ -1,7 +1,7 @@
-"""Runs as Ray jobs: started once, joined by who asks again, taken up anew where they failed, followed and stopped.
+"""Runs as Ray jobs: submitted once, joined by later requests, restarted after a failure, followed and stopped.
 
-A job's name is its run's. What Ray calls a submission is an attempt at it: NAME, then NAME.2 where that one ended
-before the run did, and so on, so that the log of every attempt is kept.
+A job has the name of its run. A Ray submission is one attempt at it: NAME, then NAME.2 if the first ended before the
+run was finished, and so on; the log of every attempt is kept.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from narrowcast.cluster.ray_internals import NOISY_LOGGERS
 from narrowcast.platform.errors import RunFailed
 
 MARK = "narrowcast"
-"""The entry of a job's metadata by which ours are told from others."""
+"""The metadata entry that marks jobs of narrowcast."""
 
 _POLL_SECONDS = 0.5
 _LOST_SECONDS = 60.0
 STOP_SECONDS = 120
-"""How long a run that is stopped may take to write down what it has; Ray's own default is three seconds."""
+"""Time for a stopped run to write its checkpoint; Ray's default is three seconds."""
 
 for _noisy in NOISY_LOGGERS:
     logging.getLogger(_noisy).setLevel(logging.ERROR)
@@ -36,7 +36,7 @@ for _noisy in NOISY_LOGGERS:
 
 @dataclass(frozen=True)
 class RayJob:
-    """An attempt at a run; times in seconds since 1970, None where it has not begun or ended."""
+    """An attempt at a run; times in seconds since 1970, None if it has not started or ended."""
 
     name: str
     attempt: int
@@ -49,36 +49,36 @@ class RayJob:
 
     @property
     def submission_id(self) -> str:
-        """What Ray calls it."""
+        """The id of the attempt in Ray."""
         return self.name if self.attempt == 1 else f"{self.name}.{self.attempt}"
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the attempt has ended."""
         return JobStatus(self.status).is_terminal()
 
 
 class RayJobs:
-    """The jobs of a cluster."""
+    """The jobs of narrowcast on a cluster."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         self.address = dashboard.address
         self._client = JobSubmissionClient(dashboard.address, headers=headers())
 
     def all(self) -> list[RayJob]:
-        """Every attempt at a run, the latest first."""
+        """Return every attempt at every run, latest first."""
         jobs = [_job(details) for details in self._client.list_jobs() if MARK in (details.metadata or {})]
         return sorted(jobs, key=lambda job: job.began or time.time(), reverse=True)
 
     def latest(self, name: str) -> RayJob | None:
-        """The last attempt at a run; also one given by its own id."""
+        """Return the last attempt at the run of this name, or the attempt with this id; None if there is none."""
         attempts = [job for job in self.all() if name in (job.name, job.submission_id)]
         return max(attempts, key=lambda job: job.attempt, default=None)
 
     def start(
         self, name: str, attempt: int, entrypoint: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
     ) -> RayJob:
-        """Start an attempt, or join the one that somebody else has just started."""
+        """Start an attempt, or join it if another process has just started it."""
         job = RayJob(name, attempt, "PENDING", "", None, None, None, metadata)
         try:
             self._client.submit_job(
@@ -89,11 +89,11 @@ class RayJobs:
             )
         except (RuntimeError, ValueError) as error:
             if "already exists" not in str(error):
-                raise RunFailed(f"the cluster at {self.address} took no job: {_first_line(error)}") from error
+                raise RunFailed(f"the cluster at {self.address} refused the job: {_first_line(error)}") from error
         return job
 
     def now(self, job: RayJob) -> RayJob:
-        """The job as it is now; raises `RunFailed` where the cluster has not answered for a minute."""
+        """Return the present state of the job; raise `RunFailed` if the cluster has not answered for a minute."""
         deadline = time.monotonic() + _LOST_SECONDS
         while True:
             try:
@@ -101,12 +101,12 @@ class RayJobs:
             except (requests.RequestException, RuntimeError) as error:
                 if time.monotonic() > deadline:
                     raise RunFailed(
-                        f"the cluster at {self.address} no longer answers ({_first_line(error)}); the job may go on"
+                        f"the cluster at {self.address} no longer answers ({_first_line(error)}); the job may still run"
                     ) from error
                 time.sleep(_POLL_SECONDS)
 
     def follow(self, job: RayJob, say: Callable[[str], None]) -> RayJob:
-        """Hand on the job's log line by line as it is written, from its beginning, until the job is over."""
+        """Call `say` with each line of the job's log from the first on, until the job ends; return its last state."""
         seen, told = 0, ""
         while True:
             job = self.now(job)
@@ -126,7 +126,7 @@ class RayJobs:
             time.sleep(_POLL_SECONDS)
 
     async def _tail(self, job: RayJob, seen: int, say: Callable[[str], None]) -> int:
-        """Hand on whole lines but the first `seen`, while the connection lasts; how many were handed on by then."""
+        """Call `say` with whole lines after the first `seen`, while the connection lasts; return the lines seen."""
         number, rest = 0, ""
         try:
             async for text in self._client.tail_job_logs(job.submission_id):
@@ -136,28 +136,28 @@ class RayJobs:
                     if number > seen:
                         say(line)
         except (RuntimeError, aiohttp.ClientError, OSError):
-            pass  # `follow` sees what became of the job, and goes on from here
+            pass  # `follow` asks for the state of the job, and continues here
         return max(seen, number)
 
     def log(self, job: RayJob) -> str:
-        """All that the job has written so far."""
+        """Return the whole log of the job so far."""
         try:
             return str(self._client.get_job_logs(job.submission_id))
         except (requests.RequestException, RuntimeError) as error:
-            raise RunFailed(f"no log of {job.submission_id} could be had: {_first_line(error)}") from error
+            raise RunFailed(f"the log of {job.submission_id} cannot be read: {_first_line(error)}") from error
 
     def stop(self, job: RayJob) -> RayJob:
-        """Ask the job to write down what it has and end, and wait for that."""
+        """Ask the job to write a checkpoint and end, and wait until it has; return its last state."""
         self._client.stop_job(job.submission_id)
         deadline = time.monotonic() + STOP_SECONDS + 10
         while not (job := self.now(job)).over:
             if time.monotonic() > deadline:
-                raise RunFailed(f"{job.submission_id} is still {job.status}; look at narrowcast jobs list")
+                raise RunFailed(f"{job.submission_id} is still {job.status}; see narrowcast jobs list")
             time.sleep(_POLL_SECONDS)
         return job
 
     def forget(self, job: RayJob) -> None:
-        """Remove what the cluster keeps of a job that is over."""
+        """Delete the cluster's record of a finished job."""
         self._client.delete_job(job.submission_id)
 
 
@@ -176,6 +176,6 @@ def _job(details: JobDetails) -> RayJob:
 
 
 def _first_line(text: object) -> str:
-    """The first line that says something, without what might be a secret in an address."""
+    """Return the first line with text, without the user and password of any address in it."""
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return re.sub(r"//[^/\s@]*@", "//***@", lines[0] if lines else "")[:300]

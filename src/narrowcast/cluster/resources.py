@@ -1,4 +1,4 @@
-"""What the client hosts of a run ask of a cluster; importing this imports neither Ray nor torch."""
+"""Resources that the client hosts of a run request; importing this imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class HostResources(BaseModel):
-    """How many client hosts, and what each needs of its node."""
+    """The number of client hosts, and the resources that each needs on its node."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: Literal["ray"] = "ray"
     actors: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
-        2, description="client hosts; auto: as many as the nodes of the moment have room for, and a round has chunks"
+        2,
+        description="client hosts; auto: as many as fit on the nodes at the time, at most one per chunk",
     )
-    clients_per_actor: int | None = Field(None, ge=1, description="in place of actors: clients of a round on each")
-    cpus_per_actor: float = Field(1.0, ge=0)
-    gpus_per_actor: float = Field(0.0, ge=0, description="0.5 lets two client hosts share a GPU")
-    resources_per_actor: dict[str, float] = Field({}, description="custom resources of nodes, such as {edge: 1}")
+    clients_per_actor: int | None = Field(None, ge=1, description="in place of actors: clients of a round per host")
+    cpus_per_actor: float = Field(1.0, ge=0, description="CPUs per client host")
+    gpus_per_actor: float = Field(0.0, ge=0, description="GPUs per client host; 0.5 lets two share one")
+    resources_per_actor: dict[str, float] = Field({}, description="custom resources per client host, such as {edge: 1}")
 
     @field_validator("resources_per_actor")
     @classmethod
@@ -31,9 +32,9 @@ class HostResources(BaseModel):
 
     @property
     def least_actors(self) -> int:
-        """The client hosts without which no round begins, as far as that is known before the cohort is."""
+        """The least number of hosts that a round needs, as far as known before the cohort is drawn."""
         return 1 if self.actors == "auto" or self.clients_per_actor is not None else self.actors
 
     def need(self) -> dict[str, float]:
-        """What a client host needs of its node, by the names of Ray's resources."""
+        """Return what a client host needs on its node, by the names of Ray's resources."""
         return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}

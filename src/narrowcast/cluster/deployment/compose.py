@@ -1,4 +1,4 @@
-"""A Compose file: head, workers, and an MLflow server on PostgreSQL that keeps artifacts in an object store."""
+"""The Compose file: head, workers, and an MLflow server with PostgreSQL and an object store for artifacts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECRET_FOLDER = "/run/secrets"
 
 
 def compose(deployment: Deployment) -> dict[str, Any]:
-    """The file; its secrets are files in ./secrets, and only this machine can reach what it publishes."""
+    """Return the Compose file. Its secrets are files in ./secrets; its ports are published on 127.0.0.1 only."""
     on_disk = deployment.mlflow.artifacts.startswith(("/", "file:"))
     services = {"postgres": _postgres(deployment), "mlflow": _mlflow(deployment), "head": _head(deployment)}
     services |= {each.name: _workers(deployment, each) for each in deployment.workers}

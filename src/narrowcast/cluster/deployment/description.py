@@ -1,4 +1,4 @@
-"""The description of a cluster: its nodes, its disks, where runs are tracked, and where its secrets lie."""
+"""The description of a cluster: nodes, disks, tracking store and references to secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from narrowcast import __version__
 
 Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,48}[a-z0-9])?$")]
-"""What Kubernetes and Docker both take as a name."""
+"""A name that both Kubernetes and Docker accept."""
 
 Resource = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")]
 
@@ -20,7 +20,7 @@ class _Part(BaseModel):
 
 
 class NodeDescription(_Part):
-    """One node: what Ray may use of it."""
+    """One node: the resources that Ray may use there."""
 
     cpus: int = Field(2, ge=0, le=1024, description="CPUs for Ray; 0 keeps client hosts off the node")
     gpus: int = Field(0, ge=0, le=64)
@@ -29,21 +29,21 @@ class NodeDescription(_Part):
 
 
 class Workers(NodeDescription):
-    """Nodes that are alike."""
+    """A group of equal nodes."""
 
     name: Name = "workers"
     count: int = Field(3, ge=0, le=10_000)
 
 
 class Disk(_Part):
-    """A folder that every node sees: a claim on Kubernetes, a named volume with Compose, a path on plain machines."""
+    """A shared folder: a claim on Kubernetes, a named volume with Compose, a path on plain machines."""
 
     path: str = Field(pattern=r"^/\S+$")
     volume: Name
 
 
 class SecretKey(_Part):
-    """A secret by reference: never its value."""
+    """A reference to a secret, never its value."""
 
     secret: Name
     key: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
@@ -56,33 +56,33 @@ class MlflowServer(_Part):
     workers: int = Field(2, ge=1)
     postgres_image: str = "postgres:17"
     artifacts: str = Field("s3://narrowcast/mlflow", pattern=r"^(s3|gs|wasbs|abfss|hdfs|file)://\S+$|^/\S+$")
-    object_store_endpoint: str | None = Field(None, description="of an S3-compatible store that is not AWS")
+    object_store_endpoint: str | None = Field(None, description="endpoint of an S3-compatible store other than AWS")
 
 
 class Machines(_Part):
-    """Machines that Ray's launcher reaches by SSH."""
+    """Machines that Ray's launcher connects to by SSH."""
 
     user: str = "ubuntu"
     private_key: str = "~/.ssh/id_ed25519"
     head: str = "head.example.org"
     workers: tuple[str, ...] = ("worker-1.example.org", "worker-2.example.org")
-    container: bool = Field(True, description="start the image there; false: what the user's login shell has")
+    container: bool = Field(True, description="run in a container of the image; false: in the user's login shell")
 
 
 class Deployment(_Part):
-    """A Ray cluster that runs narrowcast, and what belongs to it."""
+    """A Ray cluster for narrowcast."""
 
     name: Name = "narrowcast"
     image: str = Field(f"narrowcast:{__version__}", pattern=r"^\S+$")
-    base_image: str = Field("python:3.11-slim-bookworm", pattern=r"^\S+$", description="of the Dockerfile")
+    base_image: str = Field("python:3.11-slim-bookworm", pattern=r"^\S+$", description="base image of the Dockerfile")
     namespace: Name = "default"
-    ray_version: str = Field(version("ray"), pattern=r"^\d+\.\d+\.\d+$", description="must be the image's")
+    ray_version: str = Field(version("ray"), pattern=r"^\d+\.\d+\.\d+$", description="must be that of the image")
     head: NodeDescription = NodeDescription(cpus=0, memory_gib=8)
     workers: tuple[Workers, ...] = Field((Workers(),), min_length=1)
     runs: Disk = Disk(path="/runs", volume="narrowcast-runs")
     data: Disk = Disk(path="/data", volume="narrowcast-data")
     tracking_uri: SecretKey | None = Field(
-        SecretKey(secret="narrowcast-mlflow", key="uri"), description="holds MLFLOW_TRACKING_URI for Kubernetes"
+        SecretKey(secret="narrowcast-mlflow", key="uri"), description="Kubernetes secret that holds MLFLOW_TRACKING_URI"
     )
     service_account: Name | None = None
     log_format: Literal["text", "json"] = "json"
@@ -94,7 +94,7 @@ class Deployment(_Part):
     def _named_apart(cls, value: tuple[Workers, ...]) -> tuple[Workers, ...]:
         names = [each.name for each in value]
         if len(set(names)) < len(names):
-            raise ValueError("two groups have the same name; give each its own")
+            raise ValueError("two groups have the same name; give each a different one")
         return value
 
     @property
@@ -103,7 +103,7 @@ class Deployment(_Part):
         return any(each.gpus for each in (self.head, *self.workers))
 
     def environment(self) -> dict[str, str]:
-        """What every node's Ray is started with."""
+        """Return the environment variables of Ray on every node."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_USAGE_STATS_ENABLED": "0",

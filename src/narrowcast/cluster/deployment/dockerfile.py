@@ -1,4 +1,4 @@
-"""The image of every node, built from a checkout of narrowcast."""
+"""The Dockerfile of the image of every node, built from a checkout of narrowcast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TEMPLATE = """\
 # Build it where pyproject.toml is: docker build -t {image} -f Dockerfile .
 FROM {base}
 
-# wget is what KubeRay's probes call, rsync what Ray's launcher does.
+# KubeRay's probes call wget, Ray's launcher calls rsync.
 RUN apt-get update \\
  && apt-get install --yes --no-install-recommends rsync wget \\
  && rm -rf /var/lib/apt/lists/*
@@ -32,7 +32,7 @@ CMD ["ray", "start", "--head", "--block"]
 
 
 def dockerfile(deployment: Deployment) -> str:
-    """The Dockerfile; without GPUs, torch comes from its index of small CPU builds."""
+    """Return the Dockerfile; without GPUs, torch is installed from its index of CPU builds, which are smaller."""
     return _TEMPLATE.format(
         image=deployment.image,
         base=deployment.base_image,

@@ -1,4 +1,4 @@
-"""Manifests for the KubeRay operator, 1.5.1 or later, which is the first to hand out Ray's tokens."""
+"""Manifests for the KubeRay operator, version 1.5.1 or later, the first that distributes Ray's tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONFIG_FOLDER = "/etc/narrowcast"
 
 
 def ray_cluster(deployment: Deployment) -> list[dict[str, Any]]:
-    """A cluster that stays, for `narrowcast submit`."""
+    """Return the manifest of a permanent cluster, for `narrowcast submit`."""
     return [
         {
             "apiVersion": "ray.io/v1",
@@ -27,7 +27,7 @@ def ray_cluster(deployment: Deployment) -> list[dict[str, Any]]:
 
 
 def ray_job(deployment: Deployment, name: str, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A cluster that is there for one run, with the run's configuration; it is started over twice where it fails."""
+    """Return the manifests of one run on a cluster of its own; it is restarted at most twice if it fails."""
     text = StringIO()
     write_yaml(config, text)
     spec = _cluster_spec(deployment)
@@ -90,7 +90,7 @@ def _group(deployment: Deployment, workers: Workers) -> dict[str, Any]:
 
 
 def _resources(node: NodeDescription) -> dict[str, str]:
-    """Custom resources as `ray start` reads them from a shell: quoted twice."""
+    """Return custom resources quoted twice, since `ray start` reads them from a shell."""
     return {"resources": json.dumps(json.dumps(node.resources))} if node.resources else {}
 
 

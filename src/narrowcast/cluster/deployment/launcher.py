@@ -1,4 +1,4 @@
-"""A cluster file for Ray's launcher (`ray up`): machines that are there already, reached by SSH."""
+"""The cluster file of Ray's launcher (`ray up`) for existing machines, reached by SSH."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from narrowcast.cluster.deployment.description import Deployment
 
-# `ray up` asks for Ray's second autoscaler, which never starts a worker on machines of one's own (seen with 2.60).
+# `ray up` selects Ray's second autoscaler, which never starts a worker on existing machines (checked with 2.60).
 _AUTOSCALER = "RAY_enable_autoscaler_v2=0"
 _TOKEN = "~/.ray/auth_token"
 _TOKEN_IN_CONTAINER = "/home/ray/.ray/auth_token"
 
 
 def launcher(deployment: Deployment) -> dict[str, Any]:
-    """The cluster file; the token of whoever runs `ray up` becomes the cluster's."""
+    """Return the cluster file; the cluster's token is that of the user who runs `ray up`."""
     machines = deployment.machines
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in deployment.environment().items())
     start = "--disable-usage-stats --object-manager-port=8076"
