@@ -155,7 +155,7 @@ def test_a_study_is_stopped_and_taken_up_again(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     settings = (
-        "study: {objectives: {validation.accuracy: maximize}, trials: 6, parallel: 2, retest: {trials: 1, seeds: 2}}\n"
+        "study: {objectives: {validation.accuracy: maximize}, trials: 6, parallel: 2, holdout: {trials: 1, seeds: 2}}\n"
     )
     tracking = "  tracking: {experiment: studies, system_metrics: false, flush_seconds: 110}\n"
     text = EXPERIMENT.replace("  tracking: {system_metrics: false}\n", tracking) + settings + RATES

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWar
 
 
 def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None:
-    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, "study.retest.trials=2", "study.seeds=2")
+    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, "study.holdout.trials=2", "study.seeds=2")
     assert (said.status, said.err) == (0, "")
     folder = tmp_path / "digits"
     rows = trials(folder)
@@ -30,7 +30,7 @@ def test_a_study_from_its_file_to_its_best_configuration(tmp_path: Path) -> None
         assert run.data.params["training.learning_rate"] == row["training.learning_rate"]
         assert run.data.metrics["validation.accuracy"] == float(row["validation.accuracy"])
         assert not any(name.startswith("test.") for name in run.data.metrics)
-    tested = result(folder)["tested"]
+    tested = result(folder)["holdout"]
     assert tested[0]["trial"] == int(best["trial"])
     assert all(each["seeds"] == [2, 3, 4] for each in tested)  # the trials themselves had 0 and 1
     assert parent.data.metrics["best.test.accuracy"] == pytest.approx(
@@ -73,7 +73,7 @@ def test_trials_played_together_are_what_they_are_alone(tmp_path: Path) -> None:
 def test_a_pruned_trial_stops_between_rounds_and_says_so_everywhere(tmp_path: Path) -> None:
     settings = ("study.pruner={kind: threshold, at_least: 0.999, warmup_steps: 5}", "study.trials=3")
     said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, *settings)
-    assert_refused(said, "digits: no trial came to its end (3 pruned)", "a milder pruner", status=1)
+    assert_refused(said, "digits: no trial is complete (3 pruned)", "a milder pruner", status=1)
     folder = tmp_path / "digits"
     _, nested = nested_runs(tmp_path)
     for number in range(3):
@@ -81,13 +81,13 @@ def test_a_pruned_trial_stops_between_rounds_and_says_so_everywhere(tmp_path: Pa
         assert (trial["state"], trial["rounds"], trial["model_sha256"]) == ("pruned", 6, [])
         run = nested[str(number)]
         assert (run.info.status, run.data.tags["state"], run.data.tags["pruned_at_round"]) == ("KILLED", "pruned", "6")
-        assert run.data.metrics["rounds_played"] == 6
+        assert run.data.metrics["rounds_run"] == 6
 
 
 def test_several_objectives_are_pruned_on_one_of_them(tmp_path: Path) -> None:
     study = (
         "study:\n  objectives: {validation.accuracy: maximize, uplink_bits: minimize}\n  trials: 12\n"
-        "  backend: local\n  retest: {trials: 0}\n  constraints: {validation.accuracy: {at_least: 0.2}}\n"
+        "  backend: local\n  holdout: {trials: 0}\n  constraints: {validation.accuracy: {at_least: 0.2}}\n"
         "  pruner: {kind: median, on: validation.accuracy, axis: uplink_bits, every: 2e6, startup_trials: 3}\n"
         "space:\n  training.learning_rate: {kind: float, low: 0.001, high: 1, log: true}\n"
         "  algorithm:\n    kind: choice\n    values:\n      all: fedavg\n      few: {kind: scolr, rank: 4}\n"
@@ -132,7 +132,7 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     words = ("tune", write_study(tmp_path), "--output", tmp_path, "experiment.rounds=400", "study.trials=3")
     with terminated_when(lambda: _has_reported(1, tmp_path / "digits")):
         said = narrowcast(*words)
-    assert_refused(said, "interrupted; go on with: narrowcast tune", status=1)
+    assert_refused(said, "interrupted; continue with: narrowcast tune", status=1)
     said = narrowcast(*words)
     assert (said.status, said.err) == (0, "")
     rows = trials(tmp_path / "digits")
@@ -191,7 +191,7 @@ def test_all_trials_failing_is_one_line(tmp_path: Path) -> None:
             RATES, ("study.objectives={validation.accuracy: maximise}",),
             ["study.objectives.validation.accuracy = 'maximise'", "'maximize' or 'minimize'"],
         ),
-        (RATES, ("study.sampler=grid",), ["space.training.learning_rate has no end of values"]),
+        (RATES, ("study.sampler=grid",), ["space.training.learning_rate is a range without steps"]),
         (RATES, ("study.sampler=tpf",), ['study.sampler.kind = "tpf" is unknown', '"tpe"?']),
         (RATES, ("study.pruner={kind: median, axis: uplink_bits}",), ["needs every, the size of a step"]),
         (RATES, ("study.storage=postgresql://me:secret@127.0.0.1:1/x",), ["no storage answers", "127.0.0.1"]),

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 ON_RAY = (
     "study: {objectives: {validation.accuracy: maximize}, trials: 8, parallel: 2, cpus_per_worker: 0.5, "
-    "retest: {trials: 0}}\n"
+    "holdout: {trials: 0}}\n"
 )
 LONG = ("experiment.rounds=300", "experiment.evaluate_every=20")
 
@@ -67,7 +67,7 @@ def test_killed_worker_and_killed_study(tmp_path: Path) -> None:
     folder = tmp_path / "digits"
     with tuning(*words) as process:
         wait_until(lambda: ended(folder) >= 1, process)
-        hosts = actor_processes("_StepHost", process.pid)
+        hosts = actor_processes("_Worker", process.pid)
         assert len(hosts) == 2
         hosts[0].kill()
         wait_until(lambda: ended(folder) >= 3, process)

@@ -1,4 +1,4 @@
-"""Actors that do work step by step, such as the trials of a study; what all of them read lies in the object store."""
+"""A worker pool of Ray actors; what all workers share is in the object store."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
-from narrowcast.cluster.worker_pool import Lost, Over, Play
+from narrowcast.cluster.worker_pool import Done, JobFunction, WorkerDied
 from narrowcast.platform.errors import RunFailed, UserError
 
 logger = logging.getLogger(__name__)
 
 
 @ray.remote
-class _StepHost:
-    """One place: keeps the generator of the job that it is at."""
+class _Worker:
+    """Holds the generator of its job."""
 
-    def __init__(self, play: Play, shared: Any) -> None:
-        self._play, self._shared = play, shared
-        self._steps: Generator[Any, Any, None] | None = None
+    def __init__(self, function: JobFunction, shared: Any) -> None:
+        self._function, self._shared = function, shared
+        self._job: Generator[Any, Any, None] | None = None
 
-    def begin(self, job: Any) -> Any:
-        self._steps = self._play(job, self._shared)
-        return self.step(None)
+    def start(self, job: Any) -> Any:
+        self._job = self._function(job, self._shared)
+        return self.resume(None)
 
-    def step(self, message: Any) -> Any:
-        assert self._steps is not None, "begun before"
+    def resume(self, message: Any) -> Any:
+        assert self._job is not None, "a job was started"
         try:
-            return self._steps.send(message)
+            return self._job.send(message)
         except StopIteration:
-            self._steps = None
-            return Over()
+            self._job = None
+            return Done()
 
 
-class StepHosts:
-    """A fixed number of places on a cluster that was joined before; a place that dies is started again."""
+class RayWorkerPool:
+    """Actors on the cluster that this process has joined; an actor that dies is replaced."""
 
-    def __init__(self, play: Play, shared: Any, places: int, cpus: float, gpus: float) -> None:
-        self._arguments = (play, ray.put(shared))
+    def __init__(self, function: JobFunction, shared: Any, workers: int, *, cpus: float, gpus: float) -> None:
+        self._arguments = (function, ray.put(shared))
         self._resources = {"num_cpus": cpus, "num_gpus": gpus}
-        self._hosts = [self._start() for _ in range(places)]
+        self._workers = [self._start_worker() for _ in range(workers)]
         self._calls: dict[ray.ObjectRef[Any], int] = {}
 
-    def _start(self) -> Any:
-        return _StepHost.options(**self._resources).remote(*self._arguments)  # type: ignore[attr-defined]
+    def _start_worker(self) -> Any:
+        return _Worker.options(**self._resources).remote(*self._arguments)  # type: ignore[attr-defined]
 
-    def begin(self, place: int, job: Any) -> None:
-        """Start a job at a free place."""
-        self._calls[self._hosts[place].begin.remote(job)] = place
+    def start(self, worker: int, job: Any) -> None:
+        """Start a job on a free worker."""
+        self._calls[self._workers[worker].start.remote(job)] = worker
 
-    def answer(self, place: int, message: Any) -> None:
-        """Let the job at a place go on after the step that it gave."""
-        self._calls[self._hosts[place].step.remote(message)] = place
+    def answer(self, worker: int, message: Any) -> None:
+        """Answer the last message of a worker, whose job then continues."""
+        self._calls[self._workers[worker].resume.remote(message)] = worker
 
-    def next(self, timeout_seconds: float) -> tuple[int, Any] | None:
-        """A place and its next step, `Over` or `Lost`; None where nothing comes in time."""
+    def next_message(self, timeout_seconds: float) -> tuple[int, Any] | None:
+        """Return a worker and its message, `Done` or `WorkerDied`; None if there is none within the timeout."""
         if not self._calls:
             return None
         ready, _ = ray.wait(list(self._calls), timeout=timeout_seconds)
         if not ready:
             return None
-        place = self._calls.pop(ready[0])
+        worker = self._calls.pop(ready[0])
         try:
-            return place, ray.get(ready[0])
+            return worker, ray.get(ready[0])
         except (RayActorError, ObjectLostError, OutOfMemoryError) as error:
-            logger.warning("worker %d died (%s); another takes its place", place, type(error).__name__)
-            self._hosts[place] = self._start()
-            return place, Lost(f"its worker died ({type(error).__name__})")
+            logger.warning("worker %d died (%s); another takes its place", worker, type(error).__name__)
+            self._workers[worker] = self._start_worker()
+            return worker, WorkerDied(f"its worker died ({type(error).__name__})")
         except RayTaskError as error:
             cause = error.cause
             expected = isinstance(cause, RunFailed | UserError)

@@ -1,4 +1,4 @@
-"""Work that goes step by step and hears back after each: begun at a place, answered, until it is over."""
+"""Workers that run a job as a generator: each message is answered before the job continues, until it is done."""
 
 from __future__ import annotations
 
@@ -6,62 +6,62 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Play = Callable[[Any, Any], Generator[Any, Any, None]]
-"""Makes the steps of a job; its second argument is what all jobs share."""
+JobFunction = Callable[[Any, Any], Generator[Any, Any, None]]
+"""Starts a job; the second argument is what all workers share. It yields messages and is sent the answers."""
 
 
 @dataclass(frozen=True)
-class Over:
-    """A place has done its job."""
+class Done:
+    """The worker has finished its job."""
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A place died in the middle of its job, and is there again."""
+class WorkerDied:
+    """The worker died during its job; another one has taken its place."""
 
     reason: str
 
 
-class Places(Protocol):
-    """Where jobs are done, a job to a place at a time."""
+class WorkerPool(Protocol):
+    """A fixed number of workers, each with one job at a time."""
 
-    def begin(self, place: int, job: Any) -> None:
-        """Start a job at a free place."""
+    def start(self, worker: int, job: Any) -> None:
+        """Start a job on a free worker."""
         ...
 
-    def answer(self, place: int, message: Any) -> None:
-        """Let the job at a place go on after the step that it gave."""
+    def answer(self, worker: int, message: Any) -> None:
+        """Answer the last message of a worker, whose job then continues."""
         ...
 
-    def next(self, timeout_seconds: float) -> tuple[int, Any] | None:
-        """A place and its next step, `Over` or `Lost`; None where nothing comes in time."""
+    def next_message(self, timeout_seconds: float) -> tuple[int, Any] | None:
+        """Return a worker and its message, `Done` or `WorkerDied`; None if there is none within the timeout."""
         ...
 
 
-class Here:
-    """The places of this process, which take turns."""
+class LocalPool:
+    """Workers in this process, which take turns."""
 
-    def __init__(self, play: Play, shared: Any) -> None:
-        self._play, self._shared = play, shared
-        self._steps: dict[int, Generator[Any, Any, None]] = {}
-        self._waiting: list[tuple[int, Any]] = []
+    def __init__(self, function: JobFunction, shared: Any) -> None:
+        self._function, self._shared = function, shared
+        self._jobs: dict[int, Generator[Any, Any, None]] = {}
+        self._answers: list[tuple[int, Any]] = []
 
-    def begin(self, place: int, job: Any) -> None:
-        """Start a job at a free place."""
-        self._steps[place] = self._play(job, self._shared)
-        self._waiting.append((place, None))
+    def start(self, worker: int, job: Any) -> None:
+        """Start a job on a free worker."""
+        self._jobs[worker] = self._function(job, self._shared)
+        self._answers.append((worker, None))
 
-    def answer(self, place: int, message: Any) -> None:
-        """Let the job at a place go on after the step that it gave."""
-        self._waiting.append((place, message))
+    def answer(self, worker: int, message: Any) -> None:
+        """Answer the last message of a worker, whose job then continues."""
+        self._answers.append((worker, message))
 
-    def next(self, timeout_seconds: float) -> tuple[int, Any] | None:
-        """Work until there is a step; there is no waiting for anyone else."""
+    def next_message(self, timeout_seconds: float) -> tuple[int, Any] | None:
+        """Continue a job up to its next message, however long that takes."""
         del timeout_seconds
-        if not self._waiting:
+        if not self._answers:
             return None
-        place, message = self._waiting.pop(0)
+        worker, message = self._answers.pop(0)
         try:
-            return place, self._steps[place].send(message)
+            return worker, self._jobs[worker].send(message)
         except StopIteration:
-            return place, Over()
+            return worker, Done()

@@ -1,4 +1,4 @@
-"""The best trials of a study played again, with seeds that no trial had, and measured on the test split."""
+"""Hold-out evaluation: the best trials run again, with seeds that no trial had, and measured on the test split."""
 
 from __future__ import annotations
 
@@ -6,98 +6,105 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from narrowcast.cluster.worker_pool import Lost, Over, Places
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
+from narrowcast.platform.tracking.study_run import TrialRun
 from narrowcast.tuning.study_file import StudyFile
-from narrowcast.tuning.summary import TrialRow
-from narrowcast.tuning.trial_runner import Job, Jobs
+from narrowcast.tuning.study_folder import StudyFolder
+from narrowcast.tuning.trial_record import TrialRecord
+from narrowcast.tuning.trial_runner import Evaluation, TrialBatch, TrialSpec
 
-_TRIES = 3  # of a run whose worker dies
+_ATTEMPTS = 3  # of a run whose worker dies
 
 
 @dataclass(frozen=True)
-class Retested:
+class HoldoutEvaluation:
     """A trial and the last evaluations of its new runs, one for each seed."""
 
-    trial: TrialRow
+    trial: TrialRecord
     seeds: Sequence[int]
     rows: Sequence[Mapping[str, float]]
 
     def metric(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation (n - 1) over the seeds; NaN of a single one."""
+        """Return the mean and the standard deviation (n - 1) over the seeds, NaN for a single seed."""
         values = [row[name] for row in self.rows]
         return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
 
     def means(self) -> dict[str, float]:
-        """All test metrics, averaged over the seeds."""
+        """Return all test metrics, averaged over the seeds."""
         return {name: self.metric(name)[0] for name in self.rows[0] if name.startswith("test.")}
 
     def plain(self) -> dict[str, Any]:
-        """As `result.json` has it."""
+        """Return the plain values for `result.json`."""
         return {"trial": self.trial.number, "seeds": list(self.seeds), "runs": [dict(row) for row in self.rows]}
 
 
-def retest(
-    file: StudyFile,
-    best: Sequence[TrialRow],
-    folder: Path,
-    workers: Places,
-    budget: Mapping[str, float],
-    store: StudyStore,
-) -> list[Retested]:
-    """Play what is not in the folder yet; raises `RunFailed` where a run fails."""
-    offsets = range(file.settings.seeds, file.settings.seeds + file.settings.retest.seeds)
-    wanted = [(trial, offset) for trial in best for offset in offsets]
-    paths = {key: folder / f"trial-{trial.number}-seed-{offset}.json" for key, (trial, offset) in enumerate(wanted)}
-    waiting = [key for key, path in paths.items() if not path.is_file()]
-    free, at, tries = list(range(file.settings.parallel)), dict[int, int](), dict[int, int]()
-    while waiting or at:
-        while free and waiting:
-            key, place = waiting.pop(0), free.pop(0)
-            trial, offset = wanted[key]
-            tries[key] = tries.get(key, 0) + 1
-            at[place] = key
-            workers.begin(place, Jobs((Job(key, (file.build(trial.drawn, offset),), tested=True),), budget))
-        found = workers.next(60.0)
-        if found is None:
-            continue
-        place, what = found
-        if isinstance(what, Over | Lost):
-            key = at.pop(place)
-            free.append(place)
-            if isinstance(what, Lost):
-                if tries[key] == _TRIES:
-                    raise RunFailed(f"trial {wanted[key][0].number} on test: {what.reason}, {_TRIES} times")
-                waiting.append(key)
-            continue
-        for step in what:
-            if step.failed:
-                raise RunFailed(f"trial {wanted[step.key][0].number} with another seed: {step.failed}")
-            if step.over:
-                row = {**(step.row or {}), "logged_at_ms": int(time.time() * 1000)}
-                write_atomically(paths[step.key], json.dumps(row).encode())
-        workers.answer(place, ())
-    rows = {key: json.loads(path.read_text()) for key, path in paths.items()}
-    known = store.states()
-    for key, (trial, offset) in enumerate(wanted):
-        run = _run(file, trial, offset, rows[key])
-        if known.get(run.key) != run.state:
-            store.put(run)
-    return [
-        Retested(trial, list(offsets), [rows[key] for key, (each, _) in enumerate(wanted) if each is trial])
-        for trial in best
-    ]
+class HoldoutQueue:
+    """The runs that the study's folder does not have yet, one at a time for each worker."""
 
+    def __init__(self, file: StudyFile, best: Sequence[TrialRecord], folder: StudyFolder) -> None:
+        self._file, self._best = file, best
+        self._seeds = range(file.settings.seeds, file.settings.seeds + file.settings.holdout.seeds)
+        self._runs = [(trial, offset) for trial in best for offset in self._seeds]
+        self._paths = [folder.holdout(trial.number, offset) for trial, offset in self._runs]
+        self._waiting = [key for key, path in enumerate(self._paths) if not path.is_file()]
+        self._attempts = [0] * len(self._runs)
 
-def _run(file: StudyFile, trial: TrialRow, offset: int, row: Mapping[str, Any]) -> TrialRun:
-    key = f"{trial.number}-test-{offset}"
-    tags = {"retest_of": str(trial.number)}
-    name = f"{trial.number:03d}-test-seed-{offset}-{file.name}"
-    return TrialRun(key, name, "complete", trial.drawn, tags, (row,))
+    def next_batch(self) -> TrialBatch | None:
+        """Return the next run."""
+        if not self._waiting:
+            return None
+        key = self._waiting.pop(0)
+        self._attempts[key] += 1
+        trial, offset = self._runs[key]
+        spec = TrialSpec(key, (self._file.build(trial.params, offset),), on_test=True)
+        return TrialBatch((spec,), self._file.settings.budget_columns)
+
+    def evaluated(self, evaluation: Evaluation) -> bool:
+        """Write the last evaluation of a run; raise `RunFailed` if the run failed."""
+        if evaluation.row is None:
+            number = self._runs[evaluation.key][0].number
+            raise RunFailed(f"trial {number} with another seed: {evaluation.failed}")
+        if evaluation.is_last:
+            row = {**evaluation.row, "logged_at_ms": int(time.time() * 1000)}
+            write_atomically(self._paths[evaluation.key], json.dumps(row).encode())
+        return False
+
+    def worker_died(self, batch: TrialBatch, reason: str) -> None:
+        """Queue the run again; raise `RunFailed` after too many attempts."""
+        for spec in batch.trials:
+            if self._attempts[spec.key] == _ATTEMPTS:
+                number = self._runs[spec.key][0].number
+                raise RunFailed(f"hold-out evaluation of trial {number}: {reason}, {_ATTEMPTS} times")
+            self._waiting.append(spec.key)
+
+    def heartbeat(self) -> None:
+        """Do nothing: no other process needs to know of these runs."""
+
+    def is_finished(self) -> bool:
+        """Return True: no runs come from elsewhere."""
+        return True
+
+    def results(self) -> list[HoldoutEvaluation]:
+        """Return the evaluations, the chosen trial's first."""
+        rows = iter([json.loads(path.read_text()) for path in self._paths])
+        return [HoldoutEvaluation(trial, list(self._seeds), [next(rows) for _ in self._seeds]) for trial in self._best]
+
+    def tracked_runs(self, results: Sequence[HoldoutEvaluation]) -> list[TrialRun]:
+        """Return the runs as MLflow is to have them."""
+        return [
+            TrialRun(
+                key=f"{each.trial.number}-test-{offset}",
+                name=f"{each.trial.number:03d}-test-seed-{offset}-{self._file.name}",
+                state="complete",
+                params=each.trial.params,
+                tags={"holdout_of": str(each.trial.number)},
+                rows=(row,),
+            )
+            for each in results
+            for offset, row in zip(each.seeds, each.rows, strict=True)
+        ]

@@ -1,4 +1,4 @@
-"""When a trial is stopped early: Optuna's pruners over rounds, bits or simulated seconds."""
+"""Pruners: stopping a trial early, by Optuna's rules over rounds, bits or simulated seconds."""
 
 from __future__ import annotations
 
@@ -21,93 +21,93 @@ from narrowcast.platform.kinds import Registry
 
 Direction = Literal["maximize", "minimize"]
 Point = tuple[int, float]
-"""A step and the value that a trial has there."""
+"""A step and the trial's value at it."""
 
 
 class Pruner(Protocol):
-    """A pruner as a study file names it."""
+    """A pruner as `study.pruner` configures it."""
 
-    kind: str
-    axis: Literal["rounds", "uplink_bits", "simulated_seconds"]
-    every: float | None
-    on: str | None
+    @property
+    def kind(self) -> str:
+        """Return the name that picks it in a study file."""
+        ...
 
     def make(self) -> BasePruner:
-        """Optuna's."""
+        """Return Optuna's pruner."""
         ...
 
 
-class _Settings(BaseModel):
-    """Trials are compared where they have had the same number of rounds, or the same uplink, or simulated time.
+class _PrunerFields(BaseModel):
+    """Trials are compared at equal numbers of rounds, or equal uplink, or equal simulated time (`axis`).
 
-    `every` is the size of a step in bits or seconds; all numbers of steps are in it. Over rounds a step is a round.
+    A step is a round, or `every` bits or seconds of the other axes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     axis: Literal["rounds", "uplink_bits", "simulated_seconds"] = "rounds"
-    every: float | None = Field(None, gt=0, description="bits or seconds of a step")
-    on: str | None = Field(None, description="of several objectives, the one that pruning looks at")
+    every: float | None = Field(None, gt=0, description="size of a step in bits or seconds")
+    on: str | None = Field(None, description="the objective to prune by, of several")
 
     @model_validator(mode="after")
-    def _has_a_step(self) -> _Settings:
+    def _has_a_step(self) -> _PrunerFields:
         if (self.every is None) != (self.axis == "rounds"):
             wanted = "takes no every" if self.axis == "rounds" else "needs every, the size of a step"
             raise ValueError(f"axis = {self.axis} {wanted}")
         return self
 
 
-class NoPruner(BaseModel):
-    """Every trial is played to its end."""
+class NoPruning(BaseModel):
+    """Run every trial to its end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["none"] = "none"
 
     def make(self) -> BasePruner:
-        """One that stops nothing."""
+        """Return a pruner that stops nothing."""
         return NopPruner()
 
 
-class Median(_Settings):
-    """Stops a trial whose best value so far is below the median of the others' at this step."""
+class MedianPruning(_PrunerFields):
+    """Stop a trial whose best value so far is worse than the median of the other trials at this step."""
 
     kind: Literal["median"] = "median"
-    startup_trials: int = Field(5, ge=0, description="played to their ends first")
-    warmup_steps: int = Field(0, ge=0, description="of a trial, before it may be stopped")
+    startup_trials: int = Field(5, ge=0, description="trials that are run to their end first")
+    warmup_steps: int = Field(0, ge=0, description="steps before a trial may be stopped")
 
     def make(self) -> BasePruner:
-        """Optuna's median pruner."""
+        """Return Optuna's median pruner."""
         return MedianPruner(n_startup_trials=self.startup_trials, n_warmup_steps=self.warmup_steps)
 
 
-class SuccessiveHalving(_Settings):
-    """ASHA (Li et al., MLSys 2020): at steps min, min x factor, ... the best 1 / factor of the trials go on."""
+class SuccessiveHalvingPruning(_PrunerFields):
+    """ASHA (Li et al., MLSys 2020): at steps min, min x factor, ... continue the best 1 / factor of the trials."""
 
     kind: Literal["successive_halving"] = "successive_halving"
     min_steps: int = Field(1, ge=1)
     factor: int = Field(4, ge=2)
 
     def make(self) -> BasePruner:
-        """Optuna's asynchronous successive halving."""
+        """Return Optuna's asynchronous successive halving."""
         return SuccessiveHalvingPruner(min_resource=self.min_steps, reduction_factor=self.factor)
 
 
-class Hyperband(_Settings):
-    """Several successive halvings, from bold to careful (Li et al., JMLR 2018)."""
+class HyperbandPruning(_PrunerFields):
+    """Hyperband (Li et al., JMLR 2018): several successive halvings with different first steps."""
 
     kind: Literal["hyperband"] = "hyperband"
     min_steps: int = Field(1, ge=1)
-    max_steps: int = Field(ge=1, description="the steps of a whole trial")
+    max_steps: int = Field(ge=1, description="steps of a whole trial")
     factor: int = Field(3, ge=2)
 
     def make(self) -> BasePruner:
-        """Optuna's asynchronous Hyperband."""
+        """Return Optuna's asynchronous Hyperband."""
         return HyperbandPruner(min_resource=self.min_steps, max_resource=self.max_steps, reduction_factor=self.factor)
 
 
-class Threshold(_Settings):
-    """Stops a trial whose value leaves stated bounds."""
+class ThresholdPruning(_PrunerFields):
+    """Stop a trial whose value leaves the given bounds."""
 
     kind: Literal["threshold"] = "threshold"
     at_least: float | None = None
@@ -115,13 +115,13 @@ class Threshold(_Settings):
     warmup_steps: int = Field(0, ge=0)
 
     @model_validator(mode="after")
-    def _has_a_bound(self) -> Threshold:
+    def _has_a_bound(self) -> ThresholdPruning:
         if self.at_least is None and self.at_most is None:
             raise ValueError("a threshold needs at_least or at_most")
         return self
 
     def make(self) -> BasePruner:
-        """Optuna's threshold pruner."""
+        """Return Optuna's threshold pruner."""
         return ThresholdPruner(lower=self.at_least, upper=self.at_most, n_warmup_steps=self.warmup_steps)
 
 
@@ -129,19 +129,19 @@ PRUNERS = Registry(
     "pruner",
     Pruner,
     {
-        "none": NoPruner,
-        "median": Median,
-        "successive_halving": SuccessiveHalving,
-        "hyperband": Hyperband,
-        "threshold": Threshold,
+        "none": NoPruning,
+        "median": MedianPruning,
+        "successive_halving": SuccessiveHalvingPruning,
+        "hyperband": HyperbandPruning,
+        "threshold": ThresholdPruning,
     },
     "none",
 )
-AnyPruner = Annotated[Pruner | NoPruner, PRUNERS]
+AnyPruner = Annotated[Pruner, PRUNERS]
 
 
-class Curve:
-    """One trial's value step by step. Between two evaluations it keeps the value of the earlier one."""
+class LearningCurve:
+    """The values of one trial by step; between two evaluations the curve keeps the earlier value."""
 
     def __init__(self, axis: str, every: float | None) -> None:
         self._column = {"rounds": "round", "uplink_bits": "total_uplink_bits"}.get(axis, axis)
@@ -150,26 +150,25 @@ class Curve:
         self._held: float | None = None
 
     def extend(self, row: Mapping[str, Any], value: float) -> list[Point]:
-        """The steps that an evaluation is the first to reach, and their values."""
+        """Add an evaluation; return the steps that it is the first to reach, with their values."""
         if self._every is None:
             new = [(int(row[self._column]), value)]
         else:
             done, now = (self.points[-1][0] if self.points else 0), float(row[self._column]) / self._every
             passed = range(done + 1, int(now) + 1)
-            # A step that lies exactly here has this value; one passed on the way, what was known by then.
+            # A step exactly here has this value; a step passed since the last evaluation has the value of that.
             new = [(step, value if step == now or self._held is None else self._held) for step in passed]
         self._held = value
         self.points.extend(new)
         return new
 
 
-class ScalarPruning:
-    """Pruning of a study of several objectives, which Optuna refuses, by one of them.
+class OneObjectivePruning:
+    """Prune a study of several objectives, which Optuna does not support, by one of them.
 
-    A study of that objective alone is kept in memory beside the real one, with the same trials, and any of Optuna's
-    pruners decides in it. What it cannot see, a trial's promise in the other objectives, does not protect the trial:
-    one that would have ended on the Pareto front for its few bits may be stopped for its accuracy. A pruned trial has
-    no values in the real study and never stands on the front.
+    A second study of that objective alone is kept in memory, with the same trials, and Optuna's pruner decides there.
+    Values of the other objectives do not protect a trial: one that would have ended on the Pareto front for its few
+    bits may be stopped for its accuracy. A pruned trial has no values in the stored study and is never on the front.
     """
 
     def __init__(self, pruner: BasePruner, direction: Direction) -> None:
@@ -177,27 +176,27 @@ class ScalarPruning:
         self._running: dict[int, Trial] = {}
         self._known: set[int] = set()
 
-    def learn(self, curves: Iterable[tuple[int, Sequence[Point]]]) -> None:
-        """Take in trials that were played by others, or before this process began; each once."""
+    def add_finished(self, curves: Iterable[tuple[int, Sequence[Point]]]) -> None:
+        """Add trials of other processes, or of before this process began, by number and curve; each only once."""
         for number, points in curves:
             if number not in self._known and points:
                 self.begin(number)
-                self.stop(number, points)
+                self.report(number, points)
                 self.end(number, points)
 
     def begin(self, number: int) -> None:
-        """A trial starts."""
+        """Add a running trial."""
         self._known.add(number)
         self._running[number] = self._study.ask()
 
-    def stop(self, number: int, points: Sequence[Point]) -> bool:
-        """Report points of a trial; whether it is to be stopped."""
+    def report(self, number: int, points: Sequence[Point]) -> bool:
+        """Report points of a running trial; return whether to prune it."""
         for step, value in points:
             self._running[number].report(value, step)
         return bool(points) and self._running[number].should_prune()
 
     def end(self, number: int, points: Sequence[Point]) -> None:
-        """A trial is over, with these points."""
+        """End a running trial with its curve; an empty curve means that it failed."""
         trial = self._running.pop(number, None)
         if trial is not None:
             state = TrialState.COMPLETE if points else TrialState.FAIL

@@ -1,4 +1,4 @@
-"""Who proposes the next trial. A proposal follows from the study's seed, the trial's number and what had finished."""
+"""Samplers: a proposal depends on the study's seed, the trial's number and the trials that had finished."""
 
 from __future__ import annotations
 
@@ -18,41 +18,39 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.seeds import generator
 from narrowcast.tuning.space import Space
-from narrowcast.tuning.trial_attributes import counts
+from narrowcast.tuning.trial_record import counts
 
 
 class Sampler(Protocol):
-    """A sampler as a study file names it."""
-
-    of_values: ClassVar[bool]
-    """Whether it models values, not their order, and is to see costs by their logarithm."""
+    """A sampler as `study.sampler` configures it."""
 
     @property
     def kind(self) -> str:
-        """Its name."""
+        """Return the name that picks it in a study file."""
         ...
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """Optuna's, with a seed of its own; raises `UserError` where the space is not for it."""
+        """Return Optuna's sampler for so many objectives; raise `UserError` if it cannot search the space."""
         ...
 
 
-class _Settings(BaseModel):
+class _SamplerFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    of_values: ClassVar[bool] = False
+    log_costs: ClassVar[bool] = False
+    """Whether the sampler models values, not their order, and so is to see costs by their logarithm."""
 
 
-class TPE(_Settings):
+class TPE(_SamplerFields):
     """Tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011; Watanabe 2023)."""
 
     kind: Literal["tpe"] = "tpe"
-    startup_trials: int = Field(10, ge=1, description="drawn at random before the first estimate")
+    startup_trials: int = Field(10, ge=1, description="trials drawn at random before the first estimate")
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """Of several objectives an estimator for each dimension, which found larger fronts, as Optuna's own default is.
+        """Return univariate estimators for several objectives, which found larger fronts, else multivariate ones.
 
-        Of one, an estimator for each set of dimensions that are there together.
+        If the space has conditions, a multivariate estimator is fitted to each group of dimensions that occur together.
         """
         if objectives > 1:
             return TPESampler(n_startup_trials=self.startup_trials, multivariate=False, seed=seed)
@@ -60,72 +58,75 @@ class TPE(_Settings):
         return TPESampler(n_startup_trials=self.startup_trials, group=grouped, multivariate=True, seed=seed)
 
 
-class GP(_Settings):
-    """Bayesian optimisation with a Gaussian process, of costs by their logarithm: a second a trial, for few trials."""
+class GP(_SamplerFields):
+    """Bayesian optimisation with a Gaussian process, which takes about a second per trial; costs by their logarithm."""
 
-    of_values: ClassVar[bool] = True
+    log_costs: ClassVar[bool] = True
     kind: Literal["gp"] = "gp"
     startup_trials: int = Field(10, ge=1)
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """Conditional dimensions are drawn at random."""
+        """Return the sampler; it draws conditional dimensions at random."""
         del space, objectives
         return GPSampler(n_startup_trials=self.startup_trials, warn_independent_sampling=False, seed=seed)
 
 
-class NSGA2(_Settings):
-    """The genetic algorithm for several objectives (Deb et al. 2002)."""
+class NSGA2(_SamplerFields):
+    """NSGA-II, a genetic algorithm for several objectives (Deb et al. 2002)."""
 
     kind: Literal["nsga2"] = "nsga2"
     population: int = Field(20, ge=2)
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """Children are bred once a population is complete."""
+        """Return the sampler; the first population is drawn at random."""
         del space, objectives
         return NSGAIISampler(population_size=self.population, seed=seed)
 
 
-class CMAES(_Settings):
-    """Covariance matrix adaptation, for one objective and numbers; choices are drawn at random (Hansen 2016)."""
+class CMAES(_SamplerFields):
+    """CMA-ES (Hansen 2016), for one objective and numeric dimensions; choices are drawn at random."""
 
     kind: Literal["cma_es"] = "cma_es"
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """One that leaves out trials that were pruned."""
+        """Return the sampler, which ignores pruned trials."""
         del space, objectives
         return CmaEsSampler(warn_independent_sampling=False, seed=seed)
 
 
-class Random(_Settings):
-    """Every trial for itself."""
+class RandomSearch(_SamplerFields):
+    """Independent draws."""
 
     kind: Literal["random"] = "random"
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """Independent draws."""
+        """Return Optuna's random sampler."""
         del space, objectives
         return RandomSampler(seed=seed)
 
 
-class Grid(_Settings):
+class GridSearch(_SamplerFields):
     """Every combination of the space once, in order."""
 
     kind: Literal["grid"] = "grid"
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
-        """The walk through all combinations."""
+        """Return the sampler of all combinations."""
         del seed, objectives
-        return _Walk(space.grid())
+        return _GridSampler(space.grid())
 
 
 SAMPLERS = Registry(
-    "sampler", Sampler, {"tpe": TPE, "gp": GP, "nsga2": NSGA2, "cma_es": CMAES, "random": Random, "grid": Grid}, "tpe"
+    "sampler",
+    Sampler,
+    {"tpe": TPE, "gp": GP, "nsga2": NSGA2, "cma_es": CMAES, "random": RandomSearch, "grid": GridSearch},
+    "tpe",
 )
 AnySampler = Annotated[Sampler, SAMPLERS]
 
 
-class _Walk(BaseSampler):
-    """Gives the n-th trial that counts the n-th combination, whoever asks for it; a retry brings its own."""
+class _GridSampler(BaseSampler):
+    """Give the n-th trial that counts the n-th combination, in whichever process; a retry has fixed parameters."""
 
     def __init__(self, combinations: Sequence[Mapping[str, Any]]) -> None:
         self._combinations = combinations
@@ -145,19 +146,18 @@ class _Walk(BaseSampler):
     ) -> Any:
         del param_distribution
         place = sum(counts(each) for each in study.get_trials(deepcopy=False) if each.number < trial.number)
-        # One trial too many may be asked for by several processes at once; it is given back.
+        # Processes that ask at the same moment may create one trial too many; `StudyClient.ask` voids it.
         return self._combinations[place % len(self._combinations)][param_name]
 
 
-class Keyed(BaseSampler):
-    """Makes a sampler anew for each trial, seeded by its number.
+class PerTrialSeededSampler(BaseSampler):
+    """Make the sampler anew for each trial, seeded by the study's seed and the trial's number.
 
-    A study that is taken up again, or that several processes work on, neither repeats draws nor depends on how far
-    some process's generator had come.
+    So neither a resumed study nor several processes on one study repeat draws, and no draw depends on the state of a
+    process's generator. Objectives marked in `costs` span orders of magnitude.
     """
 
     def __init__(self, settings: Sampler, seed: int, space: Space, costs: Sequence[bool]) -> None:
-        """`costs`: which of the objectives spread over orders of magnitude."""
         self._settings, self._seed, self._space, self._costs = settings, seed, space, costs
         self._sampler = self._make(0)
         self._view: Study | None = None
@@ -171,21 +171,22 @@ class Keyed(BaseSampler):
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Make this trial's sampler, and its view of the study."""
         self._sampler = self._make(trial.number)
-        self._view = _in_decades(study, self._costs) if self._settings.of_values and any(self._costs) else None
+        log_costs = getattr(self._settings, "log_costs", False) and any(self._costs)
+        self._view = _with_log_costs(study, self._costs) if log_costs else None
         self._sampler.before_trial(study, trial)
 
     def _seen(self, study: Study, trial: FrozenTrial) -> tuple[Study, FrozenTrial]:
         return (self._view, self._view.get_trials(deepcopy=False)[trial.number]) if self._view else (study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As the sampler does."""
+        """Return the dimensions that the trial's sampler draws jointly."""
         return self._sampler.infer_relative_search_space(*self._seen(study, trial))
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """As the sampler does."""
-        from narrowcast.platform.threads import one_thread  # and so torch, which `submit` can do without
+        """Draw jointly with the trial's sampler, on one thread."""
+        from narrowcast.platform.threads import one_thread  # imports torch, which `submit` does not need
 
         with one_thread():
             return self._sampler.sample_relative(*self._seen(study, trial), search_space)
@@ -193,16 +194,16 @@ class Keyed(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """As the sampler does."""
+        """Draw one dimension with the trial's sampler."""
         return self._sampler.sample_independent(*self._seen(study, trial), param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """As the sampler does."""
+        """Let the last trial's sampler process the end of a trial."""
         self._sampler.after_trial(study, trial, state, values)
 
 
-def _in_decades(study: Study, costs: Sequence[bool]) -> Study:
-    """The same trials in memory, with costs by their decimal logarithm: what an estimate of them can be fitted to."""
+def _with_log_costs(study: Study, costs: Sequence[bool]) -> Study:
+    """Return a copy of the study in memory whose costs are decimal logarithms."""
     view = create_study(directions=study.directions)
     for trial in study.get_trials(deepcopy=False):
         seen = copy(trial)

@@ -1,4 +1,4 @@
-"""What a study may change of an experiment: ranges and choices by dotted path."""
+"""The search space of a study: ranges and choices by dotted path."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from narrowcast.platform.errors import UserError
 _FIXED = {
     "seed": "the seeds of a trial are study.seeds",
     "name": "trials are named after their study",
-    "backend": "where trials are played is said under study",
+    "backend": "study.backend says where trials run",
     "tracking": "all trials of a study go to one store",
-    "targets": "they do not change a run",
-    "evaluate_every": "trials have to be compared after the same rounds",
-    "checkpoint_every": "it does not change a run",
+    "targets": "they do not affect a run",
+    "evaluate_every": "trials are compared after the same rounds",
+    "checkpoint_every": "it does not affect a run",
 }
 
 
 class _Dimension(BaseModel):
-    """`when` names values of other choices of the space, by path, under which this one is there at all."""
+    """`when` gives the values of other choices, by path, for which the trial has this dimension."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -49,7 +49,7 @@ class _Range(_Dimension):
 
 
 class FloatRange(_Range):
-    """Numbers from `low` to `high`, evenly, or evenly in their logarithm, or in steps."""
+    """Numbers from `low` to `high`, uniform, log-uniform (`log`), or in steps."""
 
     kind: Literal["float"] = "float"
     low: float
@@ -58,16 +58,16 @@ class FloatRange(_Range):
     step: float | None = Field(None, gt=0)
 
     def draw(self, trial: Trial, path: str) -> Any:
-        """The trial's value, as it is stored."""
+        """Draw the trial's value, as Optuna stores it."""
         return trial.suggest_float(path, self.low, self.high, log=self.log, step=self.step)
 
     def probes(self) -> dict[str, Any]:
-        """Values that tell whether the experiment takes all of the range."""
+        """Return values by label which show whether the experiment accepts the whole range."""
         middle = self.low + (self.step or (self.high - self.low) / np.pi)
         return {"low": self.low, "high": self.high, "between": middle}
 
     def grid(self) -> list[Any] | None:
-        """All values; None where they are without end."""
+        """Return all values; None if there are infinitely many."""
         if self.step is None:
             return None
         return [float(f"{self.low + self.step * place:.12g}") for place in range(self._n_steps() + 1)]
@@ -76,7 +76,7 @@ class FloatRange(_Range):
         return round((self.high - self.low) / (self.step or 1))
 
     def value(self, drawn: Any) -> Any:
-        """The experiment's value for what was drawn."""
+        """Return the experiment's value of a stored one."""
         return drawn
 
 
@@ -90,24 +90,24 @@ class IntRange(_Range):
     step: int = Field(1, ge=1)
 
     def draw(self, trial: Trial, path: str) -> Any:
-        """The trial's value, as it is stored."""
+        """Draw the trial's value, as Optuna stores it."""
         return trial.suggest_int(path, self.low, self.high, log=self.log, step=self.step)
 
     def probes(self) -> dict[str, Any]:
-        """Values that tell whether the experiment takes all of the range."""
+        """Return values by label which show whether the experiment accepts the whole range."""
         return {"low": self.low, "high": self.high}
 
     def grid(self) -> list[Any] | None:
-        """All values."""
+        """Return all values."""
         return list(range(self.low, self.high + 1, self.step))
 
     def value(self, drawn: Any) -> Any:
-        """The experiment's value for what was drawn."""
+        """Return the experiment's value of a stored one."""
         return drawn
 
 
 class Choice(_Dimension):
-    """One of several values of any kind, whole sections and lists among them, which may be given names to go by."""
+    """One of several values of any type, also sections and lists, which may be given labels."""
 
     kind: Literal["choice"] = "choice"
     values: dict[str, Any] | tuple[Any, ...] = Field(min_length=1)
@@ -119,26 +119,26 @@ class Choice(_Dimension):
         return self
 
     def _by_label(self) -> dict[Any, Any]:
-        """The values by what Optuna stores of them; a section without a name stands as its JSON."""
+        """Return the values by what Optuna stores: the value or its label; of a section without a label, its JSON."""
         if isinstance(self.values, dict):
             return self.values
         plain = (str, int, float, bool, type(None))
         return {value if isinstance(value, plain) else json.dumps(value): value for value in self.values}
 
     def draw(self, trial: Trial, path: str) -> Any:
-        """The trial's value, as it is stored."""
+        """Draw the trial's value, as Optuna stores it."""
         return trial.suggest_categorical(path, list(self._by_label()))
 
     def probes(self) -> dict[str, Any]:
-        """Values that tell whether the experiment takes all of them."""
+        """Return the values by label, as they are stored."""
         return {f"values[{place}]": label for place, label in enumerate(self._by_label())}
 
     def grid(self) -> list[Any]:
-        """All values, as they are stored."""
+        """Return all values, as they are stored."""
         return list(self._by_label())
 
     def value(self, drawn: Any) -> Any:
-        """The experiment's value for what was drawn."""
+        """Return the experiment's value of a stored one."""
         return self._by_label()[drawn]
 
 
@@ -153,7 +153,7 @@ Dimension = Annotated[
 
 
 class Space:
-    """The dimensions in an order in which each comes after those that it depends on; raises `UserError` without one."""
+    """The dimensions, each after those that it depends on; raise `UserError` if there is no such order."""
 
     def __init__(self, dimensions: Mapping[str, FloatRange | IntRange | Choice]) -> None:
         for path in dimensions:
@@ -165,10 +165,10 @@ class Space:
                 self._check_condition(path, other, wanted)
         left, order = dict(dimensions), list[str]()
         while left:
-            # A section's kind comes before its fields, since setting it starts the section over.
+            # A section's kind comes before its fields, since setting the kind clears the section.
             ready = [path for path in left if not any(other in left for other in self._before(path))]
             if not ready:
-                raise UserError(f"space: the conditions of {', '.join(left)} wait for each other; take one away")
+                raise UserError(f"space: the conditions of {', '.join(left)} depend on each other; remove one")
             order.extend(ready)
             left = {path: dimension for path, dimension in left.items() if path not in ready}
         self.dimensions = {path: dimensions[path] for path in order}
@@ -192,13 +192,13 @@ class Space:
         return [*self.dimensions[path].when, *(each for each in kinds if each != path)]
 
     def active(self, path: str, drawn: Mapping[str, Any]) -> bool:
-        """Whether the conditions of a dimension hold among what was drawn before it."""
+        """Return whether the conditions of a dimension hold among the values drawn before it."""
         return all(
             other in drawn and drawn[other] in _listed(wanted) for other, wanted in self.dimensions[path].when.items()
         )
 
     def draw(self, trial: Trial) -> dict[str, Any]:
-        """What a trial draws, each dimension after those that it depends on."""
+        """Draw a trial's parameters by path."""
         drawn: dict[str, Any] = {}
         for path, dimension in self.dimensions.items():
             if self.active(path, drawn):
@@ -206,17 +206,17 @@ class Space:
         return drawn
 
     def values(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
-        """What the experiment gets, kinds first."""
+        """Return the experiment's values of drawn parameters, kinds before their fields."""
         return {path: each.value(drawn[path]) for path, each in self.dimensions.items() if path in drawn}
 
     def probes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A label and a draw for every end and choice of every dimension, the others at their first."""
+        """Yield a label and parameters for every end and choice of each dimension, the others at their first value."""
         for path, dimension in self.dimensions.items():
             for label, drawn in dimension.probes().items():
                 yield f"space.{path}.{label} = {drawn!r}", self._with(path, drawn)
 
     def _with(self, path: str, drawn: Any) -> dict[str, Any]:
-        """A value of one dimension, those that its conditions ask for, and the first of every other dimension."""
+        """Return parameters with one value, those that its conditions require, and the first of any other."""
         wanted, queue = {path: drawn}, [path]
         while queue:
             for other, values in self.dimensions[queue.pop()].when.items():
@@ -229,11 +229,11 @@ class Space:
         return chosen
 
     def grid(self) -> list[dict[str, Any]]:
-        """Every combination once, as drawn; raises `UserError` where a range has no end of values."""
+        """Return every combination once, as stored; raise `UserError` for an infinite range."""
         for path, dimension in self.dimensions.items():
             if dimension.grid() is None:
                 raise UserError(
-                    f"study.sampler = grid: space.{path} has no end of values; give it a step, or a list of values"
+                    f"study.sampler = grid: space.{path} is a range without steps; give it a step, or a list of values"
                 )
         found: dict[str, dict[str, Any]] = {}
         for combination in product(*(dimension.grid() or [] for dimension in self.dimensions.values())):

@@ -1,10 +1,9 @@
-"""Where a study is kept: a journal file, or any database that Optuna speaks to."""
+"""Storage of a study: a journal file, or any database that Optuna supports."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,13 @@ from typing import Any, cast
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
+from narrowcast.platform.tracking.store_address import hide_password
 
 logger = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -28,20 +28,14 @@ _RETRY_SECONDS = 0.5
 _CONNECT_SECONDS = 5
 
 
-def open_storage(storage: str, patience_seconds: float) -> BaseStorage:
-    """Open a storage by its URL, or a journal file by its path; raises `UserError` where it does not answer."""
+def open_storage(storage: str, timeout_seconds: float) -> BaseStorage:
+    """Open a database by its URL or a journal file by its path, and retry its calls for up to `timeout_seconds`.
+
+    Raise `UserError` if the storage does not answer now.
+    """
     shown = hide_password(storage)
     try:
-        if "://" not in storage:
-            return _patient(_journal(Path(storage)), patience_seconds)
-        arguments = (
-            {"connect_timeout": _CONNECT_SECONDS} if make_url(storage).get_backend_name() == "postgresql" else {}
-        )
-        engine = {"pool_pre_ping": True, "connect_args": arguments}
-        return _patient(
-            optuna.storages.get_storage(RDBStorage(storage, engine_kwargs=engine)),
-            patience_seconds,
-        )
+        return cast(BaseStorage, _RetryingStorage(_connect(storage), timeout_seconds))
     except (ArgumentError, NoSuchModuleError) as error:
         raise UserError(
             f'study.storage = "{shown}" is no database URL; write postgresql://user@host/name, sqlite:///file.db, or '
@@ -57,10 +51,20 @@ def open_storage(storage: str, patience_seconds: float) -> BaseStorage:
         ) from None
 
 
-def _journal(path: Path) -> BaseStorage:
+def _connect(storage: str) -> BaseStorage:
+    if "://" not in storage:
+        return _open_journal(Path(storage))
+    on_postgresql = make_url(storage).get_backend_name() == "postgresql"
+    arguments = {"connect_timeout": _CONNECT_SECONDS} if on_postgresql else {}
+    engine = {"pool_pre_ping": True, "connect_args": arguments}
+    return optuna.storages.get_storage(RDBStorage(storage, engine_kwargs=engine))
+
+
+def _open_journal(path: Path) -> BaseStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
-    backend = JournalFileBackend(str(path))
-    _drop_half_a_line(path, backend)
+    lock = JournalFileSymlinkLock(str(path))
+    backend = JournalFileBackend(str(path), lock_obj=lock)
+    _drop_partial_line(path, lock)
     try:
         return JournalStorage(backend)
     except (ValueError, KeyError, TypeError) as error:
@@ -69,19 +73,16 @@ def _journal(path: Path) -> BaseStorage:
         ) from error
 
 
-def _drop_half_a_line(path: Path, backend: JournalFileBackend) -> None:
-    """Take away what a writer that was killed left of its last line: after more lines Optuna could read none."""
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        with optuna.storages.journal._file.get_lock_file(backend._lock):
-            content = path.read_bytes()  # whoever held the lock has finished its line
-            os.truncate(path, content.rfind(b"\n") + 1)
-
-
-def hide_password(storage: str) -> str:
-    """The URL with `***` in place of its password, wherever that stands."""
-    shown = re.sub(r"//([^/?#:@]*):[^/?#]*@", r"//\1:***@", storage)
-    return re.sub(r"(password=)[^&]*", r"\1***", shown)
+def _drop_partial_line(path: Path, lock: JournalFileSymlinkLock) -> None:
+    """Truncate the partial last line of a killed writer; Optuna cannot read a journal with one in the middle."""
+    if path.read_bytes()[-1:] in (b"", b"\n"):
+        return
+    lock.acquire()
+    try:
+        content = path.read_bytes()  # the holder of the lock has finished its line
+        os.truncate(path, content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
 
 
 def _reason(error: BaseException) -> str:
@@ -92,32 +93,32 @@ def _reason(error: BaseException) -> str:
     return f"{type(cause).__name__}: {lines[0][:160] if lines else ''}".rstrip(": ")
 
 
-class _Patient:
-    """A storage whose every call is made again while the database is down.
+class _RetryingStorage:
+    """A storage whose calls are repeated while the database is down.
 
-    Each call is a transaction. Where one went through and only its answer was lost, the second try finds its work
-    done: what Optuna says of that is for the caller to see.
+    Each call is one transaction. If a call succeeded and only its answer was lost, the repetition finds the work done,
+    and the caller gets Optuna's exception for that.
     """
 
-    def __init__(self, storage: BaseStorage, seconds: float) -> None:
-        self._storage, self._seconds = storage, seconds
+    def __init__(self, storage: BaseStorage, timeout_seconds: float) -> None:
+        self._storage, self._timeout_seconds = storage, timeout_seconds
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._storage, name)
-        return self._patiently(found) if callable(found) else found
+        return self._retrying(found) if callable(found) else found
 
-    def _patiently(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def again(*args: Any, **options: Any) -> Any:
+    def _retrying(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def retry(*args: Any, **options: Any) -> Any:
             began, warned = time.monotonic(), False
             while True:
                 try:
-                    with uninterrupted():  # the storage's own memory of what it wrote must not be cut short
+                    with uninterrupted():  # an interrupt would leave the storage's cache out of step with the database
                         answer = call(*args, **options)
                 except _OUTAGES as error:
-                    if time.monotonic() - began > self._seconds:
+                    if time.monotonic() - began > self._timeout_seconds:
                         raise RunFailed(
-                            f"the study's storage has not answered for {self._seconds:g} s ({_reason(error)}); "
-                            "start it, then give the same command to go on"
+                            f"the study's storage has not answered for {self._timeout_seconds:g} s ({_reason(error)}); "
+                            "start it, then give the same command to continue"
                         ) from None
                     if not warned:
                         logger.warning("the study's storage is down (%s); waiting for it", _reason(error))
@@ -128,8 +129,4 @@ class _Patient:
                     logger.warning("the study's storage answers again")
                 return answer
 
-        return again
-
-
-def _patient(storage: BaseStorage, seconds: float) -> BaseStorage:
-    return cast(BaseStorage, _Patient(storage, seconds))
+        return retry

@@ -1,4 +1,4 @@
-"""A study as one of the processes that work on it sees it: asking for trials, reporting, telling, taking over."""
+"""One process's client of a study in its Optuna storage: ask, report, tell, and retry the trials of dead processes."""
 
 from __future__ import annotations
 
@@ -15,114 +15,109 @@ import psutil
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
-from narrowcast.tuning.pruning import Curve, ScalarPruning
-from narrowcast.tuning.samplers import Keyed
+from narrowcast.tuning.pruning import LearningCurve, OneObjectivePruning
+from narrowcast.tuning.samplers import PerTrialSeededSampler
 from narrowcast.tuning.space import Space
-from narrowcast.tuning.study_settings import StudySettings, amounts
-from narrowcast.tuning.trial_attributes import AMOUNTS, CURVE, LOSSES, OWNER, REASON, RETRY_OF, VOID, counts
+from narrowcast.tuning.study_settings import StudySettings, trial_metrics
+from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, OWNER, REASON, RETRY_OF, VOID, counts
 
-_BEAT_SECONDS = 5.0
-_DIGEST, _BEAT = "digest", "alive:"
+_HEARTBEAT_SECONDS = 5.0
+_DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
+_RETRIES = {"worker": 1, "process": 3}
+"""How often a trial is retried after its worker died, which the trial may have caused, or its whole process died."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A trial to be played."""
+class ProposedTrial:
+    """A trial to run. `params` are by path as Optuna stores them; `Space.values` turns them into experiment values."""
 
     number: int
-    drawn: dict[str, Any]
-    """By path, as it is stored; `Space.values` makes the experiment's values of it."""
+    params: dict[str, Any]
     retry_of: int | None
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a trial came to."""
+class StudyClient:
+    """The trials that this process is running; everything else is in the storage.
 
-    state: str
-    """complete, pruned or failed; lost where it belongs to another process by now."""
-    values: Mapping[str, float]
-
-
-class Ledger:
-    """What this process asked for and has not told yet; everything else stands in the storage.
-
-    Of trials whose worker or process died, each is ended and queued again by whoever notices first, unless that has
-    happened to it too often. Which of two notices first is decided by the storage, in which only one can end a trial.
+    If a worker or a process dies, whichever process notices first ends its trials and queues them again, at most as
+    often as `_RETRIES` allows. The storage lets only one process end a trial, which decides who was first.
     """
 
     def __init__(self, name: str, storage: BaseStorage, settings: StudySettings, space: Space, digest: str) -> None:
-        """Begin the study or join it; raises `UserError` where it was begun with something else to look for."""
-        self._settings, self._space = settings, space
+        """Create the study or join it; raise `UserError` if it was created with another `digest`."""
+        self._storage, self._settings, self._space = storage, settings, space
         directions = list(settings.objectives.values())
         pruner, several = settings.pruner.make(), len(directions) > 1
-        sampler = Keyed(settings.sampler, settings.seed, space, settings.costs)
+        sampler = PerTrialSeededSampler(settings.sampler, settings.seed, space, settings.costs)
         options: dict[str, Any] = {"storage": storage, "sampler": sampler}
         options["pruner"] = NopPruner() if several else pruner
         try:
             self.study = optuna.create_study(study_name=name, directions=directions, **options)
-            self.began = True
+            self.created = True
         except DuplicatedStudyError:
             self.study = optuna.load_study(study_name=name, **options)
-            self.began = False
+            self.created = False
         if self.study.user_attrs.get(_DIGEST, digest) != digest:
             raise UserError(
                 f"the study {name} was begun with another experiment, space or objectives; "
-                "give this one another name (name: or --name), or go on with that one"
+                "give this one another name (name: or --name), or continue that one"
             )
         self.study.set_user_attr(_DIGEST, digest)
-        self._owner = _identity_of_this_process()
+        self._study_id = storage.get_study_id_from_name(name)
+        self._owner = _process_identity()
         self._running: dict[int, Trial] = {}
-        self._curves: dict[int, Curve] = {}
-        self._beaten = 0.0
+        self._curves: dict[int, LearningCurve] = {}
+        self._last_heartbeat = 0.0
         self.n_trials = settings.n_trials(space)
-        on = settings.pruned_on
-        self._scalar = ScalarPruning(pruner, settings.objectives[on]) if several and on is not None else None
+        self._one_objective: OneObjectivePruning | None = None
+        if several and (on := settings.pruned_on) is not None:
+            self._one_objective = OneObjectivePruning(pruner, settings.objectives[on])
 
     def trials(self) -> list[FrozenTrial]:
-        """All of them, in the order of their numbers."""
+        """Return all trials in the order of their numbers."""
         return self.study.get_trials(deepcopy=False)
 
-    def ask(self) -> Asked | None:
-        """The next trial: one to be tried again, or a new one; None where there are enough."""
+    def ask(self) -> ProposedTrial | None:
+        """Return the next trial, a queued retry or a new one; None if there are enough."""
         while True:
             trials = self.trials()
-            waiting = any(trial.state == TrialState.WAITING for trial in trials)
-            if not waiting and sum(map(counts, trials)) >= self.n_trials:
+            queued = any(trial.state == TrialState.WAITING for trial in trials)
+            if not queued and sum(map(counts, trials)) >= self.n_trials:
                 return None
-            self.beat()
-            if self._scalar:
+            self.heartbeat()
+            if self._one_objective:
                 done = (trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED))
-                self._scalar.learn((trial.number, trial.user_attrs.get(CURVE, ())) for trial in done)
-            with uninterrupted():  # so that what was asked for is known to `release`
+                self._one_objective.add_finished((trial.number, trial.user_attrs.get(CURVE, ())) for trial in done)
+            with uninterrupted():  # so that `release` knows every trial that this process has asked for
                 trial = self.study.ask()
                 trial.set_user_attr(OWNER, self._owner)
                 self._running[trial.number] = trial
             place = sum(counts(each) for each in self.trials() if each.number < trial.number)
             if place < self.n_trials:
                 break
-            # Another process asked for the last one at the same moment.
+            # Another process asked for the last trial at the same moment.
             del self._running[trial.number]
             trial.set_user_attr(VOID, "one more than the study asks for")
             self.study.tell(trial, state=TrialState.FAIL)
-        drawn = self._space.draw(trial)
-        on = self._settings.pruner
-        self._curves[trial.number] = Curve(getattr(on, "axis", "rounds"), getattr(on, "every", None))
-        if self._scalar:
-            self._scalar.begin(trial.number)
-        return Asked(trial.number, drawn, trial.user_attrs.get(RETRY_OF))
+        params = self._space.draw(trial)
+        pruner = self._settings.pruner
+        curve = LearningCurve(getattr(pruner, "axis", "rounds"), getattr(pruner, "every", None))
+        self._curves[trial.number] = curve
+        if self._one_objective:
+            self._one_objective.begin(trial.number)
+        return ProposedTrial(trial.number, params, trial.user_attrs.get(RETRY_OF))
 
     def report(self, number: int, row: Mapping[str, Any]) -> bool:
-        """Take an evaluation; whether the trial is to be stopped here, since it is pruned or not ours any more."""
+        """Report an evaluation; return whether to stop the trial, because it is pruned or another process has it."""
         on, trial = self._settings.pruned_on or next(iter(self._settings.objectives)), self._running[number]
-        points = self._curves[number].extend(row, amounts(row)[on])
+        points = self._curves[number].extend(row, trial_metrics(row)[on])
         try:
-            if self._scalar:
-                return self._scalar.stop(number, points)
+            if self._one_objective:
+                return self._one_objective.report(number, points)
             if len(self._settings.objectives) > 1:
                 return False
             for step, value in points:
@@ -131,79 +126,83 @@ class Ledger:
         except UpdateFinishedTrialError:
             return True
 
-    def tell(self, number: int, row: Mapping[str, Any] | None, *, pruned: bool = False, reason: str = "") -> Told:
-        """End a trial with the row of its last evaluation, or without one and the reason for which it failed."""
+    def tell(self, number: int, row: Mapping[str, Any] | None, *, pruned: bool = False, reason: str = "") -> str:
+        """End a trial with its last evaluation, or with None and the reason why it failed.
+
+        Return complete, pruned or failed; or lost, if another process has taken the trial over.
+        """
         trial, points = self._running.pop(number), self._curves.pop(number).points
-        values = amounts(row) if row is not None else {}
-        wanted = [values.get(name, float("nan")) for name in self._settings.objectives]
-        failed = row is None or any(map(math.isnan, wanted))
+        metrics = trial_metrics(row) if row is not None else {}
+        values = [metrics.get(name, float("nan")) for name in self._settings.objectives]
+        failed = row is None or any(map(math.isnan, values))
         if failed and not reason:
             reason = "an objective is not a number"
         state = TrialState.FAIL if failed else TrialState.PRUNED if pruned else TrialState.COMPLETE
-        if self._scalar:
-            self._scalar.end(number, [] if failed else points)
+        if self._one_objective:
+            self._one_objective.end(number, [] if failed else points)
         try:
             if row is not None:
-                trial.set_user_attr(AMOUNTS, {"rounds": row["round"], **values})
-            if self._scalar:
+                trial.set_user_attr(METRICS, {"rounds": row["round"], **metrics})
+            if self._one_objective:
                 trial.set_user_attr(CURVE, points)
             if reason:
                 trial.set_user_attr(REASON, reason)
             if not failed:
                 for name, bound in self._settings.constraints.items():
-                    trial.set_constraint(name, bound.excess(values[name]))
-            self.study.tell(trial, wanted if state == TrialState.COMPLETE else None, state)
+                    trial.set_constraint(name, bound.excess(metrics[name]))
+            self.study.tell(trial, values if state == TrialState.COMPLETE else None, state)
         except (UpdateFinishedTrialError, ValueError):
-            # Either the storage had taken our word before it went down, or another process took the trial over.
+            # The storage had stored this state before it went down, or another process took the trial over.
             stored = self.trials()[number]
             if stored.state != state or VOID in stored.user_attrs:
-                return Told("lost", {})
-        return Told({TrialState.FAIL: "failed"}.get(state, state.name.lower()), values)
+                return "lost"
+        return "failed" if state == TrialState.FAIL else state.name.lower()
 
-    def lose(self, number: int, reason: str) -> None:
-        """Give up a trial whose worker died, and queue it again if that is the first time."""
+    def worker_died(self, number: int, reason: str) -> None:
+        """End a trial whose worker died, and queue it again the first time."""
         self._running.pop(number)
         self._curves.pop(number)
-        if self._scalar:
-            self._scalar.end(number, [])
-        self._take_over(self.trials()[number], reason, "worker")
+        if self._one_objective:
+            self._one_objective.end(number, [])
+        self._end_lost(self.trials()[number], reason, "worker")
 
     def release(self) -> None:
-        """Hand back what is being played, since this process was asked to end; that does not count as a loss."""
+        """End and queue again all trials of this process, which was interrupted; it does not count as a loss."""
         for number in list(self._running):
             self._running.pop(number)
-            self._take_over(self.trials()[number], "interrupted", "signal")
+            self._end_lost(self.trials()[number], "interrupted", "signal")
 
-    def beat(self) -> None:
-        """Say that this process is alive, unless it just did."""
-        if time.monotonic() - self._beaten > _BEAT_SECONDS:
-            self.study.set_user_attr(_BEAT + self._owner, time.time())
-            self._beaten = time.monotonic()
+    def heartbeat(self) -> bool:
+        """Record that this process is alive, unless it did so in the last seconds; return whether it was due."""
+        due = time.monotonic() - self._last_heartbeat > _HEARTBEAT_SECONDS
+        if due:
+            self.study.set_user_attr(_HEARTBEAT + self._owner, time.time())
+            self._last_heartbeat = time.monotonic()
+        return due
 
     def take_over_lost(self) -> list[int]:
-        """End the trials of processes that are gone, and queue them again; their numbers."""
+        """End and queue again the trials of dead processes; return their numbers."""
         attributes = self.study.user_attrs
-        lost = [trial for trial in self._others() if not self._lives(trial, attributes)]
-        return [trial.number for trial in lost if self._take_over(trial, "its process was killed", "process")]
+        lost = [trial for trial in self._running_elsewhere() if not self._is_alive(trial, attributes)]
+        return [trial.number for trial in lost if self._end_lost(trial, "its process was killed", "process")]
 
-    def played_elsewhere(self) -> tuple[int, int]:
-        """How many trials other processes are at work on, and how many nobody has taken yet."""
-        owned = [OWNER in trial.user_attrs for trial in self._others()]
+    def elsewhere(self) -> tuple[int, int]:
+        """Return the numbers of trials that other processes are running, and of running trials without an owner yet."""
+        owned = [OWNER in trial.user_attrs for trial in self._running_elsewhere()]
         return sum(owned), len(owned) - sum(owned)
 
-    def answered_for(self, trial: FrozenTrial) -> bool:
-        """Whether another process that is still alive has played this trial, and so says what came of it."""
+    def is_owned_elsewhere(self, trial: FrozenTrial) -> bool:
+        """Return whether the trial belongs to another live process, which reports its end."""
         owner = trial.user_attrs.get(OWNER)
-        return owner is not None and owner != self._owner and self._lives(trial, self.study.user_attrs)
+        return owner is not None and owner != self._owner and self._is_alive(trial, self.study.user_attrs)
 
-    def _others(self) -> list[FrozenTrial]:
-        return [
-            trial for trial in self.trials() if trial.state == TrialState.RUNNING and trial.number not in self._running
-        ]
+    def _running_elsewhere(self) -> list[FrozenTrial]:
+        running = (trial for trial in self.trials() if trial.state == TrialState.RUNNING)
+        return [trial for trial in running if trial.number not in self._running]
 
-    def _lives(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> bool:
+    def _is_alive(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> bool:
         owner = trial.user_attrs.get(OWNER)
-        if owner is None:  # asked for a moment ago, or the answer to whoever asked was lost
+        if owner is None:  # asked for a moment ago, or the answer to the process that asked was lost
             began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
             return time.time() - began < self._settings.stale_seconds
         if owner == self._owner:
@@ -211,33 +210,29 @@ class Ledger:
         host, pid, started = owner.rsplit(":", 2)
         if host == socket.gethostname():
             return _is_running(int(pid), started)
-        return time.time() - attributes.get(_BEAT + owner, 0.0) < self._settings.stale_seconds
+        return time.time() - attributes.get(_HEARTBEAT + owner, 0.0) < self._settings.stale_seconds
 
-    def _take_over(self, trial: FrozenTrial, reason: str, cause: str) -> bool:
-        storage, losses = self.study._storage, dict(trial.user_attrs.get(LOSSES, {}))
-        retry = losses.get(cause, 0) < RETRIES.get(cause, math.inf)
+    def _end_lost(self, trial: FrozenTrial, reason: str, cause: str) -> bool:
+        """End a lost trial and queue it again if it may be retried; return False if another process was quicker."""
+        losses = dict(trial.user_attrs.get(LOSSES, {}))
+        retry = losses.get(cause, 0) < _RETRIES.get(cause, math.inf)
         losses[cause] = losses.get(cause, 0) + 1
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
         try:
-            # Of a process killed while it drew, the rest is drawn here, with the trial's own seed.
-            self._space.draw(Trial(self.study, trial._trial_id))
+            # If the process was killed while it drew, the rest is drawn here, with the trial's own seed.
+            self._space.draw(Trial(self.study, trial_id))
             if retry:
-                storage.set_trial_user_attr(trial._trial_id, VOID, f"{reason}; tried again")
-            storage.set_trial_user_attr(trial._trial_id, REASON, reason)
-            storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        except UpdateFinishedTrialError:  # its process lived, or another one was quicker
+                self._storage.set_trial_user_attr(trial_id, VOID, f"{reason}; tried again")
+            self._storage.set_trial_user_attr(trial_id, REASON, reason)
+            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+        except UpdateFinishedTrialError:
             return False
         if retry:
-            attributes = {RETRY_OF: trial.number, LOSSES: losses}
-            queued = {"fixed_params": self.trials()[trial.number].params}
-            self.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=attributes, system_attrs=queued))
+            self.study.enqueue_trial(self.trials()[trial.number].params, {RETRY_OF: trial.number, LOSSES: losses})
         return True
 
 
-RETRIES = {"worker": 1, "process": 3}
-"""How often a trial is begun again after its worker died, of which it may be the cause, or its whole process."""
-
-
-def _identity_of_this_process() -> str:
+def _process_identity() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{psutil.Process().create_time():.2f}"
 
 
@@ -249,13 +244,11 @@ def _is_running(pid: int, started: str) -> bool:
         return False
 
 
-def draw_some(settings: StudySettings, space: Space, count: int) -> list[dict[str, Any]]:
-    """What trials may have, without beginning a study: the first trial's values, and others from all over the space."""
-    directions = list(settings.objectives.values())
-    study = optuna.create_study(
-        directions=directions, sampler=Keyed(settings.sampler, settings.seed, space, settings.costs)
-    )
+def draw_without_study(settings: StudySettings, space: Space, count: int) -> list[dict[str, Any]]:
+    """Draw parameters as trials get them, without a stored study: the first trial's, then more from the whole space."""
     if settings.sampler.kind == "grid":
         combinations = space.grid()
-        return [combinations[place * len(combinations) // count] for place in range(count)]
+        return [combinations[index * len(combinations) // count] for index in range(count)]
+    sampler = PerTrialSeededSampler(settings.sampler, settings.seed, space, settings.costs)
+    study = optuna.create_study(directions=list(settings.objectives.values()), sampler=sampler)
     return [space.draw(study.ask()) for _ in range(count)]

@@ -1,9 +1,10 @@
-"""A study file: an experiment, what is sought, and the space of values in which to look for it."""
+"""A study file: an experiment, a study (objectives, sampler, ...), and the space of values to search."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,16 +16,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.experiment import Experiment, build_experiment
 from narrowcast.platform.config import apply_overrides, read_yaml, set_value, validate
-from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
-from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
+from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.runs import packaged
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.study_settings import StudySettings
+from narrowcast.tuning.trial_runner import SharedData
+
+logger = logging.getLogger(__name__)
 
 PACKAGED = files("narrowcast") / "experiments" / "studies"
+_RENAMED = {"retest": "holdout", "patience_seconds": "storage_timeout_seconds", "executor": "backend"}
+"""Keys of `study` in version 0.1, and their names now."""
 
 
 class _Sections(BaseModel):
@@ -38,62 +43,70 @@ class _Sections(BaseModel):
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study file that was read: `experiment` are plain nested values."""
+    """A study file: `values` are its nested plain values, `experiment` those of the whole experiment."""
 
     name: str
     experiment: dict[str, Any]
     settings: StudySettings
     space: Space
-    plain: dict[str, Any]
+    values: dict[str, Any]
     origin: str
 
-    def whole(self, drawn: Mapping[str, Any], **more: Any) -> Experiment:
-        """The experiment with what was drawn, as `narrowcast run` takes it."""
+    def experiment_with(self, params: Mapping[str, Any], **more: Any) -> Experiment:
+        """Return the experiment with a trial's parameters, as `narrowcast run` takes it."""
         chosen = deepcopy(self.experiment)
-        for path, value in self.space.values(drawn).items():
+        for path, value in self.space.values(params).items():
             set_value(chosen, path, deepcopy(value))
         return build_experiment({**chosen, **more}, self.origin)
 
-    def build(self, drawn: Mapping[str, Any], seed: int = 0) -> Experiment:
-        """The same for a worker, with a seed so many further than the file's."""
+    def build(self, params: Mapping[str, Any], seed: int = 0) -> Experiment:
+        """Return the same for a worker, with a seed so many above the file's."""
         seed += int(self.experiment.get("seed", 0))
-        experiment = self.whole(drawn, seed=seed, backend={"kind": "local"})
-        # A worker keeps nothing to go on from, and the last round leaves a state in any case.
+        experiment = self.experiment_with(params, seed=seed, backend={"kind": "local"})
+        # A worker keeps no checkpoint to resume from, and the last round returns a state in any case.
         return experiment.model_copy(update={"checkpoint_every": experiment.rounds})
 
+    def build_seeds(self, params: Mapping[str, Any]) -> tuple[Experiment, ...]:
+        """Return the trial's experiment once for each seed."""
+        return tuple(self.build(params, seed) for seed in range(self.settings.seeds))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the file's values without passwords."""
+        storage = {"storage": hide_password(self.settings.storage)} if self.settings.storage else {}
+        return {**self.values, "study": {**self.values["study"], **storage}}
+
     def digest(self) -> str:
-        """The sha256 of what all who work on the study have to agree on."""
+        """Return the sha256 of what all processes of a study must agree on."""
+        base = self.build({})
         whole = {
-            "experiment": self.build({}).identity() | {"rounds": self.build({}).rounds},
+            "experiment": base.identity() | {"rounds": base.rounds},
             "space": {path: each.model_dump(mode="json") for path, each in self.space.dimensions.items()},
             "study": self.settings.identity(),
         }
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
-    def check(self, data: Dataset) -> None:
-        """Try every end of the space on the experiment; raises `UserError` for the first that it does not take."""
+    def check(self, shared: SharedData) -> None:
+        """Try every end of the space on the experiment; raise `UserError` for the first that it does not accept."""
         base = self.build({})
-        for label, drawn in self.space.probes():
+        for label, params in self.space.probes():
             try:
-                experiment = self.build(drawn)
+                experiment = self.build(params)
                 if experiment.data == base.data:
-                    experiment.task(data)
+                    experiment.task(shared.data)
             except UserError as error:
                 raise UserError(f"{self.origin}: {label}: {str(error).removeprefix(f'{self.origin}: ')}") from error
-        if self.settings.trials_together * self.settings.seeds > 1 and base.schedule.kind != "synchronous":
-            raise UserError(
-                f"{self.origin}: schedule = {base.schedule.kind} is played one run at a time; leave out "
-                "study.trials_together and study.seeds"
-            )
-        task = base.task(data)
-        run = Run(base, base.algorithm, task)
+        run = shared.run_of(base)
         self.settings.check_measured(measure(run, start(run)))
 
 
 def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:
-    """Read a study from a YAML file, or the packaged one of this name; raises `UserError`."""
+    """Read a study from a YAML file, or the packaged one of this name; raise `UserError`."""
     text, origin = packaged.read(name_or_path, PACKAGED, "study")
-    values = read_yaml(text, origin)
+    return build_study(read_yaml(text, origin), origin, overrides)
+
+
+def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> StudyFile:
+    """Validate the nested plain values of a study file, after the overrides; raise `UserError`."""
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
     values.setdefault("name", Path(origin).stem)
@@ -102,16 +115,26 @@ def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:
     for override in overrides:
         if override.startswith("space."):
             raise UserError(f'"{override}": paths in a space have dots themselves; change the space in the file')
+    _rename_keys(values["study"], origin)
     values = apply_overrides(values, overrides)
+    _rename_keys(values["study"], origin)  # of the overrides
     sections = validate(_Sections, values, origin)
     experiment = {**sections.experiment, "name": sections.name}
     space = Space(sections.space)
-    sections.study.n_trials(space)  # a grid has to have an end
+    sections.study.n_trials(space)  # raises for a grid over an infinite range
     return StudyFile(sections.name, experiment, sections.study, space, values, origin)
 
 
+def _rename_keys(study: Any, origin: str) -> None:
+    """Translate the keys of version 0.1, in place."""
+    for former, name in _RENAMED.items():
+        if isinstance(study, dict) and former in study:
+            logger.warning("%s: study.%s is now called study.%s", origin, former, name)
+            study[name] = _merged(study.get(name, {}), study.pop(former))
+
+
 def _experiment(section: Any, origin: str) -> dict[str, Any]:
-    """The values of the section: an experiment's name, or keys and values on top of the `base` that it names."""
+    """Return the values of the section: an experiment's name, or values on top of the `base` that it names."""
     if isinstance(section, str):
         section = {"base": section}
     if not isinstance(section, dict):
@@ -124,7 +147,7 @@ def _experiment(section: Any, origin: str) -> dict[str, Any]:
 
 
 def _merged(base: Any, over: Any) -> Any:
-    """Keys and values on top of others; a section of another kind replaces the one that was there."""
+    """Return values on top of others; a section of another kind replaces the former one."""
     if isinstance(base, str):
         base = {"kind": base}
     if (
@@ -137,5 +160,5 @@ def _merged(base: Any, over: Any) -> Any:
 
 
 def packaged_studies() -> dict[str, str]:
-    """The names of the packaged studies and what their first comment line says of them."""
+    """Return the names of the packaged studies, with the first comment line of each."""
     return packaged.summaries(PACKAGED)

@@ -1,4 +1,4 @@
-"""The figures of a study: PNG files to look at, and one HTML page to move about in."""
+"""The figures of a study: PNG files, and one interactive HTML page."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ from optuna.trial import FrozenTrial, TrialState
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
 from narrowcast.platform.types import FloatArray
-from narrowcast.tuning.space import Choice, Space
-from narrowcast.tuning.study_settings import COSTS, StudySettings
-from narrowcast.tuning.summary import TrialRow, pareto_front
+from narrowcast.tuning.selection import pareto_front
+from narrowcast.tuning.space import Choice
+from narrowcast.tuning.study_file import StudyFile
+from narrowcast.tuning.study_result import is_share
+from narrowcast.tuning.study_settings import COSTS
+from narrowcast.tuning.trial_record import TrialRecord
 
 _FEWEST_FOR_IMPORTANCE = 4
 _MOST_TICKS = 8
 
 
-def draw_study(
-    study: Study, rows: Sequence[TrialRow], settings: StudySettings, space: Space, chosen: TrialRow, folder: Path
-) -> None:
+def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chosen: TrialRecord, folder: Path) -> None:
     """Write the figures of a study in which at least one trial is complete."""
     folder.mkdir(parents=True, exist_ok=True)
+    objectives = file.settings.objectives
     done = [row for row in rows if row.state == "complete"]
     figures: dict[str, Figure | None] = {
-        "history.png": _history(study.study_name, rows, settings.objectives),
-        "parallel.png": _parallel(study.study_name, done, settings.objectives, space, chosen),
-        "importance.png": _importance(study, settings.objectives),
+        "history.png": _history(study.study_name, rows, objectives),
+        "parallel.png": _parallel(study.study_name, done, file, chosen),
+        "importance.png": _importance(study, objectives),
     }
-    if len(settings.objectives) == 2:
-        figures["pareto.png"] = _pareto(study.study_name, done, settings.objectives, chosen)
+    if len(objectives) == 2:
+        figures["pareto.png"] = _pareto(study.study_name, done, objectives, chosen)
     for name, figure in figures.items():
         if figure is not None:
             figure.savefig(folder / name, dpi=150)
-    _page(study, settings.objectives, folder / "study.html")
+    _page(study, objectives, folder / "study.html")
 
 
 def _scaled(name: str, values: FloatArray) -> tuple[FloatArray, str]:
-    """Values in the unit that people read them in, and the axis's label."""
+    """Return values in the unit of their axis, and the axis's label."""
     if name in COSTS:
         unit = axis_unit(BYTE_UNITS if name.endswith("bits") else TIME_UNITS, float(np.max(values, initial=0.0)))
         return (
@@ -55,15 +57,17 @@ def _scaled(name: str, values: FloatArray) -> tuple[FloatArray, str]:
             f"{name.removesuffix('_bits').removesuffix('_seconds').replace('_', ' ')} ({unit.symbol})",
         )
     split, _, metric = name.partition(".")
-    label = {"hr@10": "HR@10", "ndcg@10": "NDCG@10"}.get(metric, metric)
-    return 100 * values, f"{split} {label} (%)"
+    label = f"{split} " + {"hr@10": "HR@10", "ndcg@10": "NDCG@10"}.get(metric, metric)
+    if not is_share(name) or not ((values >= 0) & (values <= 1)).all():
+        return values, label
+    return 100 * values, f"{label} (%)"
 
 
-def _history(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str]) -> Figure | None:
+def _history(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, str]) -> Figure | None:
     figure, axes = new_figure(f"{title}: values by trial", panels=len(objectives))
     for panel, (name, direction) in zip(axes, objectives.items(), strict=True):
-        shown = [row for row in rows if name in row.amounts and row.state in ("complete", "pruned")]
-        values, label = _scaled(name, np.array([row.amounts[name] for row in shown]))
+        shown = [row for row in rows if name in row.metrics and row.state in ("complete", "pruned")]
+        values, label = _scaled(name, np.array([row.metrics[name] for row in shown]))
         number, complete = np.array([row.number for row in shown]), np.array([row.state == "complete" for row in shown])
         panel.scatter(number[complete], values[complete], s=14, color=BLUE, label="complete")
         if not complete.all():
@@ -79,14 +83,14 @@ def _history(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str]
 
 
 def _chosen(choice: Choice, values: Sequence[Any]) -> tuple[FloatArray, list[float], list[str]]:
-    """Where values of a choice stand on an axis from 0 to 1, and its ticks."""
+    """Return the positions of a choice's values on an axis from 0 to 1, and the axis's ticks and labels."""
     labels = choice.grid()
     at = [place / max(1, len(labels) - 1) for place in range(len(labels))]
     return np.array([at[labels.index(value)] for value in values]), at, [str(each)[:24] for each in labels]
 
 
 def _measured(values: Sequence[float], *, log: bool) -> tuple[FloatArray, list[float], list[str]]:
-    """The same for numbers."""
+    """Return the same for numbers."""
     numbers = np.array(values, dtype=np.float64)
     scale = np.log(numbers) if log else numbers
     low, high = float(scale.min()), float(scale.max())
@@ -95,28 +99,27 @@ def _measured(values: Sequence[float], *, log: bool) -> tuple[FloatArray, list[f
     return (scale - low) / ((high - low) or 1), list(np.linspace(0, 1, 4)), shown
 
 
-def _parallel(
-    title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str], space: Space, chosen: TrialRow
-) -> Figure | None:
-    """A line for each complete trial across the dimensions that all of them have, coloured by the first objective."""
-    paths = [path for path in space.dimensions if all(path in row.drawn for row in rows)]
+def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: TrialRecord) -> Figure | None:
+    """Draw a line for each complete trial across the dimensions that all have, coloured by the first objective."""
+    space, objectives = file.space, file.settings.objectives
+    paths = [path for path in space.dimensions if all(path in row.params for row in rows)]
     if not paths or len(rows) < 2:
         return None
     columns = []
     for path in paths:
         dimension = space.dimensions[path]
-        drawn = [row.drawn[path] for row in rows]
+        drawn = [row.params[path] for row in rows]
         if isinstance(dimension, Choice):
             columns.append((path, *_chosen(dimension, drawn)))
         else:
             columns.append((path, *_measured(drawn, log=dimension.log)))
     for name in objectives:
-        values, label = _scaled(name, np.array([row.amounts[name] for row in rows]))
+        values, label = _scaled(name, np.array([row.metrics[name] for row in rows]))
         columns.append((label, *_measured(values.tolist(), log=name in COSTS and bool((values > 0).all()))))
     figure, (axes,) = new_figure(f"{title}: the trials across the space", panels=1)
     figure.set_size_inches(max(7, 1.7 * len(columns)), 4.8)
     first = next(iter(objectives))
-    values, first_label = _scaled(first, np.array([row.amounts[first] for row in rows]))
+    values, first_label = _scaled(first, np.array([row.metrics[first] for row in rows]))
     colours = ScalarMappable(Normalize(float(values.min()), float(values.max())), colormaps["viridis"])
     lines = np.stack([places for _, places, _, _ in columns], axis=1)
     for place in np.argsort(values):
@@ -142,7 +145,7 @@ def _parallel(
 
 
 def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
-    """How much each dimension explains of each objective, by PED-ANOVA (Watanabe et al., IJCAI 2023)."""
+    """Draw the importance of each dimension for each objective, by PED-ANOVA (Watanabe et al., IJCAI 2023)."""
     found = {}
     for column, (name, direction) in enumerate(objectives.items()):
         target = _towards(column, direction) if len(objectives) > 1 else None
@@ -156,7 +159,7 @@ def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
     complete = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
     if not found or complete < _FEWEST_FOR_IMPORTANCE:
         return None
-    figure, axes = new_figure(f"{study.study_name}: what the values matter", panels=len(found))
+    figure, axes = new_figure(f"{study.study_name}: importance of the dimensions", panels=len(found))
     for panel, (name, values), colour in zip(axes, found.items(), (BLUE, GREEN, ORANGE, BLACK), strict=False):
         paths = list(values)[::-1]
         panel.barh(paths, [100 * values[path] for path in paths], color=colour)
@@ -166,24 +169,24 @@ def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
 
 
 def _towards(column: int, direction: str) -> Callable[[FrozenTrial], float]:
-    """One of several objectives, turned so that less is better, as PED-ANOVA takes it and warns at every call."""
+    """Return one of several objectives, negated if maximised: PED-ANOVA takes lower as better."""
     sign = -1 if direction == "maximize" else 1
     return lambda trial: sign * trial.values[column]
 
 
-def _pareto(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str], chosen: TrialRow) -> Figure | None:
-    """All complete trials, the front and the chosen point; a cost stands on a logarithmic axis below."""
+def _pareto(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, str], chosen: TrialRecord) -> Figure:
+    """Draw all complete trials, the front and the chosen trial; a cost is on the horizontal, logarithmic axis."""
     first, second = objectives
     down, across = (first, second) if second in COSTS else (second, first)
     front = pareto_front(rows, objectives)
     figure, (axes,) = new_figure(f"{title}: {len(front)} of {len(rows)} trials on the Pareto front", panels=1)
-    x, x_label = _scaled(across, np.array([row.amounts[across] for row in rows]))
-    y, y_label = _scaled(down, np.array([row.amounts[down] for row in rows]))
+    x, x_label = _scaled(across, np.array([row.metrics[across] for row in rows]))
+    y, y_label = _scaled(down, np.array([row.metrics[down] for row in rows]))
     place = {row.number: index for index, row in enumerate(rows)}
     feasible = np.array([row.feasible for row in rows])
     axes.scatter(x[feasible], y[feasible], s=16, color="0.65", label="trial")
     if not feasible.all():
-        axes.scatter(x[~feasible], y[~feasible], s=18, color=ORANGE, marker="x", label="breaks a constraint")
+        axes.scatter(x[~feasible], y[~feasible], s=18, color=ORANGE, marker="x", label="violates a constraint")
     on_front = sorted((place[row.number] for row in front), key=lambda index: x[index])
     axes.plot(x[on_front], y[on_front], "o-", color=BLUE, markersize=5, linewidth=1.2, label="Pareto front")
     if chosen.number in place:
@@ -200,7 +203,7 @@ def _pareto(title: str, rows: Sequence[TrialRow], objectives: Mapping[str, str],
 
 
 def _page(study: Study, objectives: Mapping[str, str], path: Path) -> None:
-    """All of Optuna's figures on one page, which works without a network."""
+    """Write all of Optuna's figures on one page that needs no network."""
     several = len(objectives) > 1
     pictures: list[Any] = []
     with warnings.catch_warnings():

@@ -1,97 +1,132 @@
-"""What a study came to: `result.json`, the metrics of its MLflow run, and what is said where nothing came of it."""
+"""The result of a study, and its words, table cells and metrics."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.tuning.holdout import Retested
-from narrowcast.tuning.study_progress import settings_line, shown
-from narrowcast.tuning.summary import TrialRow
+from narrowcast.platform.tracking.metric_direction import lower_is_better
+from narrowcast.platform.tracking.units import format_bits, format_percent, format_seconds
+from narrowcast.tuning.study_settings import COSTS
+from narrowcast.tuning.trial_record import TrialRecord
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
+    from narrowcast.tuning.holdout import HoldoutEvaluation
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study came to; `tested` is empty where other processes are still at it."""
+    """The result of a study: `best_trials`, the chosen one first, and the Pareto `front` of several objectives.
 
-    rows: Sequence[TrialRow]
-    best: Sequence[TrialRow]
-    front: Sequence[TrialRow]
-    tested: Sequence[Retested]
-    elsewhere: int
-    files: Sequence[Path]
+    `elsewhere` counts trials that other processes are still running; there are no hold-out evaluations before they end.
+    """
+
+    folder: Path
+    records: Sequence[TrialRecord]
+    best_trials: Sequence[TrialRecord] = ()
+    front: Sequence[TrialRecord] = ()
+    holdout: Sequence[HoldoutEvaluation] = ()
+    elsewhere: int = 0
+    files: Sequence[Path] = field(default_factory=tuple)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """Return the chosen trial; `best.yaml` in the folder is its experiment."""
+        return self.best_trials[0] if self.best_trials else None
+
+    @property
+    def trials(self) -> DataFrame:
+        """Return all trials, a row each: number, state, rounds, ..., then parameters and metrics by name."""
+        from pandas import DataFrame
+
+        rows = []
+        for each in self.records:
+            plain = {name: value for name, value in vars(each).items() if name not in ("params", "metrics")}
+            rows.append({**plain, **each.params, **each.metrics})
+        return DataFrame(rows)
+
+    def metrics(self, objectives: Sequence[str], wall_seconds: float) -> dict[str, float]:
+        """Return the metrics of the study's own MLflow run."""
+        states = Counter(each.state for each in self.records)
+        metrics = {f"trials_{state}": float(count) for state, count in states.items()}
+        metrics |= {"rounds_run": float(sum(each.rounds for each in self.records)), "wall_seconds": wall_seconds}
+        if self.best is not None:
+            metrics |= {f"best.{name}": self.best.metrics[name] for name in objectives}
+            metrics["best.trial"] = float(self.best.number)
+        if self.holdout:
+            metrics |= {f"best.{name}": value for name, value in self.holdout[0].means().items()}
+        return metrics
+
+    def plain(self, storage: str, wall_seconds: float) -> dict[str, Any]:
+        """Return the contents of `result.json`."""
+        return {
+            "name": self.folder.name,
+            "storage": storage,
+            "trials": dict(Counter(each.state for each in self.records)),
+            "rounds_run": sum(each.rounds for each in self.records),
+            "wall_seconds": wall_seconds,
+            "chosen": self.best.number if self.best else None,
+            "best": [_plain(each) for each in self.best_trials],
+            "pareto_front": [_plain(each) for each in self.front],
+            "holdout": [each.plain() for each in self.holdout],
+        }
+
+    def note(self, objectives: Mapping[str, str]) -> str:
+        """Return the description of the study for its page in MLflow, in Markdown."""
+        states = Counter(each.state for each in self.records)
+        sought = " and ".join(f"{name} ({direction})" for name, direction in objectives.items())
+        lines = [
+            f"A study of {sought}: {', '.join(f'{count} {state}' for state, count in states.items())} trials. "
+            "Its figures are under Artifacts, in `plots`; `best.yaml` there is the experiment of the chosen trial."
+        ]
+        if self.best is not None:
+            reached = ", ".join(f"{name} {format_metric(name, self.best.metrics[name])}" for name in objectives)
+            lines.append(f"Chosen: **trial {self.best.number}** with {reached}; `{format_params(self.best.params)}`")
+        if self.holdout:
+            first = self.holdout[0]
+            on_test = ", ".join(f"{name} {format_metric(name, value)}" for name, value in first.means().items())
+            lines.append(f"Hold-out evaluation with {len(first.seeds)} new seeds: {on_test} on average.")
+        return "\n\n".join(lines)
 
 
-def write_result(
-    folder: Path,
-    objectives: Iterable[str],
-    storage: str,
-    rows: Sequence[TrialRow],
-    result: StudyResult | None,
-    wall_seconds: float,
-) -> dict[str, float]:
-    """Write `result.json`, of a study that failed too; what of it goes to the parent run as metrics."""
-    states = Counter(row.state for row in rows)
-    rounds = sum(row.rounds for row in rows)
-    metrics: dict[str, float] = {f"trials_{state}": float(count) for state, count in states.items()}
-    metrics |= {"rounds_played": float(rounds), "wall_seconds": wall_seconds}
-    chosen = result.best[0] if result and result.best else None
-    if chosen is not None:
-        metrics |= {f"best.{name}": chosen.amounts[name] for name in objectives} | {"best.trial": float(chosen.number)}
-    if result and result.tested:
-        metrics |= {f"best.{name}": value for name, value in result.tested[0].means().items()}
-    content = {
-        "name": folder.name,
-        "storage": storage,
-        "trials": dict(states),
-        "rounds_played": rounds,
-        "wall_seconds": wall_seconds,
-        "chosen": chosen.number if chosen else None,
-        "best": [_plain(row) for row in result.best] if result else [],
-        "pareto_front": [_plain(row) for row in result.front] if result else [],
-        "tested": [each.plain() for each in result.tested] if result else [],
-    }
-    write_atomically(folder / "result.json", json.dumps(content, indent=2).encode())
-    return metrics
+def _plain(trial: TrialRecord) -> dict[str, Any]:
+    return {"trial": trial.number, "values": trial.params, **trial.metrics}
 
 
-def in_words(objectives: Mapping[str, str], rows: Sequence[TrialRow], result: StudyResult | None) -> str:
-    """What the page of the study's run in MLflow says of it, in Markdown."""
-    states = Counter(row.state for row in rows)
-    lines = [
-        f"A study that looks for {' and '.join(f'{name} ({direction})' for name, direction in objectives.items())}: "
-        + ", ".join(f"{count} {state}" for state, count in states.items())
-        + " trials. Its figures are under Artifacts, in `plots`; `best.yaml` there is what `narrowcast run` takes."
-    ]
-    if result and result.best:
-        chosen = result.best[0]
-        reached = ", ".join(f"{name} {shown(name, chosen.amounts[name])}" for name in objectives)
-        lines.append(f"Chosen: **trial {chosen.number}** with {reached}; `{settings_line(chosen.drawn)}`")
-    if result and result.tested:
-        first = result.tested[0]
-        on_test = ", ".join(f"{name} {shown(name, value)}" for name, value in first.means().items())
-        lines.append(f"Played again with {len(first.seeds)} new seeds: {on_test} on average.")
-    return "\n\n".join(lines)
-
-
-def _plain(row: TrialRow) -> dict[str, Any]:
-    return {"trial": row.number, "values": row.drawn, **row.amounts}
-
-
-def why_none(name: str, rows: Sequence[TrialRow]) -> str:
-    """What to say of a study in which no trial is complete."""
-    states = Counter(row.state for row in rows if row.state != "lost")
-    reasons = Counter(row.reason for row in rows if row.state == "failed")
+def why_no_trial_is_complete(name: str, trials: Sequence[TrialRecord]) -> str:
+    """Return the error message of a study without a complete trial."""
+    states = Counter(trial.state for trial in trials if trial.state != "lost")
+    reasons = Counter(trial.reason for trial in trials if trial.state == "failed")
     if set(states) == {"failed"}:
         reason, times = reasons.most_common(1)[0]
         return (
-            f"all {states['failed']} trials of {name} failed, {times} of them so: {reason}; "
+            f"all {states['failed']} trials of {name} failed, {times} of them with: {reason}; "
             "narrow the space, and give the study another name"
         )
     counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
-    return f"{name}: no trial came to its end ({counted}); give it more trials or time, or a milder pruner"
+    return f"{name}: no trial is complete ({counted}); allow more trials or time, or use a milder pruner"
+
+
+def is_share(name: str) -> bool:
+    """Return whether a metric is a share between 0 and 1, shown in percent; costs and losses are not."""
+    return name not in COSTS and not lower_is_better(name)
+
+
+def format_metric(name: str, value: float) -> str:
+    """Return a metric or cost with its unit."""
+    if name in COSTS:
+        return format_bits(value) if name.endswith("bits") else format_seconds(value)
+    return format_percent(value) if is_share(name) and 0 <= value <= 1 else f"{value:.4g}"
+
+
+def format_params(params: Mapping[str, Any]) -> str:
+    """Return parameters in one line, each under the last part of its path."""
+    return " ".join(
+        f"{path.rpartition('.')[2]}={value:.4g}" if isinstance(value, float) else f"{path.rpartition('.')[2]}={value}"
+        for path, value in params.items()
+    )

@@ -1,4 +1,4 @@
-"""The trials of a study as a worker plays them: together, in lockstep, handing on each evaluation."""
+"""Trials as a worker runs them: several together, with a message after each evaluation."""
 
 from __future__ import annotations
 
@@ -7,135 +7,128 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from narrowcast.experiment import Experiment
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.contracts import Dataset, KeepsSecrets
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.rounds import Rounds, lockstep, rounds
+from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
 
-# Spent so far, beside what an evaluation measures.
 _KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "simulated_seconds")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A trial: the experiment with its values, once for each seed. Test metrics are left out unless asked for."""
+class TrialSpec:
+    """A trial to run: its experiment once for each seed. Test metrics are dropped unless `on_test`."""
 
     key: int
     experiments: tuple[Experiment, ...]
-    tested: bool = False
+    on_test: bool = False
 
 
 @dataclass(frozen=True)
-class Jobs:
-    """What a worker plays at once; `budget` is by column of a round's row."""
+class TrialBatch:
+    """Trials that a worker runs together; `budget` is the most a trial may spend, by column of its rounds."""
 
-    jobs: tuple[Job, ...]
+    trials: tuple[TrialSpec, ...]
     budget: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Step:
-    """An evaluation of a trial: a row of means over its seeds, and each seed's own; or why there is none."""
+class Evaluation:
+    """An evaluation of a trial: its row, averaged over the seeds; or None and the reason why the trial failed."""
 
     key: int
     row: dict[str, Any] | None
-    seeds: tuple[dict[str, Any], ...] = ()
-    over: bool = False
+    is_last: bool = False
     failed: str = ""
     model_sha256: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Shared:
-    """The data set, and the source that it was read from."""
+class SharedData:
+    """The data set that all workers share, and the source that it was read from."""
 
     source: Any
     data: Dataset
 
+    def run_of(self, experiment: Experiment) -> Run:
+        """Return the run of an experiment; raise `UserError` if its parts do not fit together."""
+        task = experiment.task(self.data if experiment.data == self.source else experiment.data.load())
+        return Run(experiment, experiment.secured_algorithm, task)
 
-def play_jobs(jobs: Jobs, shared: Shared) -> Generator[list[Step], Collection[int], None]:
-    """Play trials and yield a list of steps after every round with an evaluation; ends those whose keys are sent."""
+
+def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluation], Collection[int], None]:
+    """Run trials and yield the evaluations of each round that has any; trials whose keys are sent back are stopped."""
     runs: list[Run] = []
-    places: dict[int, list[int]] = {}
-    failed = []
-    for job in jobs.jobs:
+    running: dict[int, tuple[TrialSpec, list[int]]] = {}
+    for trial in batch.trials:
         try:
-            made = [_run(experiment, shared) for experiment in job.experiments]
-        except UserError as error:  # values that are fine one by one and not together
-            failed.append(Step(job.key, None, failed=str(error)))
+            made = [shared.run_of(experiment) for experiment in trial.experiments]
+        except UserError as error:  # values that are valid one by one but not together
+            yield [Evaluation(trial.key, None, failed=str(error))]
             continue
-        places[job.key] = list(range(len(runs), len(runs) + len(made)))
+        running[trial.key] = trial, list(range(len(runs), len(runs) + len(made)))
         runs += made
-    if failed:
-        yield failed
     seconds = [0.0] * len(runs)
-    loop: Rounds = _alone(runs[0]) if len(runs) == 1 else lockstep(runs)
+    rounds = _rounds_of(runs)
     ended: set[int] = set()
-    while True:
-        try:
-            outcomes = loop.send(ended or None)
-        except StopIteration:
-            return
-        for place, outcome in outcomes.items():
-            seconds[place] += outcome.wall_seconds if isinstance(outcome, Outcome) else 0.0
-        steps = []
-        for key, its_places in places.items():
-            if its_places[0] in outcomes:
-                its_outcomes, its_seconds = (
-                    [outcomes[each] for each in its_places],
-                    [seconds[each] for each in its_places],
-                )
-                step = _step(jobs, key, [runs[each] for each in its_places], its_outcomes, its_seconds)
-                steps += [step] if step else []
-        stopped = (yield steps) if steps else ()
-        over = {step.key for step in steps if step.over or step.failed} | set(stopped)
-        ended = {place for key in over for place in places[key]}
-        places = {key: its_places for key, its_places in places.items() if key not in over}
-        if not places:
-            loop.close()
-            return
+    while running:
+        outcomes = rounds.send(ended or None)
+        for index, outcome in outcomes.items():
+            seconds[index] += outcome.wall_seconds if isinstance(outcome, Outcome) else 0.0
+        evaluations = []
+        for trial, indices in running.values():
+            ran = [(runs[index], outcomes[index], seconds[index]) for index in indices]
+            if evaluation := _evaluation(trial, batch.budget, ran):
+                evaluations.append(evaluation)
+        stopped = (yield evaluations) if evaluations else ()
+        over = {each.key for each in evaluations if each.is_last or each.failed} | set(stopped)
+        ended = {index for key in over for index in running.pop(key)[1]}
+    rounds.close()
 
 
-def _run(experiment: Experiment, shared: Shared) -> Run:
-    task = experiment.task(shared.data if experiment.data == shared.source else experiment.data.load())
-    return Run(experiment, experiment.algorithm, task)
-
-
-def _alone(run: Run) -> Rounds:
+def _rounds_of(runs: Sequence[Run]) -> Rounds:
+    """Run in lockstep, or under secure aggregation in turn, a round each, with a key store for each run."""
+    if not any(isinstance(run.algorithm, KeepsSecrets) for run in runs):
+        yield from lockstep(runs)
+        return
+    running = {index: LocalBackend().run(run, start(run)) for index, run in enumerate(runs)}
     try:
-        for outcome in rounds(run, LocalExecutor(run)):
-            yield {0: outcome}
-    except RunFailed as error:
-        yield {0: error}
+        while running:
+            outcomes: dict[int, Outcome | RunFailed] = {}
+            for index, rounds in running.items():
+                try:
+                    outcomes[index] = next(rounds)
+                except (RunFailed, UserError) as error:
+                    outcomes[index] = RunFailed(str(error))
+            for index in (yield outcomes) or ():
+                running.pop(index).close()
+    finally:
+        for rounds in running.values():
+            rounds.close()
 
 
-def _step(
-    jobs: Jobs,
-    key: int,
-    runs: Sequence[Run],
-    outcomes: Sequence[Outcome | RunFailed],
-    seconds: Sequence[float],
-) -> Step | None:
-    """What a round came to for a trial; None where nothing was measured."""
+def _evaluation(
+    trial: TrialSpec, budget: Mapping[str, float], ran: Sequence[tuple[Run, Outcome | RunFailed, float]]
+) -> Evaluation | None:
+    """Return the evaluation of a trial from its runs, their outcomes and seconds; None without any metrics."""
     rows: list[dict[str, Any]] = []
     digests: list[str] = []
-    tested = next(job.tested for job in jobs.jobs if job.key == key)
-    for run, outcome, spent in zip(runs, outcomes, seconds, strict=True):
+    for run, outcome, seconds in ran:
         if isinstance(outcome, RunFailed):
-            return Step(key, None, failed=str(outcome))
+            return Evaluation(trial.key, None, failed=str(outcome))
         if not outcome.metrics:
             return None
         record = asdict(outcome.record)
-        # What is tuned is chosen on validation: nobody sees what it would have scored on test.
-        metrics = {name: value for name, value in outcome.metrics.items() if tested or not name.startswith("test.")}
-        rows.append({**{name: record[name] for name in _KEPT}, "wall_seconds": spent, **metrics})
+        # Trials are selected on validation, so their test metrics are dropped here, where they are measured.
+        kept = {name: value for name, value in outcome.metrics.items() if trial.on_test or not name.startswith("test.")}
+        rows.append({**{name: record[name] for name in _KEPT}, "wall_seconds": seconds, **kept})
         if outcome.state is not None:
             digests.append(model_sha256(run.algorithm, outcome.state))
-    mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-    row = {**mean, "round": rows[0]["round"]}
-    spent_all = any(row[column] >= limit for column, limit in jobs.budget.items())
-    over = row["round"] == runs[0].plan.rounds or spent_all
-    return Step(key, row, tuple(rows), over, "", tuple(digests) if over else ())
+    row = {name: sum(each[name] for each in rows) / len(rows) for name in rows[0]} | {"round": rows[0]["round"]}
+    spent = any(row[column] >= limit for column, limit in budget.items())
+    is_last = spent or row["round"] == ran[0][0].plan.rounds
+    return Evaluation(trial.key, row, is_last, model_sha256=tuple(digests) if is_last else ())

@@ -31,8 +31,9 @@ class Tracking(BaseModel):
 
 
 def hide_password(uri: str) -> str:
-    """The URI with `***` in place of what stands before its @."""
-    return re.sub(r"//[^/?#]*@", f"//{HIDDEN}@", uri, count=1)
+    """Return the URI, or a text with URIs, with `***` in place of users and passwords."""
+    shown = re.sub(r"//[^/?#\s]*@", f"//{HIDDEN}@", uri)
+    return re.sub(r"(password=)[^&\s]*", rf"\1{HIDDEN}", shown)
 
 
 def is_hidden(uri: str) -> bool:

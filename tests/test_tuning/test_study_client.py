@@ -11,12 +11,12 @@ from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
 from narrowcast.platform.errors import UserError
-from narrowcast.tuning.pruning import Curve
+from narrowcast.tuning.pruning import LearningCurve
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
-from narrowcast.tuning.study_client import Asked, Ledger
+from narrowcast.tuning.study_client import ProposedTrial, StudyClient
 from narrowcast.tuning.study_settings import StudySettings
-from narrowcast.tuning.trial_attributes import OWNER
+from narrowcast.tuning.trial_record import OWNER
 
 SPACE = {
     "rate": {"kind": "float", "low": 0.01, "high": 1, "log": True},
@@ -32,8 +32,8 @@ def space(dimensions: dict[str, Any] | None = None) -> Space:
     return Space(TypeAdapter(dict[str, Dimension]).validate_python(dimensions or SPACE))
 
 
-def ledger(path: Path, settings: dict[str, Any], dimensions: dict[str, Any] | None = None) -> Ledger:
-    return Ledger("s", open_storage(str(path), 5), StudySettings(**settings), space(dimensions), "digest")
+def client(path: Path, settings: dict[str, Any], dimensions: dict[str, Any] | None = None) -> StudyClient:
+    return StudyClient("s", open_storage(str(path), 5), StudySettings(**settings), space(dimensions), "digest")
 
 
 def row(round_index: int, accuracy: float, bits: float = 100.0) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def row(round_index: int, accuracy: float, bits: float = 100.0) -> dict[str, Any
     return {"round": round_index, "validation.accuracy": accuracy, **spent}
 
 
-def play(one: Ledger, asked: Asked, rounds: int = 4) -> str:
-    """Rank serves accuracy and costs bits; whether the trial was pruned is up to the ledger."""
-    quality = asked.drawn["rank"] / 8
+def run(one: StudyClient, asked: ProposedTrial, rounds: int = 4) -> str:
+    """Rank serves accuracy and costs bits; the client decides whether the trial is pruned."""
+    quality = asked.params["rank"] / 8
     for index in range(1, rounds + 1):
-        now = row(index, quality * index / rounds, 100 * asked.drawn["rank"])
+        now = row(index, quality * index / rounds, 100 * asked.params["rank"])
         if one.report(asked.number, now):
-            return one.tell(asked.number, now, pruned=True).state
-    return one.tell(asked.number, now).state
+            return one.tell(asked.number, now, pruned=True)
+    return one.tell(asked.number, now)
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -58,12 +58,12 @@ def test_every_sampler_proposes_the_same_twice_and_after_a_pause(tmp_path: Path,
     drawn: dict[str, list[dict[str, Any]]] = {}
     for name in ("whole", "paused"):
         drawn[name] = []
-        one = ledger(tmp_path / name, settings)
+        one = client(tmp_path / name, settings)
         while (asked := one.ask()) is not None:
-            drawn[name].append(asked.drawn)
-            play(one, asked)
+            drawn[name].append(asked.params)
+            run(one, asked)
             if name == "paused":
-                one = ledger(tmp_path / name, settings)
+                one = client(tmp_path / name, settings)
     assert drawn["whole"] == drawn["paused"]
     assert len(drawn["whole"]) == 14
     assert all(("bits" in each) == (each["kind"] == "coded") for each in drawn["whole"])
@@ -76,74 +76,74 @@ def test_a_gaussian_process_is_of_the_logarithm_of_a_cost(tmp_path: Path, same: 
     """A cost squared is the same to it, since its logarithm is only doubled; one that is shifted is not."""
     settings, drawn = {**TWO, "sampler": "gp"}, []
     for name in ("plain", "other"):
-        one = ledger(tmp_path / name, settings)
+        one = client(tmp_path / name, settings)
         for _ in range(10):
             asked = one.ask()
             assert asked is not None
-            quality, cost = asked.drawn["rate"] * asked.drawn["rank"], 10 ** (4 * asked.drawn["rate"])
+            quality, cost = asked.params["rate"] * asked.params["rank"], 10 ** (4 * asked.params["rate"])
             spent = cost if name == "plain" else cost**2 if same else cost + 1e6
             one.tell(asked.number, row(1, quality, spent))
         proposed = one.ask()
         assert proposed is not None
-        drawn.append(proposed.drawn)
+        drawn.append(proposed.params)
     assert (drawn[0]["rate"] == pytest.approx(drawn[1]["rate"], rel=1e-3)) == same
 
 
 def test_two_processes_walk_a_grid_once(tmp_path: Path) -> None:
     grid = {name: SPACE[name] for name in ("rank", "kind", "bits")}
     settings = {**ONE, "trials": None, "sampler": "grid"}
-    both = [ledger(tmp_path / "s", settings, grid) for _ in range(2)]
+    both = [client(tmp_path / "s", settings, grid) for _ in range(2)]
     assert both[0].n_trials == 8 * 3  # plain, and coded with two numbers of bits
     found = []
     while asked := [(one, trial) for one in both if (trial := one.ask()) is not None]:
         for one, trial in asked:
-            found.append(tuple(sorted(trial.drawn.items())))
-            play(one, trial)
+            found.append(tuple(sorted(trial.params.items())))
+            run(one, trial)
     assert len(found) == len(set(found)) == 24
     assert sum(trial.state == TrialState.COMPLETE for trial in both[0].trials()) == 24
 
 
 def test_a_lost_worker_is_made_up_for_once(tmp_path: Path) -> None:
-    one = ledger(tmp_path / "s", {**ONE, "trials": 2})
+    one = client(tmp_path / "s", {**ONE, "trials": 2})
     first = one.ask()
     assert first is not None
-    one.lose(first.number, "gone")
+    one.worker_died(first.number, "gone")
     again = one.ask()
     assert again is not None
-    assert (again.drawn, again.retry_of) == (first.drawn, first.number)
-    one.lose(again.number, "gone")
+    assert (again.params, again.retry_of) == (first.params, first.number)
+    one.worker_died(again.number, "gone")
     last = one.ask()
     assert last is not None
     assert last.retry_of is None
-    play(one, last)
+    run(one, last)
     assert one.ask() is None
     assert [trial.state.name for trial in one.trials()] == ["FAIL", "FAIL", "COMPLETE"]
 
 
 @pytest.mark.parametrize("had", [0, 1, 3])
 def test_what_was_lost_while_it_was_drawn_is_drawn_to_its_end_and_tried_again(tmp_path: Path, had: int) -> None:
-    one = ledger(tmp_path / "s", {**ONE, "trials": 1})
+    one = client(tmp_path / "s", {**ONE, "trials": 1})
     trial = one.study.ask()
     trial.set_user_attr(OWNER, f"{socket.gethostname()}:1:0.00")  # no process of this number began then
     before = {path: space().dimensions[path].draw(trial, path) for path in list(space().dimensions)[:had]}
     assert one.take_over_lost() == [0]
     retry = one.ask()
     assert retry is not None
-    assert one.trials()[0].params == retry.drawn == {**retry.drawn, **before}
+    assert one.trials()[0].params == retry.params == {**retry.params, **before}
     assert retry.retry_of == 0
-    assert set(retry.drawn) >= {"rate", "rank", "kind"}
+    assert set(retry.params) >= {"rate", "rank", "kind"}
 
 
 def test_what_another_process_took_over_is_not_told_twice(tmp_path: Path) -> None:
-    one, other = (ledger(tmp_path / "s", {**ONE, "trials": 1}) for _ in range(2))
+    one, other = (client(tmp_path / "s", {**ONE, "trials": 1}) for _ in range(2))
     asked = one.ask()
     assert asked is not None
-    assert other.take_over_lost() == [0]  # to the other ledger of this process, which did not ask for it, it is lost
+    assert other.take_over_lost() == [0]  # to the other client of this process, which did not ask for it, it is lost
     assert one.report(0, row(1, 0.5))
-    assert one.tell(0, row(1, 0.5)).state == "lost"
+    assert one.tell(0, row(1, 0.5)) == "lost"
     retry = other.ask()
     assert retry is not None
-    assert play(other, retry) == "complete"
+    assert run(other, retry) == "complete"
     assert one.ask() is None
 
 
@@ -162,10 +162,10 @@ def test_pruners_spare_the_best_of_one_objective_and_of_two(
     tmp_path: Path, pruner: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     on = {"on": "validation.accuracy"} if settings is TWO else {}
-    one = ledger(tmp_path / "s", {**settings, "sampler": "random", "pruner": {**pruner, **on}, "trials": 20})
+    one = client(tmp_path / "s", {**settings, "sampler": "random", "pruner": {**pruner, **on}, "trials": 20})
     states = {}
     while (asked := one.ask()) is not None:
-        states[asked.number] = (play(one, asked), asked.drawn["rank"])
+        states[asked.number] = (run(one, asked), asked.params["rank"])
     ranks = {state: [rank for each, rank in states.values() if each == state] for state in ("complete", "pruned")}
     assert ranks["pruned"]
     assert max(ranks["complete"]) == max(rank for _, rank in states.values())
@@ -173,7 +173,7 @@ def test_pruners_spare_the_best_of_one_objective_and_of_two(
 
 
 def test_a_curve_over_bits_holds_what_was_known() -> None:
-    curve = Curve("uplink_bits", 100)
+    curve = LearningCurve("uplink_bits", 100)
     assert curve.extend(row(1, 0.1, 150), 0.1) == [(1, 0.1)]  # nothing was known at 100 bits but this
     assert curve.extend(row(2, 0.3, 150), 0.3) == [(2, 0.1), (3, 0.3)]
     assert curve.extend(row(3, 0.5, 105), 0.5) == []
@@ -181,17 +181,17 @@ def test_a_curve_over_bits_holds_what_was_known() -> None:
 
 
 def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
-    one = ledger(tmp_path / "s", {**ONE, "trials": 2})
+    one = client(tmp_path / "s", {**ONE, "trials": 2})
     asked = one.ask()
     assert asked is not None
-    play(one, asked)
+    run(one, asked)
     with (tmp_path / "s").open("a") as journal:
         journal.write('{"op_code": 5, "worker')
-    again = ledger(tmp_path / "s", {**ONE, "trials": 2})
+    again = client(tmp_path / "s", {**ONE, "trials": 2})
     asked = again.ask()
     assert asked is not None
-    assert play(again, asked) == "complete"
-    assert len(ledger(tmp_path / "s", ONE).trials()) == 2
+    assert run(again, asked) == "complete"
+    assert len(client(tmp_path / "s", ONE).trials()) == 2
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
                 "a": {"kind": "choice", "values": [1, 2], "when": {"b": 1}},
                 "b": {"kind": "choice", "values": [1, 2], "when": {"a": 1}},
             },
-            "the conditions of a, b wait for each other",
+            "the conditions of a, b depend on each other",
         ),
         ({"a": {"kind": "choice", "values": [1, 2], "when": {"b": 3}}, "b": [1, 2]}, "b is never 3"),
         ({"backend.kind": ["ray", "local"]}, "cannot be tuned"),

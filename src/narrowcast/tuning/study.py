@@ -1,0 +1,190 @@
+"""A study from its checks to its result: trials, their selection, and the hold-out evaluation of the best."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from narrowcast import __version__
+from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.ray_worker_pool import RayWorkerPool
+from narrowcast.cluster.worker_pool import LocalPool, WorkerPool
+from narrowcast.platform.config import flatten
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.tracking.mlflow_run import check_store, open_run
+from narrowcast.platform.tracking.store_address import hide_password
+from narrowcast.platform.tracking.study_run import StudyStore
+from narrowcast.runs.run_result import git_commit
+from narrowcast.runs.session import writable
+from narrowcast.tuning.dispatch import dispatch
+from narrowcast.tuning.holdout import HoldoutEvaluation, HoldoutQueue
+from narrowcast.tuning.selection import best_trials, pareto_front
+from narrowcast.tuning.storage import open_storage
+from narrowcast.tuning.study_client import StudyClient
+from narrowcast.tuning.study_file import StudyFile
+from narrowcast.tuning.study_folder import JOURNAL, StudyFolder
+from narrowcast.tuning.study_plots import draw_study
+from narrowcast.tuning.study_result import StudyResult, why_no_trial_is_complete
+from narrowcast.tuning.study_trials import StudyObserver, StudyTrials
+from narrowcast.tuning.trial_runner import SharedData, run_trials
+
+_JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class PreparedStudy:
+    """A study that has passed every check; the storage holds it and its folder exists."""
+
+    file: StudyFile
+    client: StudyClient
+    shared: SharedData
+    folder: StudyFolder
+    uri: str
+    storage: str
+
+
+def check_study(file: StudyFile) -> SharedData:
+    """Check the study's values on the experiment, its metrics and its cluster; return the data, read for that."""
+    base = file.build({})
+    shared = SharedData(base.data, base.data.load())
+    file.check(shared)
+    backend = _ray_backend(file) if file.settings.backend == "ray" else base.backend
+    backend.check(shared.run_of(base))
+    return shared
+
+
+def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
+    """Check everything, and create the study or join it; raise `UserError` before anything is written."""
+    shared = check_study(file)
+    writable(output)
+    folder = StudyFolder(output / file.name)
+    if (folder.path / "config.yaml").is_file():
+        raise UserError(f"{folder.path} is a run's folder; give the study another name")
+    uri = file.build({}).tracking.resolve(output)
+    check_store(uri)
+    storage = file.settings.storage or str(folder.path / JOURNAL)
+    opened = open_storage(storage, file.settings.storage_timeout_seconds)
+    client = StudyClient(file.name, opened, file.settings, file.space, file.digest())
+    folder.path.mkdir(exist_ok=True)
+    folder.write_yaml("study.yaml", file.plain())
+    return PreparedStudy(file, client, shared, folder, uri, storage)
+
+
+def run_study(prepared: PreparedStudy, observer: StudyObserver) -> StudyResult:
+    """Run trials until there are enough, then evaluate the best on test; raise `RunFailed` if no trial is usable."""
+    began = time.monotonic()
+    file, folder, observe = prepared.file, prepared.folder, observer.message
+    store = StudyStore(prepared.uri, _mlflow_run(prepared))
+    trials = StudyTrials(file, prepared.client, folder, store, observer)
+    trials.resend(store.open())
+    status, result = "FAILED", StudyResult(folder.path, ())
+    try:
+        with _worker_pool(file, prepared.shared) as pool:
+            trials.take_over_lost()
+            dispatch(trials, pool, file.settings.parallel)
+            result = _conclude(prepared, trials, store, pool, observe)
+        status = "RUNNING" if result.elsewhere else "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        prepared.client.release()
+        raise
+    finally:
+        trials.resend(store.states())
+        sent = store.close(file.build({}).tracking.flush_seconds)
+        if status not in ("RUNNING", "FINISHED"):
+            result = StudyResult(folder.path, trials.records())
+        seconds, objectives = time.monotonic() - began, file.settings.objectives
+        folder.write_json("result.json", result.plain(hide_password(prepared.storage), seconds))
+        metrics, tags = result.metrics(list(objectives), seconds), {"state": status.lower()}
+        if not (store.finish(status, metrics, tags, result.note(objectives), folder.artifacts()) and sent):
+            observe("not all of this study is in MLflow yet; the same command sends the rest")
+    return result
+
+
+def _ray_backend(file: StudyFile) -> RayBackend:
+    settings = file.settings
+    return RayBackend(
+        actors=settings.parallel,
+        cpus_per_actor=settings.cpus_per_worker,
+        gpus_per_actor=settings.gpus_per_worker,
+        address=settings.address,
+    )
+
+
+@contextmanager
+def _worker_pool(file: StudyFile, shared: SharedData) -> Iterator[WorkerPool]:
+    settings = file.settings
+    if settings.backend == "local":
+        yield LocalPool(run_trials, shared)
+        return
+    cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
+    with _ray_backend(file).cluster(max(os.cpu_count() or 1, math.ceil(settings.parallel * cpus))):
+        yield RayWorkerPool(run_trials, shared, settings.parallel, cpus=cpus, gpus=gpus)
+
+
+def _mlflow_run(prepared: PreparedStudy) -> str:
+    """Return the id of the study's run in this store; the process that created the study opens it, others wait."""
+    file, study, client = prepared.file, prepared.client.study, prepared.client
+    store = prepared.uri
+    where = store if "://" in store and not store.startswith("sqlite") else socket.gethostname()
+    key = "mlflow:" + hashlib.sha256(f"{where} {store}".encode()).hexdigest()[:16]
+    deadline = time.monotonic() + (0 if client.created else _JOIN_SECONDS)
+    while key not in study.user_attrs and time.monotonic() < deadline and not client.trials():
+        time.sleep(0.2)
+    if key not in study.user_attrs:
+        base = file.build({})
+        params = flatten(base.plain()) | {f"study.{name}": value for name, value in flatten(_params(file)).items()}
+        tags = {"kind": "study", "git_commit": git_commit() or "unknown", "narrowcast_version": __version__}
+        data = prepared.shared.data
+        _, run_id = open_run(base.tracking, prepared.folder.path.parent, file.name, params, tags, data)
+        study.set_user_attr(key, run_id)
+    return str(study.user_attrs[key])
+
+
+def _params(file: StudyFile) -> dict[str, Any]:
+    values: dict[str, Any] = file.settings.model_dump(mode="json", exclude={"storage", "address"})
+    return values | {"space": {path: each.model_dump_json() for path, each in file.space.dimensions.items()}}
+
+
+def _conclude(
+    prepared: PreparedStudy, trials: StudyTrials, store: StudyStore, pool: WorkerPool, observe: Any
+) -> StudyResult:
+    """Write the table, the plots and the chosen experiment, and evaluate the best trials on test."""
+    file, folder, settings = prepared.file, prepared.folder, prepared.file.settings
+    records = trials.records()
+    table = folder.write_table(records, file.space.dimensions)
+    elsewhere, _ = prepared.client.elsewhere()
+    complete = [trial for trial in records if trial.state == "complete"]
+    if not complete and not elsewhere:
+        raise RunFailed(why_no_trial_is_complete(file.name, records))
+    best = best_trials(records, settings)
+    if not best and not elsewhere:
+        raise RunFailed(
+            f"none of the {len(complete)} complete trials keeps the constraints; loosen study.constraints, or look "
+            f"at {table}"
+        )
+    front = pareto_front(records, settings.objectives) if len(settings.objectives) > 1 else []
+    if elsewhere:
+        return StudyResult(folder.path, records, best, front, (), elsewhere, [table])
+    chosen, plots = best[0], folder.path / "plots"
+    config = trials.config(chosen.params, chosen.rounds if settings.budget else None)
+    files = [folder.write_yaml("best.yaml", config), table, plots]
+    draw_study(prepared.client.study, records, file, chosen, plots)
+    holdout: list[HoldoutEvaluation] = []
+    if settings.holdout.trials:
+        observe(f"hold-out evaluation of the best {len(best)} trials with {settings.holdout.seeds} new seeds each")
+        queue = HoldoutQueue(file, best, folder)
+        dispatch(queue, pool, settings.parallel)
+        holdout, sent = queue.results(), store.states()
+        for run in queue.tracked_runs(holdout):
+            if sent.get(run.key) != run.state:
+                store.put(run)
+    return StudyResult(folder.path, records, best, front, holdout, 0, files)

@@ -1,0 +1,93 @@
+"""The files of a study: its table and results, a folder for each trial, and its hold-out evaluations."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.config import write_yaml
+from narrowcast.tuning.trial_record import TrialRecord
+
+JOURNAL = "study.journal"
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The folder OUTPUT/NAME of a study."""
+
+    path: Path
+
+    def write_yaml(self, name: str, values: Mapping[str, Any]) -> Path:
+        """Write nested plain values atomically; return the file's path."""
+        text = io.StringIO()
+        write_yaml(values, text)
+        write_atomically(self.path / name, text.getvalue().encode())
+        return self.path / name
+
+    def write_json(self, name: str, values: Any) -> None:
+        """Write plain values atomically as JSON."""
+        write_atomically(self.path / name, json.dumps(values, indent=2).encode())
+
+    def write_trial(
+        self, trial: TrialRecord, config: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], digests: Sequence[str]
+    ) -> None:
+        """Write the config that repeats the trial with `narrowcast run`, its evaluations, and its result."""
+        folder = _of_trial(trial.number)
+        self.write_yaml(f"{folder}/config.yaml", config)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        write_atomically(self.path / folder / "rounds.jsonl", lines.encode())
+        result = {
+            "trial": trial.number,
+            "state": trial.state,
+            "values": trial.params,
+            "amounts": dict(trial.metrics),
+            "rounds": trial.rounds,
+            "feasible": trial.feasible,
+            "reason": trial.reason,
+            "retry_of": trial.retry_of,
+            "model_sha256": list(digests),
+        }
+        self.write_json(f"{folder}/result.json", result)
+
+    def read_rounds(self, number: int) -> tuple[Mapping[str, Any], ...]:
+        """Return the evaluations of a trial; none if another machine's folder has them."""
+        try:
+            return tuple(map(json.loads, (self.path / _of_trial(number) / "rounds.jsonl").read_text().splitlines()))
+        except OSError:
+            return ()
+
+    def write_table(self, trials: Sequence[TrialRecord], paths: Iterable[str]) -> Path:
+        """Write `trials.csv`, with a column for each dimension's path and each metric; return its path."""
+        paths = list(paths)
+        metrics = list(dict.fromkeys(name for trial in trials for name in trial.metrics))
+        columns = ("trial", "state", "rounds", "feasible", "wall_seconds", "retry_of", "reason")
+        with (self.path / "trials.csv").open("w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow([*columns, *paths, *metrics])
+            for trial in trials:
+                row: list[Any] = [trial.number, trial.state, trial.rounds, trial.feasible, round(trial.wall_seconds, 3)]
+                row += ["" if trial.retry_of is None else trial.retry_of, trial.reason]
+                row += [trial.params.get(path, "") for path in paths]
+                writer.writerow([*row, *(trial.metrics.get(name, "") for name in metrics)])
+        return self.path / "trials.csv"
+
+    def holdout(self, number: int, offset: int) -> Path:
+        """Return the file of a trial's hold-out evaluation with the seed so many above the experiment's."""
+        folder, former = self.path / "holdout", self.path / "retest"
+        if former.is_dir() and not folder.exists():  # as version 0.1 called it
+            former.rename(folder)
+        return folder / f"trial-{number}-seed-{offset}.json"
+
+    def artifacts(self) -> list[Path]:
+        """Return what goes to the store: everything but the trials, which have runs of their own, and the journal."""
+        return [path for path in sorted(self.path.iterdir()) if path.name not in ("trials", JOURNAL)]
+
+
+def _of_trial(number: int) -> str:
+    return f"trials/{number:05d}"

@@ -1,0 +1,154 @@
+"""The trials of a study as a queue for `dispatch`: asked of Optuna, told to it, written to files and to MLflow."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
+from narrowcast.tuning.study_client import ProposedTrial, StudyClient
+from narrowcast.tuning.study_file import StudyFile
+from narrowcast.tuning.study_folder import StudyFolder
+from narrowcast.tuning.trial_record import TrialRecord
+from narrowcast.tuning.trial_runner import Evaluation, TrialBatch, TrialSpec
+
+Rows = list[dict[str, Any]]
+"""The evaluations of a trial."""
+
+
+class StudyObserver(Protocol):
+    """Is told how a study proceeds."""
+
+    def trial_started(self, number: int, params: Mapping[str, Any], rounds: int) -> None:
+        """Note that a trial has started."""
+        ...
+
+    def trial_evaluated(self, number: int, row: Mapping[str, Any]) -> None:
+        """Note an evaluation of a trial."""
+        ...
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """Note that a trial has ended."""
+        ...
+
+    def message(self, line: str) -> None:
+        """Note anything else."""
+        ...
+
+
+class StudyTrials:
+    """The trials that this process runs; `dispatch` takes batches of them until the study has enough."""
+
+    def __init__(
+        self, file: StudyFile, client: StudyClient, folder: StudyFolder, store: StudyStore, observer: StudyObserver
+    ) -> None:
+        self._file, self._client, self._folder, self._store, self._observer = file, client, folder, store, observer
+        self._running: dict[int, tuple[ProposedTrial, Rows]] = {}
+        self._ends_at = time.monotonic() + (file.settings.timeout_seconds or math.inf)
+
+    def records(self) -> list[TrialRecord]:
+        """Return all trials of the study."""
+        return [TrialRecord.of(trial, self._file.space) for trial in self._client.trials()]
+
+    def next_batch(self) -> TrialBatch | None:
+        """Ask for trials and start them; None after the study's timeout or if there are enough."""
+        specs: list[TrialSpec] = []
+        while len(specs) < self._file.settings.trials_together and self._in_time():
+            if (trial := self._client.ask()) is None:
+                break
+            self._running[trial.number] = trial, []
+            specs.append(TrialSpec(trial.number, self._file.build_seeds(trial.params)))
+            self._observer.trial_started(trial.number, trial.params, specs[-1].experiments[0].rounds)
+            started = TrialRecord(trial.number, "running", trial.params, retry_of=trial.retry_of)
+            self._track(started)
+        return TrialBatch(tuple(specs), self._file.settings.budget_columns) if specs else None
+
+    def evaluated(self, evaluation: Evaluation) -> bool:
+        """Report an evaluation, and end its trial if it is the last, failed or pruned; return whether it ended."""
+        number, row = evaluation.key, evaluation.row
+        if row is None:
+            self._end(evaluation)
+            return True
+        self._running[number][1].append({**row, "logged_at_ms": int(time.time() * 1000)})
+        self._observer.trial_evaluated(number, row)
+        stopped = self._client.report(number, row)
+        if stopped or evaluation.is_last:
+            self._end(evaluation)
+            return True
+        return False
+
+    def worker_died(self, batch: TrialBatch, reason: str) -> None:
+        """End the unfinished trials of a worker's batch; each is queued again the first time."""
+        for number in (spec.key for spec in batch.trials if spec.key in self._running):
+            self._client.worker_died(number, reason)
+            _, rows = self._running.pop(number)
+            self._note_end(self._record(number), rows)
+
+    def heartbeat(self) -> None:
+        """Record that this process is alive, and take over trials of processes that are not."""
+        if self._client.heartbeat():
+            self.take_over_lost()
+
+    def is_finished(self) -> bool:
+        """Return whether there are enough trials, and none is without an owner."""
+        if self.take_over_lost() and self._in_time():
+            return False
+        return not self._client.elsewhere()[1]
+
+    def take_over_lost(self) -> bool:
+        """End and queue again the trials of dead processes; return whether there were any."""
+        numbers = self._client.take_over_lost()
+        for number in numbers:
+            self._note_end(self._record(number), [])
+        return bool(numbers)
+
+    def resend(self, sent: Mapping[str, str]) -> None:
+        """Send the trials whose state in MLflow, `sent`, differs from Optuna's, unless a live process owns them."""
+        for trial, record in zip(self._client.trials(), self.records(), strict=False):
+            if record.state in ("waiting", "running") or sent.get(str(record.number)) == record.state:
+                continue
+            if not self._client.is_owned_elsewhere(trial):
+                self._track(record, self._folder.read_rounds(record.number))
+
+    def config(self, params: Mapping[str, Any], rounds: int | None = None) -> dict[str, Any]:
+        """Return the config that repeats a trial with `narrowcast run`, up to so many rounds."""
+        return self._file.experiment_with(params, **({"rounds": rounds} if rounds else {})).plain()
+
+    def _in_time(self) -> bool:
+        return time.monotonic() < self._ends_at
+
+    def _record(self, number: int) -> TrialRecord:
+        return TrialRecord.of(self._client.trials()[number], self._file.space)
+
+    def _end(self, last: Evaluation) -> None:
+        trial, rows = self._running.pop(last.key)
+        state = self._client.tell(trial.number, last.row, pruned=not last.is_last, reason=last.failed)
+        if state == "lost":  # another process has taken the trial over and reports its end
+            return
+        record = self._record(trial.number)
+        config = self.config(trial.params, int(rows[-1]["round"]) if last.is_last else None)
+        self._folder.write_trial(record, config, rows, last.model_sha256)
+        self._note_end(record, rows)
+
+    def _note_end(self, record: TrialRecord, rows: Rows) -> None:
+        self._track(record, rows)
+        self._observer.trial_ended(record)
+
+    def _track(self, record: TrialRecord, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Send a trial to MLflow."""
+        tags = {"feasible": str(record.feasible).lower()}
+        if record.reason:
+            tags["reason"] = record.reason
+        if record.retry_of is not None:
+            tags["retry_of"] = str(record.retry_of)
+        if record.state == "pruned":
+            tags["pruned_at_round"] = str(record.rounds)
+        rows = tuple(rows)
+        if record.metrics and rows:
+            final = {**record.metrics, "rounds_run": record.rounds}
+            last = {name: value for name, value in final.items() if name not in rows[-1]}
+            rows = (*rows, {**last, "round": record.rounds, "logged_at_ms": rows[-1]["logged_at_ms"]})
+        name = f"{record.number:03d}-{self._file.name}"  # the number first, since MLflow's table cuts long names
+        self._store.put(TrialRun(str(record.number), name, record.state, record.params, tags, rows))
