@@ -1,8 +1,8 @@
-"""What tuning buys: hypervolume against random search, rounds saved by pruning, trials per hour, and its own cost.
+"""Benchmarks of tuning: hypervolume against random search, rounds saved by pruning, trials per hour, and overhead.
 
     python benchmarks/tuning.py hypervolume|pruning|throughput|overhead|profile [OUTPUT]
 
-Each figure is of real studies, run by the command line as a user would.
+Each figure is measured on real studies, run from the command line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -26,27 +26,28 @@ import numpy as np
 
 from narrowcast.cli.tune import tune as tune_command
 from narrowcast.experiment import Experiment
-from narrowcast.platform.contracts import Dataset
-from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.rounds import rounds
-from narrowcast.platform.run import Run
-from narrowcast.tuning import dispatch as sweep
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.state import start
+from narrowcast.platform.types import FloatArray
+from narrowcast.tuning.study import prepare_study, run_study
 from narrowcast.tuning.study_file import load_study
-from narrowcast.tuning.summary import TrialRow, hypervolume, trial_row
+from narrowcast.tuning.trial_record import TrialRecord
+from narrowcast.tuning.trial_runner import SharedData
 
 SEEDS = (0, 1, 2)
-PLAIN = ("study.retest.trials=0", "experiment.tracking.system_metrics=false")
+PLAIN = ("study.holdout.trials=0", "experiment.tracking.system_metrics=false")
 MOVIES = ("study.trials=30",)  # of the study of rates
-HERE = ("study.trials=6", "study.pruner=none", "study.retest.trials=0", "study.backend=local", "study.parallel=1")
+HERE = ("study.trials=6", "study.pruner=none", "study.holdout.trials=0", "study.backend=local", "study.parallel=1")
 REALISTIC = ("fedmf-ml1m-rates", "scolr-ml100k-rank-bits")
 PARTS = (  # by module and function
-    "sweep.prepare_study", "mlflow_run.check_store", "movielens.load", "study.ask", "study.report", "study.tell",
-    "trial_folder.write_trial", "study_run.put", "trial_player._replica", "sweep.conclude", "study_run.finish",
+    "study.prepare_study", "mlflow_run.check_store", "movielens.load", "study_client.ask", "study_client.report",
+    "study_client.tell", "study_folder.write_trial", "study_run.put", "trial_runner.run_of", "study._conclude",
+    "study_run.finish",
 )  # fmt: skip
 
 
 def tune(study: str, name: str, output: Path, *settings: str) -> tuple[list[dict[str, Any]], float]:
-    """The finished trials of a study, played now unless they are there already, and the seconds it took."""
+    """Return the finished trials of a study, run now unless it is there already, and the seconds it took."""
     path, began = output / name / "trials.csv", time.monotonic()
     command = [sys.executable, "-m", "narrowcast", "tune", study, *settings, *PLAIN, "--name", name]
     if not (output / name / "best.yaml").is_file():
@@ -56,12 +57,23 @@ def tune(study: str, name: str, output: Path, *settings: str) -> tuple[list[dict
     return rows, time.monotonic() - began
 
 
+def hypervolume(points: FloatArray, reference: FloatArray) -> float:
+    """Return the area that points [n, 2] dominate beyond a reference point [2]; more is better in both columns."""
+    area, height = 0.0, float(reference[1])
+    inside = points[(points > reference).all(axis=1)]
+    for x, y in inside[np.argsort(-inside[:, 0])]:
+        if y > height:
+            area += (x - reference[0]) * (y - height)
+            height = float(y)
+    return area
+
+
 def spread(values: list[float]) -> str:
     return f"{np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}  ({', '.join(f'{each:.4g}' for each in values)})"
 
 
 def compare_hypervolume(output: Path) -> None:
-    """HR@10 against the decimal logarithm of the uplink, beyond 10 % (a random ranking) and 1 GB."""
+    """Compare HR@10 against the decimal logarithm of the uplink, beyond 10 % (a random ranking) and 1 GB."""
     found: dict[str, list[float]] = {"gp": [], "random": []}
     rounds: dict[str, int] = {"gp": 0, "random": 0}
     for seed in SEEDS:
@@ -77,7 +89,7 @@ def compare_hypervolume(output: Path) -> None:
 
 
 def compare_pruning(output: Path) -> None:
-    """The same trials' sampler, with and without the pruner: best value reached, and rounds played for it."""
+    """Compare the best value and the rounds with and without the pruner."""
     for seed in SEEDS:
         lines = []
         for name, settings in (("pruned", ()), ("unpruned", ("study.pruner=none",))):
@@ -91,7 +103,7 @@ def compare_pruning(output: Path) -> None:
 
 
 def compare_throughput(output: Path) -> None:
-    """Trials per hour by workers and trials together, and the share of the time that is not training."""
+    """Measure trials per hour by workers and trials together, and the share of the time spent training."""
     settings = ("study.trials=16", "study.sampler=random", "study.pruner=none", "experiment.evaluate_every=20")
     for parallel, together in ((1, 1), (2, 1), (1, 8), (2, 8)):
         name = f"digits-{parallel}x{together}"
@@ -118,30 +130,30 @@ def _rate(folder: Path) -> str:
 
 
 def _rows(folder: Path) -> list[list[dict[str, Any]]]:
-    """The evaluations of each trial of a study."""
+    """Return the evaluations of each trial of a study."""
     paths = sorted(folder.glob("trials/*/rounds.jsonl"))
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
 
 
 def _span(trials: Sequence[Sequence[dict[str, Any]]]) -> float:
-    """Seconds from where the first trial begins to train to where the last one ends."""
+    """Return the seconds from the start of the first trial to the end of the last."""
     begins = [rows[0]["logged_at_ms"] / 1000 - rows[0]["wall_seconds"] for rows in trials]
     return float(max(rows[-1]["logged_at_ms"] / 1000 for rows in trials) - min(begins))
 
 
 def compare_overhead(output: Path) -> None:
-    """Trials of a study of one worker in this process, and the same played bare: seconds on the wall and of CPU."""
+    """Compare the trials of a study in this process with the same rounds alone, in wall and CPU seconds."""
     for study in REALISTIC:
         folder = output / f"overhead-{study}"
         shutil.rmtree(folder, ignore_errors=True)
         file = load_study(study, [*HERE, "experiment.tracking.system_metrics=false"])
-        prepared = sweep.prepare_study(file, folder)
-        data = prepared.shared.data
-        _play(file.build({}).model_copy(update={"rounds": 2, "evaluate_every": 2}), data)  # which compiles kernels
-        whole = _seconds(lambda prepared=prepared: sweep.run_study(prepared, Unseen()))
-        rows = [trial_row(trial, file.space) for trial in prepared.ledger.trials()]
+        prepared = prepare_study(file, folder)
+        _run(file.build({}).model_copy(update={"rounds": 2, "evaluate_every": 2}), prepared.shared)  # compiles kernels
+        whole = _seconds(lambda prepared=prepared: run_study(prepared))
+        rows = [TrialRecord.of(trial, file.space) for trial in prepared.client.trials()]
         trials = _span(_rows(folder / file.name))
-        bare = _seconds(lambda rows=rows, file=file, data=data: [_play(file.build(row.drawn), data) for row in rows])
+        experiments = [file.build(row.params) for row in rows]
+        bare = _seconds(lambda all=experiments, shared=prepared.shared: [_run(each, shared) for each in all])
         print(
             f"{study}: {len(rows)} trials in {trials:.1f} s, bare {bare[0]:.1f} s; with the plots {whole[0]:.1f} s; "
             f"CPU {whole[1]:.1f} s with the plots, bare {bare[1]:.1f} s; load {os.getloadavg()[0]:.1f}",
@@ -149,35 +161,22 @@ def compare_overhead(output: Path) -> None:
         )
 
 
-class Unseen:
-    """Nobody looks on."""
-
-    def begun(self, number: int, values: Mapping[str, Any], rounds: int) -> None: ...
-
-    def evaluated(self, number: int, row: Mapping[str, Any]) -> None: ...
-
-    def ended(self, row: TrialRow) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-
 def _seconds(work: Callable[[], Any]) -> tuple[float, float]:
-    """On the wall, and of CPU in all threads."""
+    """Return the wall seconds, and the CPU seconds of all threads."""
     began = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
-def _play(experiment: Experiment, data: Dataset) -> None:
-    """The round loop, and nothing of a study or of a store."""
-    plain, task = experiment.model_copy(update={"checkpoint_every": experiment.rounds}), experiment.task(data)
-    run = Run(plain, plain.algorithm, task)
-    for _ in rounds(run, LocalExecutor(run)):
+def _run(experiment: Experiment, shared: SharedData) -> None:
+    """Run the round loop alone, without a study or a store."""
+    run = shared.run_of(experiment)
+    for _ in LocalBackend().run(run, start(run)):
         pass
 
 
 def profile(output: Path) -> None:
-    """Where the time of a study goes that is not training: one worker, in this process, under cProfile."""
+    """Profile a study with one worker in this process."""
     for study in REALISTIC:
         settings = (*HERE, "experiment.tracking.system_metrics=false")
         folder = output / "profile" / study
@@ -193,7 +192,8 @@ def profile(output: Path) -> None:
             for (file, _, name), (_, _, _, cumulative, _) in pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
             if "narrowcast" in file
         }
-        print(f"{study}: {seconds['steps.next']:.1f} s in the trials, load {os.getloadavg()[0]:.1f}; beside them")
+        in_trials = seconds["worker_pool.next_message"]
+        print(f"{study}: {in_trials:.1f} s in the trials, load {os.getloadavg()[0]:.1f}; besides")
         for part in PARTS:
             print(f"  {part:28} {seconds[part]:6.2f} s")
         print(f"  {'other threads (MLflow), CPU':28} {threads:6.2f} s", flush=True)

@@ -216,7 +216,7 @@ class Space:
                 yield f"space.{path}.{label} = {drawn!r}", self._with(path, drawn)
 
     def _with(self, path: str, drawn: Any) -> dict[str, Any]:
-        """Return parameters with one value, those that its conditions require, and the first of any other."""
+        """Return parameters with one value, those that its conditions require, and the first of every other."""
         wanted, queue = {path: drawn}, [path]
         while queue:
             for other, values in self.dimensions[queue.pop()].when.items():

@@ -33,7 +33,7 @@ from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import JOURNAL, StudyFolder
 from narrowcast.tuning.study_plots import draw_study
 from narrowcast.tuning.study_result import StudyResult, why_no_trial_is_complete
-from narrowcast.tuning.study_trials import StudyObserver, StudyTrials
+from narrowcast.tuning.study_trials import SilentObserver, StudyObserver, StudyTrials
 from narrowcast.tuning.trial_runner import SharedData, run_trials
 
 _JOIN_SECONDS = 10.0
@@ -78,9 +78,10 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     return PreparedStudy(file, client, shared, folder, uri, storage)
 
 
-def run_study(prepared: PreparedStudy, observer: StudyObserver) -> StudyResult:
+def run_study(prepared: PreparedStudy, observer: StudyObserver | None = None) -> StudyResult:
     """Run trials until there are enough, then evaluate the best on test; raise `RunFailed` if no trial is usable."""
     began = time.monotonic()
+    observer = observer or SilentObserver()
     file, folder, observe = prepared.file, prepared.folder, observer.message
     store = StudyStore(prepared.uri, _mlflow_run(prepared))
     trials = StudyTrials(file, prepared.client, folder, store, observer)

@@ -38,6 +38,22 @@ class StudyObserver(Protocol):
         ...
 
 
+class SilentObserver:
+    """A `StudyObserver` that ignores everything."""
+
+    def trial_started(self, number: int, params: Mapping[str, Any], rounds: int) -> None:
+        """Do nothing."""
+
+    def trial_evaluated(self, number: int, row: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """Do nothing."""
+
+    def message(self, line: str) -> None:
+        """Do nothing."""
+
+
 class StudyTrials:
     """The trials that this process runs; `dispatch` takes batches of them until the study has enough."""
 
