@@ -87,7 +87,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["training.learning_rate=.nan"], ["training.learning_rate = nan", "should be greater than 0"]),
         (["training.learning_rate=.inf"], ["training.learning_rate = inf", "should be a finite number"]),
         (["training.learning_rate=-0.5"], ["training.learning_rate = -0.5", "should be greater than 0"]),
-        (["data={kind: ncf, path: lists/ml}"], ["lists/ml.train.rating (or ml.train.rating.gz) is not there; give"]),
+        (["data={kind: ncf, path: lists/ml}"], ["lists/ml.train.rating (or ml.train.rating.gz) does not exist; give"]),
         (["name=a b"], ["name = 'a b'", "should match pattern"]),
         ([f"name={'a' * 300}"], ["name = 'aaa", "should have at most 100 characters"]),
         (["stragglers=partial"], ["stragglers = 'partial': does what fits before a deadline; give deadline_seconds"]),
@@ -140,7 +140,7 @@ def test_a_bad_file(tmp_path: Path, content: bytes | None, phrases: list[str]) -
         (["sync", "nope"], ["runs/nope holds no run that was tracked", "give a run's folder"]),
         (["ui"], ["no runs in runs; make some with narrowcast run, or give their folder with --output"]),
         (["ui", "--port", "0"], ["0 is not in the range 1<=x<=65535"]),
-        (["data", "fetch", "ml-10k"], ["no data set 'ml-10k' to fetch; there are ml-100k, ml-1m, ml-latest-small"]),
+        (["data", "fetch", "ml-10k"], ["unknown data set 'ml-10k'; known: ml-100k, ml-1m, ml-latest-small"]),
         (["fly"], ["No such command 'fly'"]),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_bad_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: l
     [
         (None, ["no ml-100k.inter or u.data in ", "run: narrowcast data fetch ml-100k"]),
         ("user_id:token\titem_id:token\trating:float\ttimestamp:float\n", ["no user has 20 interactions"]),
-        ("", ["ml-100k.inter: Empty CSV file; get the file anew"]),
+        ("", ["ml-100k.inter: Empty CSV file; download the file again"]),
     ],
 )
 def test_a_data_set_that_is_missing_or_has_no_clients(

@@ -127,11 +127,11 @@ def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: Classifier
     [
         (TorchModule(factory=f"{HERE}:with_batch_norm"), "auto", "group norm"),
         (TorchModule(factory=f"{HERE}:Branches"), "batched", "use per_client"),
-        (TorchModule(factory=f"{HERE}:nothing"), "auto", "cannot be called"),
-        (TorchModule(factory="no_such_package:make"), "auto", "cannot be called"),
-        (TorchModule(factory=f"{HERE}:digits", arguments={"counts": [1]}), "auto", "must give a torch module"),
+        (TorchModule(factory=f"{HERE}:nothing"), "auto", "cannot be imported and called"),
+        (TorchModule(factory="no_such_package:make"), "auto", "cannot be imported and called"),
+        (TorchModule(factory=f"{HERE}:digits", arguments={"counts": [1]}), "auto", "must return a torch.nn.Module"),
         (CNN(), "auto", r"needs \[channels, height, width\]"),
-        (CharLSTM(), "auto", "does not take features"),
+        (CharLSTM(), "auto", "does not take the features"),
     ],
     ids=["batch norm", "control flow", "no factory", "no package", "no module", "vectors", "floats"],
 )

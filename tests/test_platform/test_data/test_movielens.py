@@ -42,7 +42,7 @@ def found(name: str) -> Path | None:
 def need(name: str) -> Path:
     folder = found(name)
     if folder is None:
-        pytest.skip(f"{name} is not here and only GroupLens has it; run: narrowcast data fetch {name}")
+        pytest.skip(f"{name} was not found and only GroupLens has it; run: narrowcast data fetch {name}")
     return folder
 
 
@@ -193,7 +193,7 @@ def test_ncf_training_file_is_rebuilt_from_ratings_dat(ratings: Path) -> None:
     with pytest.raises(UserError, match=r'min_interactions is 5, but .* use layout "ratings"'):
         MovieLens1M(min_interactions=5).load()
     ratings.unlink()
-    with pytest.raises(UserError, match=r'which is not all of layout "ratings"; use another layout, or move'):
+    with pytest.raises(UserError, match=r'which is not the complete layout "ratings"; use another layout, or move'):
         MovieLens1M(layout="ratings").load()
 
 
@@ -238,11 +238,11 @@ def test_second_last_needs_times(prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("test.negative", "\t108", "", "98 negatives per user, the protocol needs 99"),
+        ("test.negative", "\t108", "", "98 negatives per user, but the protocol needs 99"),
         ("test.negative", "\t108\n(0", "\n(0", "Expected 99 columns, got 100"),
-        ("test.negative", "(0,7)", "(0,8)", r"its \(user,item\) pairs are not the rows of tiny.test.rating"),
+        ("test.negative", "(0,7)", "(0,8)", r"its \(user,item\) pairs differ from the rows of tiny.test.rating"),
         ("test.negative", "(0,7)", "0,7", r"every row to begin with \(user,item\)"),
-        ("test.negative", "\t55", "\t-1", "a negative item id"),
+        ("test.negative", "\t55", "\t-1", "an item id is negative"),
         ("test.rating", "1\t8", "3\t8", "expected one row for each user 0 to 2"),
         ("test.rating", "\t", " ", "invalid value '2 9'"),
         ("test.rating", "1\t8", "1\tx", "invalid value 'x'"),
@@ -258,7 +258,7 @@ def test_malformed_ncf_files_are_user_errors(prefix: Path, file: str, old: str, 
 def test_missing_users_files_and_columns_are_user_errors(prefix: Path) -> None:
     train = prefix.with_name("tiny.train.rating.gz")
     train.write_bytes(train.read_bytes()[:20])
-    with pytest.raises(UserError, match=r"train.rating.gz: .*; get the file anew"):
+    with pytest.raises(UserError, match=r"train.rating.gz: .*; download the file again"):
         NCF(path=prefix).load()
     train.write_bytes(gzip.compress(b"3\t1\t1\t0\n"))
     with pytest.raises(UserError, match="expected users 0 to 2"):
@@ -267,7 +267,7 @@ def test_missing_users_files_and_columns_are_user_errors(prefix: Path) -> None:
     with pytest.raises(UserError, match=r"expected at least 3 columns, separated by '\\t'"):
         NCF(path=prefix).load()
     train.unlink()
-    with pytest.raises(UserError, match=r"tiny.train.rating \(or tiny.train.rating.gz\) is not there"):
+    with pytest.raises(UserError, match=r"tiny.train.rating \(or tiny.train.rating.gz\) does not exist"):
         NCF(path=prefix).load()
 
 

@@ -169,13 +169,13 @@ def test_no_samples_are_dealt_to_nobody(partition: Any) -> None:
 @pytest.mark.parametrize(
     ("partition", "n_clients", "message"),
     [
-        (Natural(), 10, "has no users of its own; use iid, dirichlet, shards or quantity"),
+        (Natural(), 10, "the data set has no users; use iid, dirichlet, shards or quantity"),
         (
             Dirichlet(min_examples=10),
             1000,
-            "1000 clients with min_examples 10 need 10000 samples, there are 3700; lower",
+            "1000 clients with min_examples 10 need 10000 samples, but there are 3700; lower",
         ),
-        (Quantity(min_examples=10), 1000, "need 10000 samples, there are 3700; lower min_examples or clients"),
+        (Quantity(min_examples=10), 1000, "need 10000 samples, but there are 3700; lower min_examples or clients"),
         (
             Dirichlet(alpha=0.01, min_examples=30, capped=False),
             100,

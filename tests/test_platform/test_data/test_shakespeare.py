@@ -23,7 +23,7 @@ def text(values: Any) -> str:
 def need() -> Path:
     folder = next(row.found for row in fetch.status() if row.name == NAME)
     if folder is None:
-        pytest.skip(f"{NAME} is not here; run: narrowcast data fetch {NAME}")
+        pytest.skip(f"{NAME} was not found; run: narrowcast data fetch {NAME}")
     return folder
 
 
@@ -108,16 +108,16 @@ def test_tokens_are_those_of_leaf() -> None:
 )
 def test_malformed_files_are_user_errors(root: Path, content: bytes, message: str) -> None:
     (root / NAME / BY_CHARACTER).write_bytes(content)
-    with pytest.raises(UserError, match=f"{BY_CHARACTER}: .*{message}.*; get the file anew") as caught:
+    with pytest.raises(UserError, match=f"{BY_CHARACTER}: .*{message}.*; download the file again") as caught:
         Shakespeare().load()
     assert "\n" not in str(caught.value)
 
 
 def test_too_few_characters_are_a_user_error(root: Path) -> None:
-    with pytest.raises(UserError, match="2 characters have 10 windows to train on, not the 3 clients asked for; lower"):
+    with pytest.raises(UserError, match="2 characters have 10 training windows, but 3 clients are requested; lower"):
         Shakespeare(clients=3).load()
     write(root, {})
-    with pytest.raises(UserError, match="0 characters have 10 windows to train on"):
+    with pytest.raises(UserError, match="0 characters have 10 training windows"):
         Shakespeare().load()
     (root / NAME / BY_CHARACTER).unlink()
     with pytest.raises(UserError, match="run: narrowcast data fetch mit-shakespeare"):

@@ -89,8 +89,8 @@ def test_validation_takes_from_the_users() -> None:
 
 
 def test_what_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValidationError, match="iid users have no alpha and beta, got 1 and 0; leave them out"):
+    with pytest.raises(ValidationError, match="iid: true takes no alpha and beta, got 1 and 0; omit them"):
         Synthetic(iid=True, alpha=1)
     monkeypatch.setattr(synthetic, "MOST_SAMPLES", 100)
-    with pytest.raises(UserError, match=r"3 clients have .* samples, at most 100 fit; lower clients"):
+    with pytest.raises(UserError, match=r"3 clients have .* samples, but at most 100 are allowed; lower clients"):
         Synthetic(clients=3).load()

@@ -133,7 +133,7 @@ def test_a_trace_is_read_in_any_order_of_lines_and_columns(tmp_path: Path) -> No
         ("", r"has no column client, compute_speed, downlink"),
         (HEADER, r"lacks 2 of 2 clients, first 0; add them"),
         (HEADER + "0,1,1,1\n", r"lacks 1 of 2 clients, first 1; add them"),
-        (HEADER + "0,1,1,1\n1,1,1,1\n0,2,2,2\n", r"line 4: client 0 stands twice; keep one line per client"),
+        (HEADER + "0,1,1,1\n1,1,1,1\n0,2,2,2\n", r"line 4: client 0 is listed twice; keep one line per client"),
         (HEADER + "0,1,1,1\n1,fast,1,1\n", r"line 3: .*'fast'; every column must be a number"),
         (HEADER + "0,1,1,1\n1.5,1,1,1\n", r"line 3: .*'1.5'; every column must be a number"),
         (HEADER + "0,1,1,1\n1,1,1\n", r"line 3: .*; every column must be a number"),

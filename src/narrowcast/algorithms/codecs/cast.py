@@ -1,4 +1,4 @@
-"""Values in fewer bits each: IEEE half precision or bfloat16, to the nearest, ties to even."""
+"""Values in fewer bits each: IEEE half precision or bfloat16, rounded to nearest, ties to even."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST_BFLOAT = np.uint32(0x7F7F0000).view(np.float32)
 
 
 class Cast(ValueStage):
-    """All values as `dtype`; what is too large for it becomes its largest number."""
+    """Send all values as `dtype`; values beyond its range become its largest finite number."""
 
     gives: ClassVar[Signal] = "bytes"
 
@@ -26,17 +26,17 @@ class Cast(ValueStage):
     dtype: Literal["float32", "float16", "bfloat16"] = "float16"
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """The values one after the other, little-endian."""
+        """Return the values in order, little-endian."""
         del key, state, rest
         return b"".join(self._narrow(values.ravel()).tobytes() for values in tensors.values()), NO_STATE
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The values as float32 again."""
+        """Return the values as float32."""
         del key, rest
         return {name: self._widen(reader, prod(shape)).reshape(shape) for name, shape in shapes.items()}
 
     def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
-        """2 or 4 bytes a value."""
+        """Return 2 or 4 bytes per value."""
         del rest
         return (4 if self.dtype == "float32" else 2) * sum(map(prod, shapes.values()))
 

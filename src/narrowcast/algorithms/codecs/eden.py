@@ -1,9 +1,9 @@
-"""DRIVE and EDEN: rotate, round each value to a centroid of the standard normal, and send one scale for each block.
+"""DRIVE and EDEN: rotate, round each value to a centroid of the standard normal, and send one scale per block.
 
 Reference: Vargaftik et al., DRIVE, NeurIPS 2021 (arXiv:2105.08339); Vargaftik et al., EDEN, ICML 2022
-(arXiv:2108.08842). Of a rotated block the values are nearly normal, so the Lloyd-Max centroids of the standard normal
-(Max, IRE 1960) round them best. With distortion D(L) of L centroids the relative squared error is D for `min_mse` and
-1 / (1 - D) - 1 for `unbiased`: 0.571, 0.133, 0.0358, 0.0096 for 2, 4, 8 and 16 levels.
+(arXiv:2108.08842). The values of a rotated block are nearly normal, so the Lloyd-Max centroids of the standard normal
+(Max, IRE 1960) are the best levels. With distortion D(L) of L centroids the relative squared error is D for `min_mse`
+and 1 / (1 - D) - 1 for `unbiased`: 0.571, 0.133, 0.0358, 0.0096 for 2, 4, 8 and 16 levels.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MOST_CENTROIDS = 256
 
 
 class Eden(Quantiser):
-    """Rotated blocks as centroids and scales; DRIVE with `levels: 2`, which is 1 bit a value.
+    """Rotated blocks as centroids and scales; DRIVE with `levels: 2`, which is 1 bit per value.
 
-    `scale`: `unbiased` is ||x||^2 / <y, c> for rotated values y and their centroids c, which leaves the rotation's mean
-    at x; `min_mse` is <y, c> / <c, c>, for the sum of few clients or with error feedback.
+    `scale: unbiased` is ||x||^2 / <y, c> for rotated values y and their centroids c, whose mean over rotations is x.
+    `min_mse` is <y, c> / <c, c>, for sums of few clients or with error feedback.
 
-    Differs from the papers: 1. blocks of `block` values, each with a scale, where the released code pads all values to
-    one power of two; a large `block` does the same. 2. two passes of the rotation where the released code has one: the
-    proofs need a uniform rotation, and after one pass (1, 1/2, 0, ...) comes out wrong by a quarter of its energy at 1
-    bit, on average over all signs (tested). 3. fractional bits by any number of levels, in base L (3 are 1.6 bits),
-    where EDEN mixes two widths; no fewer than 1 bit. 4. for EDEN's entropy-coded variant, whose levels are uniform, use
+    Differs from the papers: 1. blocks of `block` values, each with a scale; the released code pads all values to one
+    power of two, which a large `block` reproduces. 2. two passes of the rotation where the released code has one: the
+    proofs need a uniform rotation, and after one pass (1, 1/2, 0, ...) loses a quarter of its energy at 1 bit, on
+    average over all signs (tested). 3. fractional bits by any number of levels, in base L (3 levels are 1.6 bits),
+    where EDEN mixes two widths; at least 1 bit. 4. for EDEN's entropy-coded variant, whose levels are uniform, use
     `rotate`, `quantise` and `entropy`.
     """
 
@@ -43,12 +43,12 @@ class Eden(Quantiser):
 
     kind: Literal["eden"] = "eden"
     levels: int = Field(2, ge=2, le=MOST_CENTROIDS, description="number of centroids: 2 for 1 bit, 4 for 2 bits")
-    scale: Literal["unbiased", "min_mse"] = "unbiased"
+    scale: Literal["unbiased", "min_mse"] = Field("unbiased", description="scale of a block, see above")
     block: Block = DEFAULT_BLOCK
     passes: Passes = 2
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """The levels, all scales, all symbols."""
+        """Return the number of levels, all scales, and all symbols."""
         del state
         points = centroids(self.levels)
         scales, streams = [], []
@@ -59,10 +59,10 @@ class Eden(Quantiser):
         return varint(self.levels) + b"".join(scales) + rest.write_symbols(streams, self.levels), NO_STATE
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The scaled centroids, rotated back."""
+        """Return the scaled centroids, rotated back."""
         levels = reader.varint(MOST_CENTROIDS)
         if levels < 2:
-            raise PayloadError(f"the payload has {levels} levels where 2 to {MOST_CENTROIDS} are allowed")
+            raise PayloadError(f"the payload has {levels} levels, 2 to {MOST_CENTROIDS} are allowed")
         inner = rotated_shapes(sum(map(prod, shapes.values())), self.block)
         scales = [reader.floats(shape[0]) for shape in inner.values()]
         streams = rest.read_symbols(reader, [prod(shape) for shape in inner.values()], levels)
@@ -74,14 +74,14 @@ class Eden(Quantiser):
         return rotate_back(rotated, shapes, self.passes, key)
 
     def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
-        """The levels, a float32 for each block, and what the symbols may weigh."""
+        """Return the bytes of the number of levels, a float32 per block, and the symbols at most."""
         inner = rotated_shapes(sum(map(prod, shapes.values())), self.block)
         scales = 4 * sum(shape[0] for shape in inner.values())
         symbols = rest.max_symbol_bytes([prod(shape) for shape in inner.values()], self.levels)
         return len(varint(self.levels)) + scales + symbols
 
     def _round(self, rows: FloatArray, points: FloatArray) -> tuple[IntArray, FloatArray]:
-        """The nearest centroid of each value over its row's deviation, and the scale of each row."""
+        """Return the nearest centroid of each value over its row's deviation, and the scale of each row."""
         energy = np.einsum("bd,bd->b", rows, rows)
         deviation = np.sqrt(energy / rows.shape[1])
         unit = rows / np.where(deviation > 0, deviation, 1.0)[:, None]
@@ -94,13 +94,13 @@ class Eden(Quantiser):
 
 @cache
 def centroids(levels: int) -> FloatArray:
-    """The Lloyd-Max centroids of the standard normal, ascending and symmetric, by Newton's method."""
+    """Return the Lloyd-Max centroids of the standard normal, ascending and symmetric, computed by Newton's method."""
     points = np.array([sqrt(3) * NormalDist().inv_cdf((place + 0.5) / levels) for place in range(levels)])
     for _ in range(50):
         edges = (points[1:] + points[:-1]) / 2
         mass, density = _cells(edges)
         means = (density[:-1] - density[1:]) / mass
-        # an edge e moves the mean of the cell left of it by (e - mean) density / mass, and half of that a centroid
+        # An edge e shifts the mean of the cell to its left by (e - mean) density / mass; a centroid moves e by half.
         left = 0.5 * density[1:-1] * (edges - means[:-1]) / mass[:-1]
         right = 0.5 * density[1:-1] * (means[1:] - edges) / mass[1:]
         jacobian = np.eye(levels)
@@ -119,14 +119,14 @@ def centroids(levels: int) -> FloatArray:
 
 
 def distortion(levels: int) -> float:
-    """The mean squared error of rounding a standard normal to its centroids."""
+    """Return the mean squared error of rounding a standard normal to its centroids."""
     points = centroids(levels)
     mass, _ = _cells((points[1:] + points[:-1]) / 2)
     return float(1 - mass @ points**2)
 
 
 def _cells(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The standard normal's mass between the edges [L], and its density at them and at both infinities [L + 1]."""
+    """Return the standard normal's mass between edges [L] and its density at the edges and both infinities [L + 1]."""
     below = np.array([0.0, *((1 + erf(edge / sqrt(2))) / 2 for edge in edges), 1.0])
     density = np.array([0.0, *(exp(-edge * edge / 2) / sqrt(2 * pi) for edge in edges), 0.0])
     return np.diff(below), density

@@ -1,7 +1,7 @@
-"""Entropy coding of levels: asymmetric numeral systems (Duda, arXiv:1311.2540), by the library `constriction`.
+"""Entropy coding of symbols by asymmetric numeral systems (Duda, arXiv:1311.2540), with the library `constriction`.
 
-Each tensor's symbols are coded with a model of their own, which stands in the message and is counted with it: one byte
-for each symbol of the range that occurs, or for each knot of a curve over it, or none where they are packed instead.
+Each tensor's symbols have a model of their own, which is part of the message and counted with it: one byte for each
+symbol of the used range, or for each knot of a curve over it, or none if the symbols are packed instead.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PACKED, _TABLE, _KNOTS = range(3)
 _CODES = 256
 _PER_BIT = 8
 _MOST_TABLE = 256
-# A code c stands for the weight 2^(40 - c/8), made by shifts from one octave, so that both sides have the same.
+# A code c stands for the weight 2^(40 - c/8), computed by shifts from one octave, so that both sides agree bit for bit.
 _OCTAVE = np.array([round(2 ** (40 - part / _PER_BIT)) for part in range(_PER_BIT)], dtype=np.int64)
 _WEIGHTS = _OCTAVE[np.arange(_CODES) % _PER_BIT] >> (np.arange(_CODES) // _PER_BIT)
 
 
 @dataclass(frozen=True)
 class _Model:
-    """How one stream is coded: its description on the wire, and the codes of the symbols low..low + len - 1."""
+    """Model of one stream: its description on the wire, and the codes of the symbols low..low + len - 1."""
 
     form: int
     low: int
@@ -47,13 +47,13 @@ class _Model:
 class Entropy(SymbolStage):
     """Code symbols near their empirical entropy; the model's description and the coded length are sent and counted.
 
-    A message is never more than one byte a tensor heavier than the packed symbols, which is what `max_bits` says.
+    A message is at most one byte per tensor longer than the packed symbols, which is the bound that `max_bits` reports.
     """
 
     kind: Literal["entropy"] = "entropy"
 
     def write_symbols(self, streams: Sequence[IntArray], alphabet: int) -> bytes:
-        """Descriptions, packed streams and, if any stream is coded, the length and the words of the coder."""
+        """Return descriptions, packed streams and, if any stream is coded, the coder's length and words."""
         models = [_choose(symbols, alphabet) for symbols in streams]
         coded = _with_models(streams, models, alphabet)
         if len(coded) <= self.max_symbol_bytes([len(symbols) for symbols in streams], alphabet):
@@ -61,7 +61,7 @@ class Entropy(SymbolStage):
         return _with_models(streams, [_packed() for _ in streams], alphabet)
 
     def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
-        """Read the descriptions and packed streams, then decode the rest."""
+        """Return the streams: read descriptions and packed streams, then decode the others."""
         models: list[_Model] = []
         streams: list[IntArray] = []
         for count in counts:
@@ -81,7 +81,7 @@ class Entropy(SymbolStage):
         return streams
 
     def max_symbol_bytes(self, counts: Sequence[int], alphabet: int) -> int:
-        """One byte more than packed, for each tensor."""
+        """Return one byte more than packed, for each tensor."""
         return sum(1 + packed_bytes(count, alphabet) for count in counts)
 
 
@@ -102,7 +102,7 @@ def _with_models(streams: Sequence[IntArray], models: Sequence[_Model], alphabet
 
 
 def _read_coder(reader: Reader, longest: int) -> Any:
-    """The coder over the words that follow; they are as many as their length says, and never longer than packed."""
+    """Return a coder over the words that follow, whose stated length is at most that of the packed symbols."""
     data = bytes(reader.take(reader.varint(longest + 8)))
     if data.endswith(b"\0"):
         raise PayloadError("the payload's coded symbols end in zeros")
@@ -120,7 +120,7 @@ def _packed() -> _Model:
 
 
 def _choose(symbols: IntArray, alphabet: int) -> _Model:
-    """The model with which this stream is expected to weigh least, its description included."""
+    """Return the model with the fewest expected bits for this stream, its description included."""
     if not len(symbols):
         return _packed()
     counts = np.bincount(symbols, minlength=alphabet)
@@ -153,14 +153,14 @@ def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_Model]:
 
 
 def _to_codes(weights: FloatArray) -> IntArray:
-    """-log2 of the weights against the largest, in eighths of a bit; what never occurs gets the last code."""
+    """Return -log2 of the weights over the largest, in eighths of a bit; absent symbols get the last code."""
     share = np.maximum(weights / weights.max(), 2.0**-40)
     return np.minimum(np.rint(-_PER_BIT * np.log2(share)), _CODES - 1).astype(np.int64)
 
 
 @compiled()
 def _coded_bits(counts: IntArray, codes: IntArray) -> float:
-    """What so many symbols of each code weigh under it."""
+    """Return the bits of `counts` symbols coded with their codes."""
     weights = _WEIGHTS[codes].astype(np.float64)
     bits = counts.sum() * np.log2(weights.sum())
     for place, count in enumerate(counts):
@@ -171,7 +171,7 @@ def _coded_bits(counts: IntArray, codes: IntArray) -> float:
 
 @compiled()
 def _means(counts: IntArray, knots: IntArray) -> FloatArray:
-    """How often a symbol occurs near each knot, which stands for those up to half way to its neighbours."""
+    """Return the mean count of the symbols nearest to each knot."""
     means = np.empty(len(knots))
     start = 0
     for place in range(len(knots)):
@@ -183,7 +183,7 @@ def _means(counts: IntArray, knots: IntArray) -> FloatArray:
 
 @compiled()
 def _between(knots: IntArray, codes: IntArray, count: int) -> IntArray:
-    """The codes of all symbols, by straight lines between the knots in integers."""
+    """Return the codes of all symbols, interpolated linearly between the knots in integers."""
     between = np.empty(count, dtype=np.int64)
     between[0] = codes[0]
     for place in range(1, len(knots)):
@@ -195,7 +195,7 @@ def _between(knots: IntArray, codes: IntArray, count: int) -> IntArray:
 
 @lru_cache(maxsize=1024)
 def _places(alphabet: int) -> IntArray:
-    """The symbols whose codes are sent: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... from the middle to both sides."""
+    """Return the symbols whose codes are sent: 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, ... from the middle to both sides."""
     distances, step = [0, 1, 2, 3], 4
     while step <= alphabet:
         distances += [step, step + step // 2]
@@ -205,7 +205,7 @@ def _places(alphabet: int) -> IntArray:
 
 
 def _knots(low: int, count: int, alphabet: int) -> IntArray:
-    """The places, from `low`, of the symbols whose codes are sent: the ends, and near the middle each."""
+    """Return the positions, from `low`, of the symbols whose codes are sent: both ends, denser near the middle."""
     places = _places(alphabet)
     first, last = np.searchsorted(places, (low + 1, low + count - 1))
     ends = (0, count - 1) if count > 1 else (0,)
@@ -217,12 +217,12 @@ def _read_model(reader: Reader, alphabet: int) -> _Model:
     if form == _PACKED:
         return _packed()
     if form > _KNOTS:
-        raise PayloadError(f"the payload has symbols of form {form}, which there is not")
+        raise PayloadError(f"the payload has symbols of unknown form {form}")
     low = reader.varint(alphabet - 1)
     count = reader.varint(alphabet - 1 - low) + 1
     knots = _knots(low, count, alphabet) if form == _KNOTS else np.arange(min(count, _MOST_TABLE))
     if form == _TABLE and count > _MOST_TABLE:
-        raise PayloadError(f"the payload has a table of {count} symbols where {_MOST_TABLE} are allowed")
+        raise PayloadError(f"the payload has a table of {count} symbols, at most {_MOST_TABLE} are allowed")
     if count == 1:
         return _Model(form, low, np.zeros(1, dtype=np.int64), b"")
     codes = np.frombuffer(reader.take(len(knots)), dtype=np.uint8).astype(np.int64)

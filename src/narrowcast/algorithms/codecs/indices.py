@@ -1,4 +1,4 @@
-"""Which k of n places are meant, on the wire: by the index, by a bit for each place, or by the gaps between them."""
+"""Wire format of k indices out of n: an index list, a bitmap, or the gaps between indices."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import IntArray, PayloadError
 
 IndexLayout = Literal["smallest", "int32"]
-"""`smallest`: a byte that says which of the three forms is used, the one with the fewest bytes; `int32`: four bytes an
-index, as the code released with CoLR sends them."""
+"""`smallest`: one byte that selects the shortest of the three forms.
+
+`int32`: four bytes per index, as in the code released with CoLR.
+"""
 
 _LIST, _BITMAP, _GAPS = range(3)
 
 
 def write_indices(places: IntArray, count: int, layout: IndexLayout) -> bytes:
-    """The ascending `places` [k] out of 0..count-1."""
+    """Return the bytes of the ascending indices `places` [k] out of 0..count-1."""
     if layout == "int32":
         return places.astype("<u4").tobytes()
     forms = [
@@ -39,7 +41,10 @@ def write_indices(places: IntArray, count: int, layout: IndexLayout) -> bytes:
 
 
 def read_indices(reader: Reader, kept: int, count: int, layout: IndexLayout) -> IntArray:
-    """The `kept` places out of 0..count-1 that `write_indices` wrote, ascending, or `PayloadError`."""
+    """Return the `kept` ascending indices out of 0..count-1 that `write_indices` wrote.
+
+    Raise `PayloadError` if malformed.
+    """
     form = _LIST if layout == "int32" else reader.take(1)[0]
     if layout == "int32":
         places = np.frombuffer(reader.take(4 * kept), dtype="<u4").astype(np.int64)
@@ -51,19 +56,19 @@ def read_indices(reader: Reader, kept: int, count: int, layout: IndexLayout) -> 
     elif form == _GAPS:
         places = _read_gaps(reader, kept, count)
     else:
-        raise PayloadError(f"the payload has indices of form {form}, which there is not")
+        raise PayloadError(f"the payload has indices of unknown form {form}")
     if len(places) != kept or (kept and (places[-1] >= count or (np.diff(places) <= 0).any())):
-        raise PayloadError(f"the payload should name {kept} of {count} places, each once and in order")
+        raise PayloadError(f"the payload must list {kept} of {count} indices, each once and in order")
     return places
 
 
 def max_index_bytes(kept: int, count: int, layout: IndexLayout) -> int:
-    """What the places weigh at most."""
+    """Return the largest number of bytes of `kept` indices."""
     return 4 * kept if layout == "int32" else 1 + min(packed_bytes(kept, max(count, 1)), -(-count // 8))
 
 
 def _shift(kept: int, count: int) -> int:
-    """Rice's parameter, which both sides know: log2 of ln(2) times the mean gap, rounded (Golomb, 1966)."""
+    """Return Rice's parameter, known to both sides: log2 of ln(2) times the mean gap, rounded (Golomb, 1966)."""
     return max(0, round(np.log2(max(0.6931 * count / max(kept, 1), 1.0))))
 
 
@@ -77,7 +82,7 @@ def _gap_bytes(places: IntArray, shift: int) -> int:
 
 
 def _write_gaps(places: IntArray, shift: int) -> bytes:
-    """Each gap's quotient in unary, a one after so many zeros, then all remainders of `shift` bits."""
+    """Return each gap's quotient in unary (a one after that many zeros), then all remainders of `shift` bits."""
     gaps = _gaps(places)
     ones = np.cumsum((gaps >> shift) + 1) - 1
     unary = np.zeros(int(ones[-1]) + 1 if len(ones) else 0, dtype=bool)
@@ -91,10 +96,10 @@ def _read_gaps(reader: Reader, kept: int, count: int) -> IntArray:
     bits = np.unpackbits(np.frombuffer(reader.peek(longest), dtype=np.uint8), bitorder="little")
     ones = np.flatnonzero(bits)[:kept]
     if len(ones) < kept:
-        raise PayloadError(f"the payload has gaps to {len(ones)} of {kept} places")
+        raise PayloadError(f"the payload has gaps to {len(ones)} of {kept} indices")
     unary = int(ones[-1]) + 1 if kept else 0
     used = reader.take(-(-unary // 8))
     if kept and used[-1] >> ((unary - 1) % 8 + 1):
-        raise PayloadError("the payload has gaps to more places than are kept")
+        raise PayloadError("the payload has gaps to more indices than are kept")
     quotients = np.diff(ones, prepend=-1) - 1
     return np.cumsum((quotients << shift) + unpack(reader, kept, 1 << shift) + 1) - 1

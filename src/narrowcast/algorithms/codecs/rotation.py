@@ -1,4 +1,4 @@
-"""Randomised Hadamard rotation: random signs, then the Walsh-Hadamard transform, so that all values are of one size.
+"""Randomised Hadamard rotation: random signs, then the Walsh-Hadamard transform, so that values have similar magnitude.
 
 Reference: Ailon and Chazelle, STOC 2006; for distributed means, Suresh et al., ICML 2017 (arXiv:1611.00429).
 """
@@ -30,20 +30,20 @@ def _power_of_two(block: int) -> int:
 
 
 Block = Annotated[int, Field(ge=1, le=2**20), AfterValidator(_power_of_two)]
-"""How many values are rotated together."""
+"""Number of values rotated together, a power of two."""
 
 Passes = Annotated[int, Field(ge=1, le=4)]
-"""How many times a block gets random signs and is transformed."""
+"""Number of passes of random signs and transform."""
 
 
 class Rotate(Transform):
-    """Lay all tensors end to end, cut them into blocks and rotate each: an orthogonal map, its signs from the key.
+    """Concatenate all tensors, cut them into blocks and rotate each block by an orthogonal map with signs from the key.
 
-    The rest of the chain gets `blocks` [b, block] and `tail` [1, t]: what is left over, padded with zeros to the next
-    power of two, which are sent and paid for.
+    The rest of the chain gets `blocks` [b, block] and `tail` [1, t]. The tail holds the remaining values, padded with
+    zeros to the next power of two; the padding is sent and counted.
 
-    Differs from the papers: 1. blocks of `block` values and not one of all: less padding and, where the next
-    stage has a norm for each row, a norm a block. 2. two passes of signs and transform: after one, a block with few
+    Differs from the papers: 1. blocks of `block` values instead of one block of all values: less padding and, if the
+    next stage has a norm per row, a norm per block. 2. two passes of signs and transform: after one, a block with few
     large values is far from uniformly rotated, see `eden`.
     """
 
@@ -52,20 +52,20 @@ class Rotate(Transform):
     passes: Passes = 2
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
-        """The blocks that there are, and the tail."""
+        """Return the shapes of the blocks and the tail."""
         return rotated_shapes(sum(map(prod, shapes.values())), self.block)
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """Nothing of its own."""
+        """Return the bytes of the rest of the chain; the rotation adds none."""
         return rest.write(rotate(tensors, self.block, self.passes, key), key, state)
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The tensors, rotated back."""
+        """Return the tensors, rotated back."""
         return rotate_back(rest.read(reader, self.inner_shapes(shapes), key), shapes, self.passes, key)
 
 
 def rotated_shapes(count: int, block: int) -> Shapes:
-    """The shapes that `rotate` gives for so many values in all."""
+    """Return the shapes that `rotate` gives for `count` values in total."""
     blocks, left = divmod(count, block)
     shapes: dict[str, tuple[int, ...]] = {}
     if blocks:
@@ -76,7 +76,7 @@ def rotated_shapes(count: int, block: int) -> Shapes:
 
 
 def rotate(tensors: Tensors, block: int, passes: int, key: int) -> Tensors:
-    """All values as rotated rows: H S x / sqrt(D) in each pass, S its signs and D the length of a row."""
+    """Return all values as rotated rows: H S x / sqrt(D) per pass, with signs S and row length D."""
     count = sum(values.size for values in tensors.values())
     shapes = rotated_shapes(count, block)
     rows = np.zeros(sum(map(prod, shapes.values())), dtype=np.float32)
@@ -91,7 +91,7 @@ def rotate(tensors: Tensors, block: int, passes: int, key: int) -> Tensors:
 
 
 def rotate_back(rotated: Tensors, shapes: Shapes, passes: int, key: int) -> Tensors:
-    """The inverse of `rotate`."""
+    """Invert `rotate`."""
     rows = np.concatenate([part.ravel() for part in rotated.values()] or [np.empty(0, np.float32)])
     parts = _cut(rows, {name: part.shape for name, part in rotated.items()})
     for index in reversed(range(passes)):
@@ -110,14 +110,14 @@ def _cut(values: NDArray[np.float32], shapes: Shapes) -> Tensors:
 
 
 def _signs(count: int, index: int, key: int) -> NDArray[np.float32]:
-    """1 or -1 for each value: the bits of the words of a stream of the key, one for each pass."""
+    """Return 1 or -1 for each value, from the bits of the key's stream of pass `index`."""
     words = uniform_bits(stream(key, f"signs {index}"), np.arange(-(-count // 64))).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:count]
     return np.float32(1) - np.float32(2) * bits.astype(np.float32)
 
 
 def _transform(rows: NDArray[np.float32]) -> None:
-    """The orthonormal Walsh-Hadamard transform of each row, in place."""
+    """Apply the orthonormal Walsh-Hadamard transform to each row, in place."""
     _hadamard(rows)
     rows *= np.float32(rows.shape[1] ** -0.5)
 

@@ -1,4 +1,4 @@
-"""The stages that a codec can have, and the type of a field that takes a chain of them."""
+"""The registry of codec stages, and the type of a field that takes a chain of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STAGES = Registry(
 
 
 def _listed(value: Any) -> Any:
-    """Let one stage stand for a chain of it alone."""
+    """Accept a single stage as a chain of one."""
     return [value] if isinstance(value, str | Mapping) else value
 
 

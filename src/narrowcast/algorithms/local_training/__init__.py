@@ -1,1 +1,1 @@
-"""Local training of a whole cohort as one tensor program."""
+"""Local training: all clients of a chunk are trained as one program."""

@@ -1,4 +1,4 @@
-"""A torch module over a leading client axis: one call for clients that each have parameters of their own."""
+"""Batched forward pass of a torch module in which every client has its own parameters."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""Scores [a, b, K] of features [a, b, ...], with parameters [a, ...] each."""
+"""Map parameters [a, ...] and features [a, b, ...] of a clients to scores [a, b, K]."""
 
 _Elementwise = nn.ReLU | nn.Tanh | nn.Sigmoid | nn.GELU | nn.ELU | nn.LeakyReLU | nn.SiLU | nn.Identity
 
 
 def gains_from_batching(module: nn.Module) -> bool:
-    """Whether the module is a chain of linear and elementwise layers: batched, it is a few matrix products."""
+    """Return whether the module is a chain of linear and elementwise layers; it batches into a few matrix products."""
     return isinstance(module, nn.Sequential) and all(
         isinstance(layer, nn.Linear | nn.Flatten | _Elementwise) for layer in module
     )
 
 
 def batched_forward(module: nn.Module) -> Forward:
-    """The module for many clients at once: matrix products where it is a chain, `torch.func.vmap` elsewhere."""
+    """Return the module's forward pass over a leading client axis.
+
+    A chain of linear and elementwise layers becomes batched matrix products; any other module goes through
+    `torch.func.vmap`.
+    """
     if gains_from_batching(module):
         assert isinstance(module, nn.Sequential)
         chain = module

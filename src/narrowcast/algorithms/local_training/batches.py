@@ -1,7 +1,7 @@
-"""What a chunk of matrix-factorisation clients trains on in one round: negatives, shuffles, batches, rows.
+"""Negatives, shuffles and batches on which a chunk of matrix-factorisation clients trains in one round.
 
-Everything is drawn at once for all clients of the chunk, from streams keyed by client, so that a client's batches do
-not depend on who else is in its chunk.
+All clients of the chunk are drawn at once, from streams keyed by client, so that the batches of a client do not depend
+on the other clients of its chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 
 SECOND_TRY = 2**32
-"""The counter at which a client's stream of second tries begins."""
+"""Counter at which a client's stream of second draws begins."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class ChunkBatches:
 
     Shapes:
         order, active, valid, sizes, steps, first_of_last_epoch: as in `Schedule`.
-        row_items: [R] item of each work row; rows of a client are contiguous, `row_starts` [C + 1] says where.
-        rows: [B, batch_size] work row of each sample; R (one past the last) pads.
-        labels: like rows; samples: [C] samples of one epoch.
+        row_items: [R] item of each work row; the rows of client c are `row_starts[c]:row_starts[c + 1]`.
+        rows: [B, batch_size] work row of each sample; R (one past the last) is padding.
+        labels: [B, batch_size]; samples: [C] samples of one epoch.
     """
 
     order: IntArray
@@ -48,7 +48,10 @@ class ChunkBatches:
 
 
 def known_items(data: Interactions, clients: IntArray, leaky: bool) -> BoolArray:
-    """The items that each client never draws as a negative, [C, N]."""
+    """Return the items that each client never draws as a negative, [C, N].
+
+    With `leaky` these include the held-out items, the items they are ranked against, and items on which no user trains.
+    """
     known = np.zeros((len(clients), data.n_items), dtype=bool)
     places = np.repeat(np.arange(len(clients)), data.examples[clients])
     known[places, training_items(data, clients)] = True
@@ -63,12 +66,15 @@ def known_items(data: Interactions, clients: IntArray, leaky: bool) -> BoolArray
 
 
 def sample_counts(data: Interactions, clients: IntArray, training: FactorisationSGD, known: BoolArray) -> IntArray:
-    """The samples of one epoch of each client, [C]; who knows every item [C, N] draws no negatives."""
+    """Return the number of samples per epoch of each client, [C].
+
+    A client that knows all items [C, N] draws no negatives.
+    """
     return data.examples[clients] * np.where(known.all(axis=1), 1, 1 + training.negatives)
 
 
 def training_items(data: Interactions, clients: IntArray) -> IntArray:
-    """The training items of these clients one after the other, [sum of examples]."""
+    """Return the training items of the clients, concatenated, [sum of examples]."""
     slices = [data.items[data.indptr[client] : data.indptr[client + 1]] for client in clients]
     return np.concatenate(slices) if slices else np.empty(0, dtype=np.int64)
 
@@ -81,10 +87,13 @@ def draw_batches(
     round_index: int,
     epochs: IntArray | None = None,
 ) -> ChunkBatches:
-    """Draw the batches of one participation of these clients; the same for the same client, seed and round.
+    """Draw the batches of one participation of each client; a function of seed, round and client only.
 
-    The negatives are uniform over the items that a client may draw. Each is first drawn from all items, and only where
-    that one may not be drawn from the others: so who has the seeds knows nearly all rows that a client touches.
+    Negatives are uniform over the items that a client may draw. Each is first drawn from all items and drawn again from
+    the allowed ones only if it is not allowed. The holder of the seed therefore knows almost all rows that a client
+    touches.
+
+    Shapes: clients [C]; epochs [C], by default `training.epochs` for each client.
     """
     examples = data.examples[clients]
     known = known_items(data, clients, leaky=training.train_negatives == "leaky")
@@ -98,7 +107,7 @@ def draw_batches(
     clients, examples, drawn, samples = clients[order], examples[order], drawn[order], samples[order]
     known, allowed_counts = known[order], allowed_counts[order]
 
-    # Negatives: any item; where that one is not allowed, one of the list of those that are.
+    # Negatives: drawn from all items; a draw that is not allowed is replaced by one from the allowed items.
     n_clients = len(clients)
     places = np.repeat(np.arange(n_clients), drawn)
     keys = stream_keys(seed, "negatives", round_index, clients)[places]
@@ -109,7 +118,7 @@ def draw_batches(
     allowed_starts = np.cumsum(allowed_counts) - allowed_counts
     negatives[again] = np.flatnonzero(~known)[allowed_starts[places[again]] + choice] % data.n_items
 
-    # Samples of a client: its own items, then its negatives; rows: its distinct items, ascending.
+    # The samples of a client are its own items, then its negatives; its rows are its distinct items, ascending.
     starts = np.cumsum(samples) - samples
     owner = np.repeat(np.arange(n_clients), samples)
     positive = np.arange(len(owner)) - starts[owner] < examples[owner]
@@ -138,7 +147,7 @@ def draw_batches(
 
 
 def likely_rows(n_items: int, drawn: int, seed: int, round_index: int, client: int) -> BoolArray:
-    """The items that a client touches unless it may not draw them, which the server knows too, [N]."""
+    """Return the items that a client touches unless it may not draw them, which the server can compute as well, [N]."""
     keys = stream_keys(seed, "negatives", round_index, np.array([client]))
     likely = np.zeros(n_items, dtype=bool)
     likely[uniform_below(keys, np.arange(drawn), np.full(drawn, n_items))] = True

@@ -1,4 +1,4 @@
-"""The chunk's clients of matrix factorisation, trained by the program that the training names."""
+"""Training of a chunk of matrix-factorisation clients with the program that `training.program` selects."""
 
 from __future__ import annotations
 

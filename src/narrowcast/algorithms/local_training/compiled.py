@@ -1,4 +1,4 @@
-"""How the fused kernels are compiled and spread over threads."""
+"""Compilation of the fused kernels and their distribution over threads."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from narrowcast.platform.types import IntArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Sums may be reordered and multiply-adds fused, so that loops become vector code. Not `nnan` or `ninf`: a client that
-# diverged must be seen to have diverged.
+# Allow reordered sums and fused multiply-adds, so that loops become vector code, but not `nnan` or `ninf`: NaN and
+# infinity must survive, since they mark a diverged client.
 _REORDER = {"reassoc", "contract", "nsz"}
 
 _settings: Any = numba.config
 
 
 def _cache_folder() -> str | None:
-    """Where machine code is kept between processes; None where nothing can be written.
+    """Return the folder that keeps machine code between processes, or None if no folder is writable.
 
-    One folder for each state of these sources: numba itself would not see that a function's callee has changed.
+    The folder name contains a hash of these sources, since numba does not notice a change in a function's callee.
     """
     here = Path(__file__).parent
     sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
-    # expanduser, unlike Path.home, does not mind a user without a home
+    # expanduser, unlike Path.home, does not raise for a user without a home folder
     caches = [here / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))]  # noqa: PTH111
     if _settings.CACHE_DIR:
         caches = [Path(_settings.CACHE_DIR)]
@@ -52,10 +52,10 @@ _CACHE = _cache_folder()
 
 
 def compiled(*, reorder: bool = False, inline: bool = False) -> Callable[[Function], Function]:
-    """Compile to machine code that holds no lock of the interpreter, kept on disk where that can be written.
+    """Compile a function to machine code that releases the interpreter lock, cached on disk if possible.
 
-    Functions that compiled ones call must be `inline`: else a process that compiles and one that reads what was kept
-    may run different machine code for them, which rounds differently where sums are reordered.
+    Functions called by compiled ones must be `inline`. Otherwise a process that compiles and one that reads the cache
+    may run different machine code for them, which rounds differently if sums are reordered.
     """
 
     def compile_function(function: Function) -> Function:
@@ -70,16 +70,16 @@ def compiled(*, reorder: bool = False, inline: bool = False) -> Callable[[Functi
 
 
 def read_only(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """The array as a read-only, contiguous one: one type, and so one compilation, wherever it comes from."""
+    """Return a read-only, contiguous view or copy, so that kernels see one type and are compiled once."""
     view = np.ascontiguousarray(array, dtype=dtype).view()
     view.flags.writeable = False
     return view
 
 
 def over_clients(work: Callable[[IntArray], None], load: IntArray, threads: int) -> None:
-    """Call `work` on the places of all clients: in their order, or dealt to the threads by load [C], heaviest first.
+    """Call `work` on the places of all clients, dealt to the threads by load, heaviest first.
 
-    Each client must be independent of all others.
+    With one thread clients keep their order. Clients must be independent of each other. Shapes: load [C].
     """
     if threads == 1:
         work(np.arange(len(load)))
@@ -95,6 +95,6 @@ def over_clients(work: Callable[[IntArray], None], load: IntArray, threads: int)
 
 @cache
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads that stay, so that their memory does; a forked process starts its own."""
+    """Return a pool of long-lived threads, which keep their memory; `process` gives a forked process its own pool."""
     del process
     return ThreadPoolExecutor(threads)

@@ -1,4 +1,4 @@
-"""Where tensors live while clients train, and how arrays get there."""
+"""Placement of tensors on a device during local training."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ Device = Literal["cpu", "cuda"]
 
 
 def to_tensor(values: NDArray[Any], device: Device) -> Tensor:
-    """The array as a tensor; on a CPU it shares the memory, unless nobody may write there."""
+    """Return the array as a tensor on the device.
+
+    On a CPU it shares the array's memory unless the array is read-only.
+    """
     tensor = torch.from_numpy(values.copy() if not values.flags.writeable else values)
     return tensor if device == "cpu" else tensor.to(device)
 
 
 def to_array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor as an array in main memory."""
+    """Return the tensor as an array in main memory."""
     return np.asarray(tensor.cpu().numpy())
 
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Keep a GPU from rounding the factors of products to ten bits, which it would do in convolutions."""
+    """Disable TF32 in cuDNN convolutions, which would round the factors of products to ten bits."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

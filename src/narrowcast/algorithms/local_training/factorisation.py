@@ -1,11 +1,11 @@
 """Local SGD of matrix factorisation for all clients of a chunk at once, on the rows they touch.
 
-Clients of a round are independent, and inside a client only its user factors and its private copies of the rows it
-touches change from step to step, so one tensor program over [active clients, batch] is exact. All copies of an item in
-a batch have the same label and so the same new row: a plain scatter replaces the mean over duplicates.
+Clients of a round are independent, and in each client only the user factors and its private copies of the touched rows
+change from step to step, so one tensor program over [active clients, batch] is exact. All copies of an item in a batch
+have the same label and hence the same new row, so a plain scatter replaces the mean over duplicates.
 
-The step is the one that the code released with CoLR (Nguyen et al., WWW 2024) performs: logistic loss, the user factors
-move by the batch mean, each distinct item row of the batch by its own gradient.
+The step is that of the code released with CoLR (Nguyen et al., WWW 2024): logistic loss, the user factors move by the
+batch mean, each distinct item row of the batch by its own gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What local training changed; the client axis is in the order of `ChunkBatches.order`.
+    """Result of local training; the client axis is in the order of `ChunkBatches.order`.
 
     Shapes: row_changes [R, d] or [R, r]; user_factors [C, d]; loss [C], the mean over the last epoch.
     """
@@ -39,7 +39,7 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The batches as tensors, cut into steps of [active, batch]."""
+    """The batches as tensors, split into steps of [active, batch]."""
 
     rows: list[Tensor]
     labels: list[Tensor]
@@ -69,7 +69,7 @@ def train_rows(
 ) -> LocalResult:
     """Train whole item rows: q_i -= lr (g p + 2 wd q_i) per row, p -= lr (mean g x + 2 wd p).
 
-    With `proximal` or `correction`, all rows of a client also move by -lr (mu (q - q_0) + correction) in each step.
+    With `proximal` or `correction`, every row of a client also moves by -lr (mu (q - q_0) + correction) in each step.
 
     Shapes: item_factors [N, d]; user_factors [C, d] in the order of `batches.order`; correction [R, d].
     """
@@ -97,7 +97,7 @@ def train_rows(
         users[:active].sub_(mean_gradient.add_(p, alpha=decay), alpha=training.learning_rate)
         x = torch.baddbmm(x, g.unsqueeze(2), p.unsqueeze(1), beta=shrink, alpha=-training.learning_rate)
         table.index_copy_(0, rows.view(-1), x.view(-1, x.shape[2]))
-        table[-1] = 0  # a diverged client leaves no NaN for the others' padding
+        table[-1] = 0  # the padding row is shared: a diverged client must not leave NaN in it
         if drift is not None:
             table[: len(drift)].sub_(drift, alpha=training.learning_rate)
     return LocalResult(table[:-1] - before, users, _last_epoch_loss(scores, steps, batches))
@@ -110,10 +110,11 @@ def train_low_rank(
     batches: ChunkBatches,
     training: FactorisationSGD,
 ) -> LocalResult:
-    """Train A with x_i = q_i + A_i B, q_i and B frozen: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
+    """Train A with x_i = q_i + A_i B, q_i and B fixed: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
 
-    Shapes: item_factors [N, d]; user_factors [C, d] and components [C, r] (0 or 1) in the order of `batches.order`;
-    basis [r, d]. A starts at zero, so `row_changes` [R, r] is A itself.
+    A starts at zero, so `row_changes` [R, r] is A itself.
+
+    Shapes: item_factors [N, d]; user_factors [C, d] in the order of `batches.order`.
     """
     steps = _steps(batches, item_factors)
     basis = to_tensor(subspace.basis, "cpu").to(item_factors)
@@ -154,7 +155,7 @@ def _fields(steps: _Steps) -> tuple[list[Tensor], list[Tensor], list[Tensor], li
 
 
 def _last_epoch_loss(scores: list[Tensor], steps: _Steps, batches: ChunkBatches) -> Tensor:
-    """The mean logistic loss of each client over its last epoch, each sample scored before its step."""
+    """Return the mean logistic loss of each client over its last epoch [C], each sample scored before its step."""
     n_clients = len(batches.order)
     if not scores:
         return torch.zeros(n_clients)

@@ -1,4 +1,4 @@
-"""How matrix-factorisation clients train: the hyper-parameters, and dense updates for algorithms that want them."""
+"""Local training of matrix factorisation: hyper-parameters, and dense updates for algorithms that need them."""
 
 from __future__ import annotations
 
@@ -20,41 +20,42 @@ from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, Local
 
 
 class FactorisationSGD(BaseModel):
-    """How a client trains: SGD on the mean logistic loss of its items and of sampled negatives.
+    """SGD on the mean logistic loss of a client's items and of sampled negatives.
 
-    `negatives` are drawn anew for each participation and kept over its epochs. With `train_negatives: clean` a client
-    avoids only the items it trains on; `leaky` also avoids its held-out items and the 99 items it is ranked against,
-    and draws only from items that some user trains on, as the code released with CoLR (Nguyen et al., WWW 2024) does:
-    its published numbers need it, and it tells the model where the test items are.
+    Negatives are drawn once per participation and used in all of its epochs. With `train_negatives: clean` a client
+    avoids only the items it trains on. With `leaky` it also avoids its held-out items and the 99 items they are ranked
+    against, and draws only items on which some user trains, as the code released with CoLR does (Nguyen et al., WWW
+    2024). The published numbers need `leaky`, and it tells the model where the test items are.
 
-    Differs from the released code: 1. negatives are drawn independently, where the code draws groups of four
-    without repeats inside a group.
+    Differs from the released code: 1. negatives are drawn independently; the code draws groups of four without repeats
+    inside a group.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["factorisation_sgd"] = "factorisation_sgd"
-    learning_rate: float = Field(0.5, gt=0)
-    batch_size: int = Field(256, ge=1)
-    epochs: int = Field(2, ge=1)
-    weight_decay: float = Field(5e-4, ge=0)
+    learning_rate: float = Field(0.5, gt=0, description="step size of local SGD")
+    batch_size: int = Field(256, ge=1, description="samples per step")
+    epochs: int = Field(2, ge=1, description="local epochs per participation")
+    weight_decay: float = Field(5e-4, ge=0, description="coefficient of the squared L2 norm in the loss")
     negatives: int = Field(4, ge=0, description="sampled negatives per training item")
-    train_negatives: Literal["clean", "leaky"] = "clean"
-
+    train_negatives: Literal["clean", "leaky"] = Field(
+        "clean", description="items never drawn as negatives: training items; or also the held-out and ranked items"
+    )
     program: Literal["auto", "fused", "batched"] = Field(
         "auto",
-        description="compiled loops client by client, or one tensor program for a chunk: the same steps; auto takes "
-        "the first on a CPU and the second on a GPU",
+        description="fused: compiled loops, client by client; batched: one tensor program per chunk, with the same "
+        "steps; auto: fused on a CPU, batched on a GPU",
     )
-    device: Device = "cpu"
+    device: Device = Field("cpu", description="device on which clients train")
 
     @property
     def fused(self) -> bool:
-        """Whether clients train in compiled loops."""
+        """Whether clients are trained by the compiled kernels."""
         return self.program == "fused" or (self.program == "auto" and self.device == "cpu")
 
     def check(self, task: Task) -> None:
-        """Only matrix factorisation trains like this."""
+        """Raise `UserError` unless the model is matrix factorisation and the program runs on the device."""
         if not isinstance(task.data, Interactions):
             raise UserError(
                 f'training.kind = "{self.kind}" trains matrix_factorisation only, not {task.model.kind}; use "sgd"'
@@ -63,21 +64,21 @@ class FactorisationSGD(BaseModel):
             raise UserError('training.program = "fused" runs on a CPU; use batched, or device: cpu')
 
     def mode(self, task: Task) -> Literal["batched", "per_client"]:
-        """One program for a chunk, whichever it is."""
+        """Return "batched": both programs train the whole chunk in one call."""
         del task
         return "batched"
 
     def samples(self, task: Task, clients: IntArray) -> IntArray:
-        """A client's items and the negatives drawn for them, [C]."""
+        """Return the samples per epoch of each client, its items and the negatives drawn for them, [C]."""
         known = known_items(task.data, clients, leaky=self.train_negatives == "leaky")
         return sample_counts(task.data, clients, self, known)
 
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """One call after the other: a call is a program of many clients as it is."""
+        """Train the calls in turn; each call is already one program of many clients."""
         return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
-        """Train the chunk's clients on whole rows; `changes` has every row of Q, zero where it was not touched."""
+        """Train whole rows; `changes` holds every row of Q [C, N, d], zero for rows that the client did not touch."""
         epochs = epochs_of(chunk, terms, self.epochs)
         batches = draw_batches(task.data, chunk.clients, self, task.seed, chunk.round_index, epochs)
         item_factors = to_tensor(np.asarray(server[ITEM_FACTORS]), self.device)
@@ -90,7 +91,7 @@ class FactorisationSGD(BaseModel):
         row_correction = None
         if terms.correction is not None:
             correction = np.asarray(terms.correction[ITEM_FACTORS])[batches.order]
-            # Rows that a client never trains still move by the correction, the same in each of its steps.
+            # Rows that a client never trains still move by the correction, by the same amount in each step.
             changes -= (self.learning_rate * batches.steps)[:, None, None].astype(np.float32) * correction
             row_correction = to_tensor(correction[client_of_row, batches.row_items], self.device)
         result = train_rows(item_factors, user_factors, batches, self, terms.proximal, row_correction)

@@ -1,6 +1,6 @@
-"""The steps of one client in compiled loops: what a batch does to its rows and to the user factors.
+"""Compiled steps of one client: the effect of a batch on the item rows and on the user factors.
 
-A work row is (q_i, A_i, B q_i), or q_i alone where whole rows are trained; `vector` is (p, B p), so that the score of a
+A work row is (q_i, A_i, B q_i), or q_i alone if whole rows are trained; `vector` is (p, B p), so that the score of a
 row, q_i.p + A_i.Bp, is one inner product.
 """
 
@@ -14,12 +14,12 @@ from narrowcast.algorithms.local_training.streams import Places, Words
 from narrowcast.platform.types import IntArray
 
 BLOCK = 128
-"""Rows that are scored together, so that the logistic function becomes vector code."""
+"""Number of rows scored together, so that the logistic function becomes vector code."""
 
 
 @compiled(inline=True)
 def aligned(n_rows: int, width: int) -> Floats:
-    """An empty [n_rows, width or more] whose rows start on cache lines, of 16 floats."""
+    """Return an empty array [n_rows, width or more] whose rows start on cache lines of 16 floats."""
     width = -(-width // 16) * 16
     floats = np.empty(n_rows * width + 16, dtype=np.float32)
     start = -(floats.ctypes.data // 4) % 16
@@ -28,7 +28,7 @@ def aligned(n_rows: int, width: int) -> Floats:
 
 @compiled(inline=True)
 def load_rows(items: IntArray, item_factors: Floats, basis_items: Floats, work: Floats) -> None:
-    """Copy the rows of a client from the global ones, q_i and B q_i; A starts at zero."""
+    """Copy q_i and B q_i of a client's rows from the global ones and set A to zero."""
     dimension, rank = item_factors.shape[1], basis_items.shape[1]
     for place in range(len(items)):
         item_row, basis_row, row = item_factors[items[place]], basis_items[items[place]], work[place]
@@ -41,7 +41,7 @@ def load_rows(items: IntArray, item_factors: Floats, basis_items: Floats, work: 
 
 @compiled(inline=True)
 def leave_changes(items: IntArray, item_factors: Floats, work: Floats, rank: int) -> bool:
-    """Put how each row changed, or its A, at the start of its work row; whether all of that is finite."""
+    """Write the change of each row, or its A, to the start of its work row; return whether all of them are finite."""
     dimension = item_factors.shape[1]
     finite = True
     for place in range(len(items)):
@@ -61,7 +61,7 @@ def leave_changes(items: IntArray, item_factors: Floats, work: Floats, rank: int
 def distinct_rows(
     batch: Words, mask: np.uint64, sample_rows: Places, positives: int, rows: Places, labels: Floats, copies: Places
 ) -> int:
-    """Collect the distinct rows of a batch, their labels and how many copies there are of each; returns how many rows.
+    """Collect the distinct rows of a batch with their labels and multiplicities; return the number of distinct rows.
 
     Shapes: batch [n] words with the place of a sample in the bits of `mask`; rows, labels [n + 1]; copies [rows of the
     client], zero before.
@@ -79,7 +79,7 @@ def distinct_rows(
 
 @compiled(reorder=True)
 def inner_products(left: Floats, right: Floats) -> Floats:
-    """L R^T [n, m] of rows [n, d] and [m, d], without the threads of a library of linear algebra."""
+    """Return L R^T [n, m] of rows [n, d] and [m, d] without the threads of a linear-algebra library."""
     products = np.empty((len(left), len(right)), dtype=np.float32)
     for one in range(len(left)):
         for other in range(len(right)):
@@ -92,7 +92,7 @@ def inner_products(left: Floats, right: Floats) -> Floats:
 
 @compiled(inline=True, reorder=True)
 def project(basis: Floats, vector: Floats) -> None:
-    """Set the second part of (p, B p)."""
+    """Write B p into the second part of `vector`, (p, B p)."""
     rank, dimension = basis.shape
     for component in range(rank):
         total = np.float32(0)
@@ -114,10 +114,10 @@ def score_rows(
     exponents: Exponents,
     want_loss: bool,
 ) -> float:
-    """Find the errors sigmoid(z) - y of a block of rows, add its gradient, and return its loss where wanted.
+    """Compute the errors sigmoid(z) - y of a block of rows, add its gradient, and return its loss if `want_loss`.
 
     Shapes: work [rows of the client, width]; rows, labels [n]; vector, gradient [d + r]; errors, exponents [BLOCK] and
-    scratch [3, BLOCK] are written. `copies` of these rows are zero again afterwards.
+    scratch [3, BLOCK] are overwritten. `copies` of these rows are reset to zero.
     """
     n_rows, width = len(rows), len(vector)
     scores, tails, losses = scratch[0, :n_rows], scratch[1, :n_rows], scratch[2, :n_rows]
@@ -139,7 +139,7 @@ def score_rows(
         errors[place] -= labels[place]
         weights[place] = errors[place] * np.float32(copies[rows[place]])
         copies[rows[place]] = 0
-    for place in range(1, n_rows, 2):  # in pairs, which halves the trips of the gradient to memory
+    for place in range(1, n_rows, 2):  # in pairs, which halves the memory traffic of the gradient
         one, other = work[rows[place - 1]], work[rows[place]]
         for column in range(width):
             gradient[column] += weights[place - 1] * one[column] + weights[place] * other[column]
@@ -154,7 +154,7 @@ def score_rows(
 def move_rows(
     work: Floats, rows: Places, errors: Floats, vector: Floats, learning_rate: np.float32, decay: np.float32
 ) -> None:
-    """Step by q_i -= lr (g p + 2 wd q_i)."""
+    """Step q_i -= lr (g p + 2 wd q_i)."""
     pull = learning_rate * decay
     for place in range(len(rows)):
         row = work[rows[place]]
@@ -174,7 +174,7 @@ def move_components(
     gram: Floats,
     decay: np.float32,
 ) -> None:
-    """Step by A_i -= steps (g B p + 2 wd (B q_i + B B^T A_i)); `gram` is empty where B B^T is diagonal, else [r, r]."""
+    """Step A_i -= steps (g B p + 2 wd (B q_i + B B^T A_i)); `gram` is empty if B B^T is diagonal, else [r, r]."""
     rank = len(steps)
     dimension = len(vector) - rank
     basis_user = vector[dimension:]
@@ -200,7 +200,7 @@ def move_components(
 def move_user(
     basis: Floats, vector: Floats, gradient: Floats, learning_rate: np.float32, decay: np.float32, n_samples: int
 ) -> None:
-    """Step by p -= lr (mean g x + 2 wd p), where x = q + A B and `gradient` is the sum of g (q, A)."""
+    """Step p -= lr (mean g x + 2 wd p), where x = q + A B and `gradient` is the sum of g (q, A)."""
     rank, dimension = basis.shape
     for component in range(rank):
         for column in range(dimension):

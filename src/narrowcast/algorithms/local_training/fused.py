@@ -1,8 +1,9 @@
-"""Local SGD of matrix factorisation, client by client in compiled loops: what `train_rows` and `train_low_rank` do.
+"""Local SGD of matrix factorisation in compiled loops, client by client.
 
-A client's rows, samples and shuffles stay in the processor's cache for its whole participation. Each distinct row of a
-batch is read and written once, its gradient counted as often as the row occurs: all copies have the same label, and so
-the same gradient. Clients share nothing, so results do not depend on the number of threads.
+The steps are those of `train_rows` and `train_low_rank`. A client's rows, samples and shuffles stay in the processor's
+cache for its whole participation. Each distinct row of a batch is read and written once, and its gradient counts as
+often as the row occurs: all copies have the same label, hence the same gradient. Clients share nothing, so results do
+not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedResult:
-    """What local training changed, summed up; the client axis is in the order of `ChunkSamples.order`.
+    """Result of local training, summed over clients; the client axis is in the order of `ChunkSamples.order`.
 
     Shapes:
-        total: [N, d] or [N, r]; the changes of the clients whose results are finite, each times its client's factor.
-        touched: [N] how many of these clients touched each row.
+        total: [N, d] or [N, r] sum of weight times change over the clients whose result is finite.
+        touched: [N] number of these clients that touched each row.
         user_factors: [C, d]; loss: [C], the mean over the last epoch; finite: [C].
-        row_changes: [R, d] or [R, r], the rows of `ChunkSamples.row_items`, where they were to be kept.
+        row_changes: [R, d] or [R, r] changes of the rows of `ChunkSamples.row_items`; None unless `keep_changes`.
     """
 
     total: Floats
@@ -163,7 +164,7 @@ def _train_clients(
     finite: BoolArray,
     clients: IntArray,
 ) -> None:
-    """Train these clients one after the other; the arrays from `changes` on are written."""
+    """Train these clients in turn; the arrays from `changes` on are overwritten."""
     rank, dimension = basis.shape
     most_samples = samples.samples[clients].max()
     most_rows = np.diff(samples.row_starts)[clients].max()

@@ -10,7 +10,7 @@ from narrowcast.algorithms.local_training.compiled import compiled
 Floats = NDArray[np.float32]
 Exponents = NDArray[np.int32]
 
-_LOWEST = np.float32(-87)  # below, e^x leaves the normal numbers
+_LOWEST = np.float32(-87)  # below, e^x is subnormal
 _PER_LOG_2, _HALF, _ONE, _TWO = np.float32(1.44269504), np.float32(0.5), np.float32(1), np.float32(2)
 # log 2 in two parts, and e^x on |x| <= log(2) / 2: Cephes' expf (Moshier, 1992).
 _LOG_2_HIGH, _LOG_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -23,10 +23,10 @@ _A9, _A11, _A13 = np.float32(1 / 9), np.float32(1 / 11), np.float32(1 / 13)
 
 @compiled(inline=True)
 def exp_of_minus_abs(scores: Floats, out: Floats, exponents: Exponents) -> None:
-    """e^-|z| of each score; not a number stays so. All [n], `exponents` is scratch."""
+    """Compute e^-|z| of each score into `out`; NaN stays NaN. All arrays are [n]; `exponents` is scratch."""
     for place in range(len(scores)):
         x = -abs(scores[place])
-        x = _LOWEST if x < _LOWEST else x  # max() might lose what is not a number
+        x = _LOWEST if x < _LOWEST else x  # max() might replace NaN
         twos = np.floor(x * _PER_LOG_2 + _HALF)
         exponents[place] = (np.int32(twos) + np.int32(127)) << np.int32(23)
         x = x - twos * _LOG_2_HIGH - twos * _LOG_2_LOW
@@ -39,7 +39,7 @@ def exp_of_minus_abs(scores: Floats, out: Floats, exponents: Exponents) -> None:
 
 @compiled(inline=True)
 def sigmoid(scores: Floats, tails: Floats, out: Floats) -> None:
-    """1 / (1 + e^-z) of each score, from `tails`, their e^-|z|; all [n]."""
+    """Compute 1 / (1 + e^-z) of each score into `out` from `tails`, the values e^-|z|; all arrays are [n]."""
     for place in range(len(scores)):
         numerator = tails[place] if scores[place] < 0 else _ONE
         out[place] = numerator / (_ONE + tails[place])
@@ -47,9 +47,10 @@ def sigmoid(scores: Floats, tails: Floats, out: Floats) -> None:
 
 @compiled(inline=True)
 def logistic_loss(scores: Floats, tails: Floats, labels: Floats, out: Floats) -> None:
-    """log(1 + e^z), or e^-z where the label is 1, from `tails`, the scores' e^-|z|; all [n].
+    """Compute the logistic loss of each score from `tails`, the values e^-|z|; all arrays are [n].
 
-    log(1 + t) = 2 artanh(t / (2 + t)), and s = t / (2 + t) is at most 1/3.
+    The loss is log(1 + e^z) for label 0 and log(1 + e^-z) for label 1. log(1 + t) = 2 artanh(t / (2 + t)), and s = t /
+    (2 + t) is at most 1/3.
     """
     for place in range(len(scores)):
         s = tails[place] / (_TWO + tails[place])

@@ -1,4 +1,4 @@
-"""Which samples every client of a chunk trains on at each step: shuffled epochs of batches, padded to one shape."""
+"""Mini-batch schedule of a chunk: shuffled epochs of batches for every client, padded to one shape."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalTerms
 class Schedule:
     """The batches of a chunk, step by step.
 
-    Clients stand in descending order of steps, so that those still training at a step are the first `active[step]`.
+    Clients are in descending order of steps, so that the clients still training at a step are the first `active[step]`.
 
     Shapes:
         order: [C] places in the chunk, in training order; all other client axes follow it.
         active: [T] clients that train at each step; step t holds batches `active[:t].sum()` onwards.
-        samples: [B, batch_size] place in the clients' samples, one client after the other; their number pads.
-        valid: like samples; sizes: [B] samples of each batch.
+        samples: [B, batch_size] place in the clients' concatenated samples; the total number of samples is padding.
+        valid: [B, batch_size], False for padding; sizes: [B] samples of each batch.
         steps: [C] steps of each client; first_of_last_epoch: [C] step at which its last epoch begins.
     """
 
@@ -34,15 +34,15 @@ class Schedule:
 
 
 def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
-    """The epochs of each client: the training's, or what the algorithm says, and no more than it has time for, [C]."""
+    """Return the epochs of each client [C]: those of the algorithm, else `epochs`, limited to those it has time for."""
     own = np.full(len(chunk.clients), epochs) if terms.epochs is None else terms.epochs
     return own if chunk.epochs is None else np.minimum(own, chunk.epochs)
 
 
 def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> Schedule:
-    """Cut every epoch of every client into batches in an order drawn from the client's key; tail batches are kept.
+    """Cut every epoch of every client into batches, in an order drawn from the client's key.
 
-    Shapes: counts, epochs, keys [C].
+    The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C].
     """
     epoch_steps = -(-counts // batch_size)
     order = np.argsort(-epoch_steps * epochs, kind="stable")
@@ -73,6 +73,6 @@ def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Wor
 
 
 def _shuffle_within(owner: IntArray, bits: Words) -> IntArray:
-    """Places sorted by random bits inside each owner; ties cannot matter, they are as likely either way."""
+    """Return the places sorted by random bits inside each owner; either order of a tie is equally likely."""
     owner_bits = max(1, int(owner.max(initial=0)).bit_length())
     return np.argsort((owner.astype(np.uint64) << np.uint64(64 - owner_bits)) | (bits >> np.uint64(owner_bits)))

@@ -1,8 +1,8 @@
-"""Local SGD of any torch module for all clients of a chunk: as one batched program, or client after client.
+"""Local SGD of any torch module for all clients of a chunk, batched or client by client.
 
-Both take the same steps on the same batches. Batched, the parameters of the clients stand along a leading axis, which
-wins where a client's own work is small; client after client is what is left for modules that cannot be batched, and
-wins where convolutions leave nothing to batch.
+Both modes take the same steps on the same batches. Batched training stacks the clients' parameters along a leading axis
+and is faster if the work per client is small. Client-by-client training is for modules that cannot be batched and for
+convolutions, which do not gain from batching.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Steps:
-    """How a client steps: y -= lr v, v = momentum v + g + weight_decay y + correction, in the order of torch's SGD.
+    """Parameters of a client's steps, taken in the order of torch's SGD.
 
-    g is the gradient of the loss, times `gains` [C, ...], and of the proximal term, clipped to a norm; `correction` is
-    [C, ...]; `rebuild` makes the module's parameters from those that are trained and `frozen` [1 or C, ...]. The
-    learning rate is one for all, or [C].
+    y -= lr v with v = momentum v + g + weight_decay y + correction. g is the gradient of the loss, multiplied by
+    `gains` [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes
+    the module's parameters from the trained values and `frozen` [1 or C, ...]. The learning rate is a scalar or [C].
     """
 
     learning_rate: float | Tensor
@@ -48,7 +48,7 @@ class Steps:
 
     @property
     def plain(self) -> bool:
-        """Whether the gradient of the loss is all there is to a step."""
+        """Whether a step is the gradient of the loss and nothing else."""
         terms = (self.momentum, self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
         return not any(terms)
 
@@ -64,19 +64,22 @@ class _Batch:
 
 @dataclass(frozen=True)
 class Loader:
-    """Brings samples to the device; `own` is those of the clients one after the other, in the order of the schedule."""
+    """Loads samples onto the device.
+
+    `own` lists the rows of `data` of each client in turn, in the order of the schedule.
+    """
 
     data: Labelled
     own: IntArray
     device: Device
 
     def samples(self, places: IntArray) -> tuple[Tensor, Tensor]:
-        """Features and labels of the samples at these places of `own`."""
+        """Return the features and labels of the samples at these places of `own`."""
         picked = self.data.take(self.own[places])
         return as_input(to_tensor(picked.features, self.device)), to_tensor(picked.labels, self.device)
 
     def batches(self, schedule: Schedule) -> Iterator[_Batch]:
-        """The batches of each step; padding repeats a sample that does not count."""
+        """Yield the batch of each step; padding repeats a sample and is masked out by `valid`."""
         padded = np.where(schedule.valid, schedule.samples, 0)
         stops = np.cumsum(schedule.active)
         for start, stop in zip(stops - schedule.active, stops, strict=True):
@@ -93,10 +96,10 @@ def train_network(
     *,
     batched: bool,
 ) -> tuple[Tensors, FloatArray]:
-    """Train every client from `start`; the change of each tensor [C, ...] and the mean loss of the last epoch [C].
+    """Train every client; return the change of each tensor [C, ...] and the mean loss of the last epoch [C].
 
-    `start` is [1, ...] each where all clients start alike, else [C, ...]. `own` is the samples of the clients one after
-    the other; all client axes are in the order of `schedule`.
+    Each tensor of `start` is [1, ...] if all clients start alike, else [C, ...]; all client axes are in the order of
+    `schedule`.
     """
     module.train()
     values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
@@ -122,7 +125,8 @@ def _train_batched(
     steps: Steps,
 ) -> FloatArray:
     forward = batched_forward(module)
-    # Expanded and not shared, or products with a basis would be rounded as one large one, and not as with replicas.
+    # Expanded per client: a shared basis would be multiplied as one large product, which rounds differently from the
+    # per-replica products of lockstep runs.
     frozen = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]) for name, tensor in steps.frozen.items()}
     rebuild = vmap(steps.rebuild) if steps.rebuild else None
     velocity: Tensors = {}
@@ -180,7 +184,7 @@ def _train_each(
 
 
 def _with_values(module: nn.Module, device: Device) -> nn.Module:
-    """A copy of a skeleton that can be called as it is, which is quicker than to lend it parameters at every step."""
+    """Return a callable copy of a skeleton, which is faster than substituting parameters at every step."""
     copy = deepcopy(module).to_empty(device=device)
     for parameter in copy.parameters():
         parameter.data = _channels_last(parameter.data)
@@ -188,23 +192,23 @@ def _with_values(module: nn.Module, device: Device) -> nn.Module:
 
 
 def _rows(tensors: Tensors, rows: slice) -> Tensors:
-    """The rows of some clients; of a tensor that all share, its only one."""
+    """Return the rows of some clients; a tensor that all clients share has one row and is returned whole."""
     return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in tensors.items()}
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    """A copy, with the channels of images and of convolutions innermost: on a CPU they run a third faster so."""
+    """Return a copy with the channels of images and convolutions innermost, which runs a third faster on a CPU."""
     return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.contiguous_format)
 
 
 def mean_entropy(scores: Tensor, labels: Tensor, valid: Tensor) -> Tensor:
-    """The mean cross-entropy over each client's valid samples, [a]; scores [a, b, K], labels and valid [a, b]."""
+    """Return the mean cross-entropy over each client's valid samples [a]; scores [a, b, K], labels and valid [a, b]."""
     entropy = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
     return entropy.view(labels.shape).masked_fill(~valid, 0.0).sum(dim=1) / valid.sum(dim=1)
 
 
 def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor | float:
-    """Weight decay as a term of the objective, where what decays is not itself trained."""
+    """Return weight decay as a term of the objective, used if the decayed parameters are not themselves trained."""
     if not (steps.weight_decay and steps.rebuild):
         return 0.0
     return steps.weight_decay / 2 * torch.stack([values.square().sum() for values in parameters.values()]).sum()
@@ -223,7 +227,7 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
             gradient.add_(values[name] - start[name], alpha=steps.proximal)
     if steps.clip_norm is not None:
         squares = [gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()]
-        # one after the other: torch's sum over many tensors rounds by how many clients stand beside a client
+        # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch
         scale = (steps.clip_norm / reduce(torch.add, squares).sqrt().clamp(min=1e-12)).clamp(max=1.0)
         for gradient in gradients.values():
             gradient.mul_(_along(scale, gradient))
@@ -242,5 +246,5 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:
-    """One value for each client [a], shaped to multiply tensors [a, ...]."""
+    """Reshape one value per client [a] so that it multiplies tensors [a, ...]."""
     return values.view(-1, *[1] * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""The sum of the rows that the clients of a chunk send, in the order of the clients, by compiled loops."""
+"""Weighted sum of the rows that the clients of a chunk send, added in client order by compiled loops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 def sum_rows(
     n_rows: int, rows: IntArray, row_starts: IntArray, changes: Floats, weights: Floats, delivered: BoolArray
 ) -> tuple[Floats, FloatArray]:
-    """Add up the delivered clients' changes, each times its client's weight; and count the clients of each row.
+    """Return the weighted sum of the delivered clients' row changes [N, k] and the number of clients of each row [N].
 
     Shapes: rows [R], without repeats inside a client, whose rows are `row_starts[c]:row_starts[c + 1]`; changes [R, k];
-    weights, delivered [C]. Returns [N, k] and [N].
+    weights, delivered [C].
     """
     total = np.zeros((n_rows, changes.shape[1]), dtype=np.float32)
     touched = np.zeros(n_rows, dtype=np.float64)
@@ -49,7 +49,7 @@ def _sum(
 
 @compiled(inline=True)
 def add_rows(rows: IntArray, changes: Floats, weight: np.float32, total: Floats, touched: FloatArray) -> None:
-    """Add one client's changes [m, k], times its weight, to the rows of the total [N, k]; count it in touched [N]."""
+    """Add one client's weighted changes [m, k] to the rows of `total` [N, k] and count the client in `touched` [N]."""
     for place in range(len(rows)):
         touched[rows[place]] += 1
         target, change = total[rows[place]], changes[place]

@@ -1,4 +1,4 @@
-"""How neural clients train: SGD on the mean cross-entropy, for any torch module."""
+"""Local training of neural networks: SGD on the mean cross-entropy, for any torch module."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, Local
 
 
 class SGD(BaseModel):
-    """Shuffled epochs of mini-batches, with momentum, weight decay and gradient clipping.
+    """Mini-batch SGD over shuffled epochs, with momentum, weight decay and gradient clipping.
 
-    `execution: auto` trains a chunk as one batched program where that is known to win, for chains of linear layers, and
-    client after client otherwise (convolutions, recurrent layers, modules of your own). On a GPU it batches whatever it
-    can. With `device: cuda` results are those of a CPU to rounding, and not to the last bit.
+    `execution: auto` trains a chunk as one batched program if that is known to be faster (chains of linear layers) and
+    client by client otherwise (convolutions, recurrent layers, user modules). On a GPU it batches every module that can
+    be batched. Results on `device: cuda` equal those on a CPU to rounding, not bit for bit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["sgd"] = "sgd"
-    learning_rate: float = Field(0.1, gt=0)
-    batch_size: int = Field(10, ge=1)
-    epochs: int = Field(1, ge=1)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of a step's gradient")
-    execution: Literal["auto", "batched", "per_client"] = "auto"
-    device: Device = "cpu"
+    learning_rate: float = Field(0.1, gt=0, description="step size of local SGD")
+    batch_size: int = Field(10, ge=1, description="samples per step")
+    epochs: int = Field(1, ge=1, description="local epochs per participation")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local SGD, reset at each participation")
+    weight_decay: float = Field(0.0, ge=0, description="coefficient of the parameters in the gradient")
+    clip_norm: float | None = Field(None, gt=0, description="largest L2 norm of a step's gradient; none: no clipping")
+    execution: Literal["auto", "batched", "per_client"] = Field(
+        "auto", description="train a chunk as one tensor program, client by client, or the faster of the two"
+    )
+    device: Device = Field("cpu", description="device on which clients train")
 
     def check(self, task: Task) -> None:
-        """Only classifiers train like this, and not every module can be batched."""
+        """Raise `UserError` unless the model is a classifier that can be trained in the chosen mode."""
         if not isinstance(task.model, Classifier):
             raise UserError(
                 f'training.kind = "{self.kind}" trains classifiers, not {task.model.kind}; use "factorisation_sgd"'
@@ -56,17 +58,18 @@ class SGD(BaseModel):
             )
 
     def samples(self, task: Task, clients: IntArray) -> IntArray:
-        """All of a client's examples, [C]."""
+        """Return the number of examples of each client, [C]."""
         return task.data.examples[clients]
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
-        """Train the chunk's clients."""
+        """Train the clients of the chunk."""
         return _train_as_one([LocalCall(server, chunk, task, terms)])[0]
 
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the chunks of several runs that differ in their seeds and learning rates only.
+        """Train the chunks of several runs that differ only in seed and learning rate.
 
-        Those whose tensors have the same shapes are one program; clients that train one by one gain nothing from it.
+        Calls whose tensors have the same shapes are trained as one program; client-by-client training gains nothing
+        from it.
         """
         if self.mode(calls[0].task) == "per_client":
             return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
@@ -79,7 +82,7 @@ class SGD(BaseModel):
         return [updates[index] for index in range(len(calls))]
 
     def mode(self, task: Task) -> Literal["batched", "per_client"]:
-        """How `auto` comes out for this model."""
+        """Return the mode that `execution: auto` selects for this model, or `execution` itself."""
         if self.execution != "auto":
             return self.execution
         module = _module(task)
@@ -88,10 +91,10 @@ class SGD(BaseModel):
 
 
 def _shapes(call: LocalCall) -> tuple[object, ...]:
-    """What must be the same for two calls to be one program."""
+    """Return a key that is equal for two calls if they can be trained as one program."""
     terms, task = call.terms, call.task
     parts = (call.server, terms.gains or {}, terms.correction or {}, terms.frozen)
-    rows = (0, 1, 1, 0)  # axes of clients, whose number may differ
+    rows = (0, 1, 1, 0)  # leading client axes, whose length may differ
     return (
         id(task.data),
         task.model,
@@ -105,7 +108,7 @@ def _shapes(call: LocalCall) -> tuple[object, ...]:
 
 
 def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-    """Train the clients of all calls as one program; they may differ in seed and learning rate."""
+    """Train the clients of all calls as one program; the calls may differ in seed and learning rate."""
     task = calls[0].task
     data, training, terms = task.data, task.training, [call.terms for call in calls]
     device: Device = training.device
@@ -120,14 +123,14 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     owner = np.repeat(np.arange(len(calls)), [len(call.chunk.clients) for call in calls])[order]
 
     def of_calls(parts: Sequence[Arrays]) -> Tensors:
-        """[1, ...] where there is one call, else [C, ...] in the order of the schedule."""
+        """Return tensors [1, ...] for a single call, else [C, ...] in the order of the schedule."""
         stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
         return {
             name: to_tensor(values if len(calls) == 1 else values[owner], device) for name, values in stacked.items()
         }
 
     def of_clients(parts: Sequence[Arrays]) -> Tensors:
-        """[C, ...] in the order of the schedule."""
+        """Return tensors [C, ...] in the order of the schedule."""
         return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
 
     rates = np.array([call.task.training.learning_rate for call in calls], dtype=np.float32)
@@ -171,7 +174,7 @@ def _module(task: Task) -> nn.Module:
 
 
 def _batchable(module: nn.Module, task: Task) -> str | None:
-    """Why the module cannot be called with a client axis, None where it can."""
+    """Return why the module cannot be called with a client axis, or None if it can."""
     start = {name: torch.zeros(2, *values.shape) for name, values in module.named_parameters()}
     try:
         batched_forward(module)(start, as_input(torch.from_numpy(np.array(task.data.train.features[:2]))).unsqueeze(1))

@@ -1,6 +1,6 @@
-"""What each client of a chunk trains on, drawn by a compiled loop: the samples and shuffles of `draw_batches`.
+"""Samples of each client of a chunk, drawn by a compiled loop; the same samples and shuffles as `draw_batches`.
 
-The same streams of `narrowcast.platform.seeds` give the same negatives and the same order, without the tables that a
+The same streams of `narrowcast.platform.seeds` give the same negatives in the same order, without the tables that a
 tensor program needs.
 """
 
@@ -39,7 +39,7 @@ class ChunkSamples(NamedTuple):
 
     Shapes:
         positives: [C] training items among a client's samples; they come first.
-        sample_starts: [C] where a client's samples begin in `sample_rows`.
+        sample_starts: [C] index in `sample_rows` at which a client's samples begin.
         sample_rows: the row of each sample, counted from the first row of its client.
         shuffle_keys: [C] keys of the streams that shuffle the epochs.
     """
@@ -57,10 +57,13 @@ class ChunkSamples(NamedTuple):
 def draw_samples(
     data: Interactions, clients: IntArray, training: FactorisationSGD, seed: int, round_index: int, threads: int = 1
 ) -> ChunkSamples:
-    """Draw the samples of one participation of these clients; the same ones as `draw_batches`, in any company."""
+    """Draw the samples of one participation of these clients.
+
+    They are those of `draw_batches` and do not depend on the set of clients.
+    """
     leaky = training.train_negatives == "leaky"
     positives = data.indptr[clients + 1] - data.indptr[clients]
-    most = positives * (1 + training.negatives) + 1  # one more than there can be, for writes that are not kept
+    most = positives * (1 + training.negatives) + 1  # one extra place for writes that are discarded
     starts = np.cumsum(most) - most
     sample_rows = np.empty(int(most.sum()), dtype=np.uint32)
     row_items = np.empty(len(sample_rows), dtype=np.int64)
@@ -81,7 +84,7 @@ def draw_samples(
         n_rows,
     )
     over_clients(draw, positives, threads)
-    order = np.argsort(samples // -training.batch_size, kind="stable")  # most batches first
+    order = np.argsort(samples // -training.batch_size, kind="stable")  # clients with most batches first
     return ChunkSamples(
         order=order,
         row_items=np.concatenate([row_items[starts[place] : starts[place] + n_rows[place]] for place in order]),
@@ -95,7 +98,7 @@ def draw_samples(
 
 
 def _held_out(data: Interactions, clients: IntArray) -> IntArray:
-    """The items on which each client is evaluated, [C, 101]; the test item stands in for a missing validation item."""
+    """Return the items on which each client is evaluated [C, 101]; the test item replaces a missing validation item."""
     test, validation = data.test[clients], data.validation[clients]
     return np.column_stack([data.negatives[clients], test, np.where(validation >= 0, validation, test)])
 
@@ -109,7 +112,7 @@ def _mix(word: np.uint64) -> np.uint64:
 
 @compiled(inline=True)
 def _below(key: np.uint64, counter: np.uint64, bound: int) -> np.int64:
-    """`seeds.uniform_below` of one word."""
+    """Return `seeds.uniform_below` of one word."""
     return np.int64(np.float64(_mix(key + (counter + np.uint64(1)) * _GOLDEN) >> _11) * 2.0**-53 * bound)
 
 
@@ -147,7 +150,7 @@ def _draw_clients(
         for item in held_out[place]:
             allowed[item] = False
 
-        # The list of allowed items, and of touched ones below: written always, kept where the flag is set.
+        # Branch-free filter: every item is written, and the count advances if it is allowed (touched, below).
         n_allowed = 0
         for item in range(n_items):
             choices[n_allowed] = item
@@ -173,10 +176,10 @@ def _draw_clients(
 
 @compiled(inline=True)
 def shuffle(key: np.uint64, epoch: int, n_samples: int, words: Words, shuffled: Words, heads: Places) -> np.uint64:
-    """Sort the places 0..n-1 by the random bits of an epoch, into the low bits of `shuffled`; returns their mask.
+    """Sort the places 0..n-1 by the random bits of an epoch into the low bits of `shuffled`; return their mask.
 
-    The lowest bits of each word make room for the place; words that agree in all others keep the order of places.
-    Random bits fall evenly into as many buckets as there are words, so few are left to sort inside a bucket.
+    The lowest bits of each word hold the place; words that agree in all other bits keep the order of places. Random
+    bits fall evenly into as many buckets as there are words, so that few remain to be sorted inside a bucket.
 
     Shapes: words, shuffled [n]; heads [2 n + 2], scratch like `words`.
     """

@@ -1,1 +1,1 @@
-"""Data sets: their types, readers and fetchers."""
+"""Data sets: reading, splitting, partitioning across clients, and download."""

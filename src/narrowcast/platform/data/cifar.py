@@ -1,4 +1,4 @@
-"""CIFAR-10 from the binary version of its archive; the Python version is pickles, which could run code."""
+"""CIFAR-10, read from the binary version of its archive; the Python version is pickled, and unpickling can run code."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ RECORD = 1 + 3 * 32 * 32
 
 
 class CIFAR10(Classification):
-    """50,000 and 10,000 photographs in 10 classes (Krizhevsky 2009); features [n, 3, 32, 32] are uint8.
+    """50,000 training and 10,000 test photographs in 10 classes (Krizhevsky 2009); features [n, 3, 32, 32] are uint8.
 
-    Looked for as `data_batch_1.bin` and so on, with or without the archive's folder `cifar-10-batches-bin`.
+    The files `data_batch_1.bin` etc. may be in the archive's folder `cifar-10-batches-bin` or outside it.
     """
 
     kind: Literal["cifar-10"] = "cifar-10"
-    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS)
+    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS, description="number of clients")
 
     def load(self) -> Samples:
-        """Read the set, or raise a `UserError` where it is missing, malformed or pickled."""
+        """Return the data set partitioned across clients; raise `UserError` if it is missing, malformed or pickled."""
         candidates = (TRAIN[0], f"{FOLDER}/{TRAIN[0]}")
         try:
             folder = find(NAME, candidates)
@@ -44,14 +44,14 @@ class CIFAR10(Classification):
 
 
 def _labelled(paths: list[Path]) -> Labelled:
-    """Records of one byte of label and 3072 of pixels: red, green, blue, each row by row."""
+    """Read records of one label byte and 3072 pixel bytes: red, green, blue, each row by row."""
     batches = []
     for path in paths:
         if not path.is_file():
-            raise UserError(f"{path} is not there; move {path.parent} away and run: narrowcast data fetch {NAME}")
+            raise UserError(f"{path} does not exist; move {path.parent} away and run: narrowcast data fetch {NAME}")
         values = np.fromfile(path, np.uint8)
         if len(values) == 0 or len(values) % RECORD:
-            raise UserError(f"{path}: has {len(values)} bytes, not whole records of {RECORD}; get the file anew")
+            raise UserError(f"{path}: has {len(values)} bytes, no multiple of {RECORD}; download the file again")
         batch = values.reshape(-1, RECORD)
         check_labels(batch[:, 0].astype(np.int64), N_CLASSES, str(path))
         batches.append(batch)

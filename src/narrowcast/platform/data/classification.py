@@ -1,4 +1,4 @@
-"""What the classification data sets share: the validation samples and the partition."""
+"""Fields and steps shared by the classification data sets: the validation split and the partition across clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IntArray = NDArray[np.int64]
 
 MOST_CLIENTS = 10_000_000
 DEFAULT_CLIENTS = 100
-"""The number of clients of McMahan et al. (AISTATS 2017)."""
+"""Number of clients in McMahan et al. (AISTATS 2017)."""
 
 
 class Splits(NamedTuple):
@@ -29,13 +29,18 @@ class Splits(NamedTuple):
 
 
 class Classification(BaseModel):
-    """`validation_share` of the training samples are held out by `seed`, the others dealt out by `partition`."""
+    """A classification data set whose training samples are partitioned across clients.
+
+    `validation_share` of the training samples is held out by `seed`; the others are distributed by `partition`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    partition: Partition = IID()
-    validation_share: float = Field(default=0.1, ge=0, lt=1)
-    seed: int = Field(default=0, ge=0)
+    partition: Partition = Field(default=IID(), description="distribution of the training samples across clients")
+    validation_share: float = Field(
+        default=0.1, ge=0, lt=1, description="share of the training samples held out for validation on the server"
+    )
+    seed: int = Field(default=0, ge=0, description="seed of the validation split and the partition")
 
     def _dealt(
         self,
@@ -48,7 +53,10 @@ class Classification(BaseModel):
         clients: int,
         users: IntArray | None = None,
     ) -> Samples:
-        """Hold out and deal; users [n] are those of the training samples. May raise a `UserError`."""
+        """Hold out validation samples and partition the others; raise `UserError` if that is impossible.
+
+        Shapes: users [n], the user of each training sample, for the partition `natural`.
+        """
         kept, held_out = hold_out(len(train), self.validation_share, self.seed)
         validation = train.take(held_out)
         if len(held_out):
@@ -66,7 +74,7 @@ class Classification(BaseModel):
         clients: int,
         users: IntArray | None,
     ) -> Samples:
-        """Deal out the training samples as they are."""
+        """Partition the training samples as given."""
         order, indptr = self.partition.deal(splits.train.labels, clients, self.seed, users)
         return Samples(
             name=name,
@@ -81,22 +89,22 @@ class Classification(BaseModel):
 
 
 def hold_out(n: int, share: float, seed: int) -> tuple[IntArray, IntArray]:
-    """The rows that stay and the rows held out, both ascending; the same rows for every partition.
+    """Return the rows kept and the rows held out, both ascending; they do not depend on the partition.
 
-    Raises a `UserError` where no row would stay.
+    Raise `UserError` if no row would be kept.
     """
     held_out = round(share * n)
     if n - held_out < 1:
-        raise UserError(f"validation_share {share:g} leaves none of {n} samples to train on; use a smaller share")
+        raise UserError(f"validation_share {share:g} leaves no training samples of {n}; use a smaller share")
     rows = generator(seed, "validation").permutation(n)
     return np.sort(rows[held_out:]), np.sort(rows[:held_out])
 
 
 def check_labels(labels: IntArray, n_classes: int, where: str) -> None:
-    """Raise a `UserError` where a label is not one of the classes 0 to n_classes - 1."""
+    """Raise `UserError` if a label is not one of the classes 0 to n_classes - 1."""
     wrong = np.flatnonzero((labels < 0) | (labels >= n_classes))
     if len(wrong):
         raise UserError(
             f"{where}: label {labels[wrong[0]]} of sample {wrong[0]} is not one of 0 to {n_classes - 1}; "
-            "get the file anew"
+            "download the file again"
         )

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn, so that there is always something to train on."""
+"""The handwritten digits that come with scikit-learn, a data set that needs no download."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ GREYS = 16
 
 
 class Digits(Classification):
-    """1797 images of 8x8 pixels in 10 classes: 1437 to train on, 360 to test on whatever the seed.
+    """1797 images of 8x8 pixels in 10 classes: 1437 for training, 360 for testing.
 
-    The test set of the UCI "Optical Recognition of Handwritten Digits", as scikit-learn's `load_digits` has it.
+    The test set does not depend on the seed.
+
+    This is the test set of the UCI "Optical Recognition of Handwritten Digits", as in scikit-learn's `load_digits`.
     Features [n, 64] are float32 from 0 to 1.
     """
 
     kind: Literal["digits"] = "digits"
-    clients: int = Field(default=20, ge=1, le=MOST_CLIENTS)
+    clients: int = Field(default=20, ge=1, le=MOST_CLIENTS, description="number of clients")
 
     def load(self) -> Samples:
-        """Deal out the digits, or raise a `UserError` where the partition does not fit them."""
-        from sklearn.datasets import load_digits  # takes a second, so only where digits are asked for
+        """Return the digits partitioned across clients; raise `UserError` if the partition does not fit them."""
+        from sklearn.datasets import load_digits  # takes a second, so it is imported on use
 
         features, labels = load_digits(return_X_y=True)
         all_of_it = Labelled((features / GREYS).astype(np.float32), labels.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Where data sets are looked for, and how they are downloaded and checked."""
+"""Lookup, download and verification of data sets."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FAILURES = (
     OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error,
     subprocess.SubprocessError,
 )  # fmt: skip
-"""What a source may raise: the web, the package index and damaged archives."""
+"""Errors that a source may raise: of the network, of the package index, of damaged archives."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Status:
-    """A row of `narrowcast data list`; `found` is the folder, if any."""
+    """A row of `narrowcast data list`; `found` is the data set's folder, or None."""
 
     name: str
     description: str
@@ -41,46 +41,49 @@ class Status:
 
 
 def roots() -> list[Path]:
-    """The folders that hold data sets, in the order they are searched."""
+    """Return the folders searched for data sets, in order."""
     named = os.environ.get(VARIABLE)
     cache = Path("~/.cache/narrowcast/data").expanduser()
     return [Path(named).expanduser(), cache] if named else [cache]
 
 
 def find(name: str, candidates: Sequence[str]) -> Path:
-    """The folder of a data set that holds one of the candidate files, or a `UserError` on how to get it."""
+    """Return the folder that holds one of the candidate files.
+
+    Raise `UserError` with the command that fetches the data set.
+    """
     folder = _found(name, candidates)
     if folder is None:
         places = " or ".join(str(root / name) for root in roots())
         wanted = " or ".join(candidates)
-        raise UserError(f"{name} is not here: no {wanted} in {places}; run: narrowcast data fetch {name}")
+        raise UserError(f"{name} was not found: no {wanted} in {places}; run: narrowcast data fetch {name}")
     return folder
 
 
 def status() -> list[Status]:
-    """Every data set that can be fetched, and where it was found."""
+    """Return the status of every data set that can be fetched."""
     return [Status(data.name, data.description, data.licence, _found(data.name, data.files)) for data in SETS.values()]
 
 
 def fetch(name: str, *, progress: bool) -> Path:
-    """Download a data set unless it is found, and return its folder.
+    """Return the folder of a data set, downloading it first if it is not found.
 
-    Raises a `UserError` when the name is unknown, no root can be written or every source failed.
+    Raise `UserError` if the name is unknown, no root is writable or every source failed.
     """
     if name not in SETS:
-        raise UserError(f"no data set {name!r} to fetch; there are {', '.join(SETS)}")
+        raise UserError(f"unknown data set {name!r}; known: {', '.join(SETS)}")
     data = SETS[name]
     return _found(name, data.files) or download(data, _writable_root(), progress=progress)
 
 
 def download(data: DataSet, root: Path, *, progress: bool) -> Path:
-    """Fill `root/NAME` from the first source that works; on failure nothing is left there.
+    """Fill `root/NAME` from the first source that works; a failed download leaves nothing there.
 
-    Raises a `UserError` when every source failed, each named with its reason, or the folder is taken.
+    Raise `UserError` if every source failed, with the reason of each, or if the folder holds other files.
     """
     folder = root / data.name
     if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"{folder} holds no {' or '.join(data.files)} but other files; move it away and retry")
+        raise UserError(f"{folder} holds other files but no {' or '.join(data.files)}; move it away and retry")
     failures = []
     for source in data.sources:
         with tempfile.TemporaryDirectory(dir=root, prefix=".fetch-") as name:
@@ -92,18 +95,19 @@ def download(data: DataSet, root: Path, *, progress: bool) -> Path:
             for extra in data.extras:
                 if reason := _attempt(extra, fresh, scratch, progress=progress):
                     _log.warning(
-                        "%s comes without what %s has (%s); to try again, delete %s and fetch it anew",
+                        "%s lacks the files of %s (%s); to retry, delete %s and fetch it again",
                         data.name, extra.label, reason, folder,
                     )  # fmt: skip
             fresh.replace(folder)
             return folder
     raise UserError(
-        f"{data.name} could not be fetched ({'; '.join(failures)}); put {' or '.join(data.files)} into {folder} by hand"
+        f"{data.name} could not be downloaded ({'; '.join(failures)}); "
+        f"put {' or '.join(data.files)} into {folder} by hand"
     )
 
 
 def _attempt(source: Source, folder: Path, scratch: Path, *, progress: bool) -> str | None:
-    """Why the source failed, or None if it did not."""
+    """Return the reason why the source failed, or None if it succeeded."""
     scratch.mkdir(exist_ok=True)
     try:
         source.fill(folder, scratch, progress=progress)
@@ -113,7 +117,7 @@ def _attempt(source: Source, folder: Path, scratch: Path, *, progress: bool) -> 
 
 
 def _reason(error: Exception) -> str:
-    """The few words that matter of an error; requests buries them in a long chain."""
+    """Return the relevant part of an error message; requests buries it in a long chain."""
     text = str(error)
     known = {
         "NameResolutionError": "name not resolved",
@@ -140,5 +144,5 @@ def _writable_root() -> Path:
             with tempfile.TemporaryFile(dir=root):
                 return root
         except OSError as error:
-            _log.info("%s cannot be written: %s", root, error)
-    raise UserError(f"none of {', '.join(map(str, roots()))} can be written; set {VARIABLE} to a folder that can")
+            _log.info("%s is not writable: %s", root, error)
+    raise UserError(f"none of {', '.join(map(str, roots()))} is writable; set {VARIABLE} to a writable folder")

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from the IDX files they were published in."""
+"""MNIST and Fashion-MNIST, read from the IDX files in which they were published."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = {"train": "train", "test": "t10k"}
 class _IDX(Classification):
     """Four files, each plain or gzipped; features [n, 1, 28, 28] are uint8."""
 
-    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS)
+    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS, description="number of clients")
 
     def _load(self, name: str) -> Samples:
         first = f"{PARTS['train']}-images-idx3-ubyte"
@@ -39,27 +39,27 @@ class _IDX(Classification):
 
 
 class MNIST(_IDX):
-    """60,000 and 10,000 handwritten digits (LeCun, Cortes and Burges)."""
+    """60,000 training and 10,000 test images of handwritten digits (LeCun, Cortes and Burges)."""
 
     kind: Literal["mnist"] = "mnist"
 
     def load(self) -> Samples:
-        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        """Return the data set partitioned across clients; raise `UserError` if it is missing or malformed."""
         return self._load(self.kind)
 
 
 class FashionMNIST(_IDX):
-    """60,000 and 10,000 pictures of clothes (Xiao, Rasul and Vollgraf 2017)."""
+    """60,000 training and 10,000 test images of clothes (Xiao, Rasul and Vollgraf 2017)."""
 
     kind: Literal["fashion-mnist"] = "fashion-mnist"
 
     def load(self) -> Samples:
-        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        """Return the data set partitioned across clients; raise `UserError` if it is missing or malformed."""
         return self._load(self.kind)
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes with so many dimensions, plain or gzipped, or raise a `UserError`.
+    """Return the array of an IDX file of unsigned bytes, plain or gzipped; raise `UserError` if it is malformed.
 
     The format: two zero bytes, the type, the number of dimensions, each dimension as a big-endian 32-bit number, then
     the values.
@@ -69,26 +69,26 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             head = file.read(4 + 4 * dimensions)
             if head[:4] != bytes((0, 0, UNSIGNED_BYTES, dimensions)) or len(head) < 4 + 4 * dimensions:
                 raise UserError(
-                    f"{path}: begins with {head[:4].hex() or 'nothing'}, an IDX file of bytes in {dimensions} "
-                    f"dimensions with {bytes((0, 0, UNSIGNED_BYTES, dimensions)).hex()}; get the file anew"
+                    f"{path}: begins with {head[:4].hex() or 'nothing'}, but an IDX file of bytes in {dimensions} "
+                    f"dimensions begins with {bytes((0, 0, UNSIGNED_BYTES, dimensions)).hex()}; download the file again"
                 )
             shape = np.frombuffer(head, ">u4", offset=4).tolist()
             values = file.read(math.prod(shape) + 1)
     except (OSError, EOFError, zlib.error, OverflowError, MemoryError) as error:
-        raise UserError(f"{path}: {str(error) or 'too large'}; get the file anew") from error
+        raise UserError(f"{path}: {str(error) or 'too large'}; download the file again") from error
     if len(values) != math.prod(shape):
         size = f"{len(values)}" if len(values) < math.prod(shape) else f"more than {math.prod(shape)}"
-        raise UserError(f"{path}: has {size} values, its head says {shape}; get the file anew")
-    return np.frombuffer(values, np.uint8).reshape(shape).copy()  # torch wants what it can write to
+        raise UserError(f"{path}: has {size} values, but its header says {shape}; download the file again")
+    return np.frombuffer(values, np.uint8).reshape(shape).copy()  # torch needs a writable array
 
 
 def _labelled(images: Path, labels: Path) -> Labelled:
     pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
     if pixels.shape[1:] != (SIDE, SIDE):
         size = "x".join(map(str, pixels.shape[1:]))
-        raise UserError(f"{images}: has images of {size}, expected {SIDE}x{SIDE}; get the file anew")
+        raise UserError(f"{images}: has images of {size}, expected {SIDE}x{SIDE}; download the file again")
     if len(pixels) != len(classes):
-        raise UserError(f"{labels}: has {len(classes)} labels for {len(pixels)} images; get both files anew")
+        raise UserError(f"{labels}: has {len(classes)} labels for {len(pixels)} images; download both files again")
     check_labels(classes, N_CLASSES, str(labels))
     return Labelled(pixels[:, np.newaxis], classes)
 
@@ -97,4 +97,4 @@ def _existing(name: str, folder: Path, file: str) -> Path:
     for path in (folder / file, folder / f"{file}.gz"):
         if path.is_file():
             return path
-    raise UserError(f"{folder} has no {file} or {file}.gz; move it away and run: narrowcast data fetch {name}")
+    raise UserError(f"{folder} has neither {file} nor {file}.gz; move it away and run: narrowcast data fetch {name}")

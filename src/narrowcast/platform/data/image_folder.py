@@ -1,4 +1,4 @@
-"""Images in folders named after their classes: `train/CLASS/*.png` and `test/CLASS/*.png`."""
+"""User images in folders named after their classes: `train/CLASS/*.png` and `test/CLASS/*.png`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ MODES = {1: "L", 3: "RGB"}
 class ImageFolder(Classification):
     """PNG and JPEG images of one size; features [n, channels, height, width] are uint8.
 
-    The folders under `train` in alphabetical order are the classes; `test` may lack some of them, or be missing.
+    The folders under `train`, in alphabetical order, are the classes; `test` may lack some of them or be missing.
     """
 
     kind: Literal["image_folder"] = "image_folder"
-    path: Path
-    channels: Literal[1, 3] = 3
-    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS)
+    path: Path = Field(description="folder that contains train/CLASS and, optionally, test/CLASS")
+    channels: Literal[1, 3] = Field(3, description="1 converts images to grey, 3 to RGB")
+    clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS, description="number of clients")
 
     def load(self) -> Samples:
-        """Read the images, or raise a `UserError` that names the file that does not fit."""
+        """Return the images partitioned across clients; raise `UserError` that names the first unsuitable file."""
         classes = _folders(self.path / "train")
         train_files = _files(self.path / "train", classes)
         if not train_files:
             raise UserError(
-                f"{self.path} holds no train/CLASS/*{' or *'.join(SUFFIXES)}; give the folder that holds train and test"
+                f"{self.path} has no train/CLASS/*{' or *'.join(SUFFIXES)}; give the folder that holds train and test"
             )
         test_files = _files(self.path / "test", classes)
         with _open(train_files[0][0]) as first:
@@ -50,7 +50,9 @@ class ImageFolder(Classification):
             with _open(path) as image:
                 if image.size != (width, height):
                     got = "{}x{}".format(*image.size)
-                    raise UserError(f"{path}: is {got}, the first image is {width}x{height}; make all of one size")
+                    raise UserError(
+                        f"{path}: is {got}, the first image is {width}x{height}; resize all images to one size"
+                    )
                 if image.mode[0] in "IF":
                     raise UserError(f"{path}: has more than 8 bits a channel; convert it to 8 bits")
                 try:
@@ -65,7 +67,7 @@ def _open(path: Path) -> Image.Image:
     try:
         return Image.open(path, formats=("PNG", "JPEG"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: is not a PNG or JPEG image that can be read; replace the file") from error
+        raise UserError(f"{path}: is not a readable PNG or JPEG image; replace the file") from error
 
 
 def _folders(folder: Path) -> list[str]:
@@ -73,10 +75,10 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """The images below the folder and their classes."""
-    strangers = sorted(set(_folders(folder)) - set(classes))
-    if strangers:
-        raise UserError(f"{folder / strangers[0]}: no class of this name in train; rename or remove the folder")
+    """Return the image files below the folder with their class indices."""
+    unknown = sorted(set(_folders(folder)) - set(classes))
+    if unknown:
+        raise UserError(f"{folder / unknown[0]}: train has no class of this name; rename or remove the folder")
     return [
         (path, label)
         for label, name in enumerate(classes)

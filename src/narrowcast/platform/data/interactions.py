@@ -1,4 +1,4 @@
-"""Implicit-feedback interactions, one client per user, as flat arrays that slice without copying."""
+"""Implicit-feedback interactions with one client per user, as flat arrays that are sliced without copying."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 
 NO_ITEM = -1
-"""Stands in `validation` for a user who has no validation item."""
+"""Marks a user without a validation item in `validation`."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Interactions:
     Shapes:
         indptr: [U + 1]; user u's training items are `items[indptr[u]:indptr[u + 1]]`.
         items: [n]; ascending within a user, without repeats.
-        validation, test: [U] held-out items (`NO_ITEM` where there is no validation item).
+        validation, test: [U] held-out items (`NO_ITEM` if there is no validation item).
         negatives: [U, 99] fixed items against which the held-out item is ranked.
     """
 
@@ -38,22 +38,22 @@ class Interactions:
 
     @property
     def n_users(self) -> int:
-        """The number of users, which is the number of clients."""
+        """Number of users, equal to the number of clients."""
         return len(self.indptr) - 1
 
     @property
     def n_clients(self) -> int:
-        """The number of users."""
+        """Number of clients, one per user."""
         return self.n_users
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """What a reader wants to know of its size."""
+        """Sizes shown in reports."""
         return {"users": self.n_users, "items": self.n_items, "training_interactions": len(self.items)}
 
     @cached_property
     def examples(self) -> IntArray:
-        """The number of training interactions of every user, [U]."""
+        """Number of training interactions of every user, [U]."""
         return np.diff(self.indptr)
 
     @cached_property
@@ -63,7 +63,7 @@ class Interactions:
 
     @property
     def digest(self) -> str:
-        """The sha256 of everything a run can see of this data set."""
+        """The sha256 of all content that a run can observe."""
         hasher = hashlib.sha256(f"{self.name}\0{self.n_items}".encode())
         for field in fields(self):
             value = getattr(self, field.name)

@@ -1,4 +1,4 @@
-"""Leave-one-out splits: a user's last item is ranked against items the user never touched."""
+"""Leave-one-out splits: each user's last item is ranked against items the user never interacted with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from narrowcast.platform.data.interactions import NO_ITEM, IntArray, Interaction
 from narrowcast.platform.errors import UserError
 
 Validation = Literal["second_last", "random", "none"]
-"""How a user's validation item is picked: last training item by time, a seeded random one, or not at all."""
+"""Choice of a user's validation item: the last training item by time, a seeded random one, or none."""
 
 NEGATIVES = 99
-"""Items against which a held-out item is ranked (He et al. 2017)."""
+"""Number of items against which a held-out item is ranked (He et al. 2017)."""
 
 
 class Events(NamedTuple):
@@ -34,13 +34,12 @@ def leave_one_out(
     min_interactions: int = 20,
     seed: int = 0,
 ) -> Interactions:
-    """Split interactions given as flat arrays [n] by time; of equal times the later row counts as later.
+    """Split interactions by time; of equal times the later row counts as later.
 
-    Repeated (user, item) rows count once, at their last time. Users with fewer than `min_interactions`
-    items are dropped; the users and items that remain are numbered by ascending original id.
+    Repeated (user, item) rows count once, at their last time. Users with fewer than `min_interactions` items are
+    dropped; the remaining users and items are numbered by ascending original id.
 
-    Raises a `UserError` when nobody has enough interactions, or a user leaves fewer than 99 items to rank
-    against.
+    Raise `UserError` if no user has enough interactions, or a user leaves fewer than 99 items to rank against.
     """
     rows = order_by_time(events)
     users, items = events.users[rows], events.items[rows]
@@ -75,7 +74,7 @@ def leave_one_out(
 
 
 def order_by_time(events: Events) -> IntArray:
-    """Row numbers by user, then time, then row, with only the last of every repeated (user, item) pair."""
+    """Return row numbers by user, then time, then row, with only the last of each repeated (user, item) pair."""
     users, items, timestamps = events
     by_pair = np.lexsort((timestamps, items, users))
     last = np.ones(len(by_pair), dtype=bool)
@@ -87,17 +86,17 @@ def order_by_time(events: Events) -> IntArray:
 def hold_out(
     indptr: IntArray, items: IntArray, *, policy: Validation, n_items: int, seed: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Take one validation item per user out of training items [n] that stand in time order.
+    """Remove one validation item per user from training items [n] that are in time order.
 
-    Returns the new indptr [U + 1], the items left, ascending within a user, and the validation items [U];
-    a user with fewer than two training items keeps them and has `NO_ITEM`.
+    Return the new indptr [U + 1], the remaining items, ascending within a user, and the validation items [U]. A user
+    with fewer than two training items keeps them and has `NO_ITEM`.
     """
     counts = np.diff(indptr)
     held_out = np.full(len(counts), NO_ITEM, dtype=np.int64)
     left = np.ones(len(items), dtype=bool)
     if policy != "none":
         able = counts > 1
-        # Jumped: the negatives come from the stream of the same seed and must not follow the policy.
+        # Jumped: the negatives use the stream of the same seed and must not depend on the policy.
         random = np.random.Generator(np.random.Philox(seed).jumped())
         offsets = counts - 1 if policy == "second_last" else random.integers(np.maximum(counts, 1))
         rows = (indptr[:-1] + offsets)[able]
@@ -109,13 +108,16 @@ def hold_out(
 
 
 def draw_negatives(name: str, indptr: IntArray, items: IntArray, *, n_items: int, seed: int) -> IntArray:
-    """Draw [U, 99] distinct items per user, uniformly from those not in `items[indptr[u]:indptr[u + 1]]`."""
+    """Draw [U, 99] distinct items per user, uniformly from those not in `items[indptr[u]:indptr[u + 1]]`.
+
+    Raise `UserError` if a user leaves fewer than 99 items.
+    """
     free = n_items - np.diff(indptr)
     if (free < NEGATIVES).any():
         user = int(np.argmin(free))
         raise UserError(
-            f"{name}: user {user} (numbered from 0) leaves {free[user]} of {n_items} items to rank against, "
-            f"{NEGATIVES} are needed; use a set with more items, or a lower min_interactions to keep more"
+            f"{name}: user {user} (numbered from 0) leaves {free[user]} of {n_items} items to rank against, but "
+            f"{NEGATIVES} are needed; use a data set with more items, or lower min_interactions to keep more items"
         )
     random = np.random.Generator(np.random.Philox(seed))
     negatives = np.empty((len(free), NEGATIVES), dtype=np.int64)

@@ -14,19 +14,19 @@ from narrowcast.platform.data.ncf import RATING_COLUMNS, TRAIN, is_ncf, read_col
 from narrowcast.platform.errors import UserError
 
 MIN_INTERACTIONS = 20
-"""What GroupLens and the published protocol ask of every user."""
+"""Interactions that GroupLens and the published protocol require of every user."""
 
 INTER_COLUMNS = ("user_id:token", "item_id:token", "timestamp:float")
 
 
 class _MovieLens(BaseModel):
-    """What the sets share; three interactions are a test, a validation and a training item."""
+    """Fields shared by the MovieLens sets; three interactions are a test, a validation and a training item."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    validation: Validation = "second_last"
-    min_interactions: int = Field(default=MIN_INTERACTIONS, ge=3)
-    seed: int = Field(default=0, ge=0)
+    validation: Validation = Field("second_last", description="choice of each user's validation item")
+    min_interactions: int = Field(default=MIN_INTERACTIONS, ge=3, description="users with fewer items are dropped")
+    seed: int = Field(default=0, ge=0, description="seed of the validation items and ranking negatives")
 
     def _split(
         self, name: str, path: Path, columns: tuple[str, str, str], delimiter: str, *, header: bool = False
@@ -48,7 +48,7 @@ class MovieLens100K(_MovieLens):
     kind: Literal["ml-100k"] = "ml-100k"
 
     def load(self) -> Interactions:
-        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        """Return the interactions; raise `UserError` if the set is missing or malformed."""
         folder = find(self.kind, ("ml-100k.inter", "u.data"))
         recbole = folder / "ml-100k.inter"
         if recbole.is_file():
@@ -57,17 +57,17 @@ class MovieLens100K(_MovieLens):
 
 
 class MovieLens1M(_MovieLens):
-    """6040 users, 3706 items, 1,000,209 ratings, with NCF's fixed test items and negatives if they are there.
+    """6040 users, 3706 items, 1,000,209 ratings, with NCF's fixed test items and negatives if they are available.
 
-    `layout` "ncf" reads NCF's files, "ratings" splits `ratings.dat` anew, "auto" takes the first it finds.
+    `layout` "ncf" reads NCF's files, "ratings" splits `ratings.dat`, "auto" takes the first that is found.
     """
 
     kind: Literal["ml-1m"] = "ml-1m"
-    layout: Literal["auto", "ncf", "ratings"] = "auto"
-    validation: Validation = "random"
+    layout: Literal["auto", "ncf", "ratings"] = Field("auto", description="files to read")
+    validation: Validation = Field("random", description="choice of each user's validation item")
 
     def load(self) -> Interactions:
-        """Read the set, or raise a `UserError` where it is missing, malformed or lacks what was asked."""
+        """Return the interactions; raise `UserError` if the set is missing, malformed or lacks the layout."""
         folder = find(self.kind, (f"{self.kind}{TRAIN}", f"{self.kind}{TRAIN}.gz", "ratings.dat"))
         prefix, ratings = folder / self.kind, folder / "ratings.dat"
         there = {"ncf": is_ncf(prefix), "ratings": ratings.is_file()}
@@ -75,15 +75,15 @@ class MovieLens1M(_MovieLens):
         if layout is None:
             files = sorted(path.name for path in folder.iterdir())
             raise UserError(
-                f'{folder} has {", ".join(files)}, which is not all of layout "{self.layout}"; '
-                f"use another layout, or move that folder away and run: narrowcast data fetch {self.kind}"
+                f'{folder} has {", ".join(files)}, which is not the complete layout "{self.layout}"; '
+                f"use another layout, or move the folder away and run: narrowcast data fetch {self.kind}"
             )
         if layout == "ratings":
             return self._split(self.kind, ratings, ("f0", "f2", "f6"), ":")
         if self.min_interactions != MIN_INTERACTIONS:
             raise UserError(
                 f"min_interactions is {self.min_interactions}, but NCF's files fix the users; "
-                'leave it out, or use layout "ratings"'
+                'omit it, or use layout "ratings"'
             )
         return read_ncf(self.kind, prefix, validation=self.validation, seed=self.seed)
 
@@ -94,6 +94,6 @@ class MovieLensLatestSmall(_MovieLens):
     kind: Literal["ml-latest-small"] = "ml-latest-small"
 
     def load(self) -> Interactions:
-        """Read the set, or raise a `UserError` where it is missing or malformed."""
+        """Return the interactions; raise `UserError` if the set is missing or malformed."""
         path = find(self.kind, ("ratings.csv",)) / "ratings.csv"
         return self._split(self.kind, path, ("userId", "movieId", "timestamp"), ",", header=True)

@@ -1,4 +1,4 @@
-"""The file layout of Neural Collaborative Filtering (He et al. 2017): fixed test items and negatives."""
+"""The file layout of Neural Collaborative Filtering (He et al. 2017), with fixed test items and negatives."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from narrowcast.platform.errors import UserError
 
 TRAIN, TEST, NEGATIVE = ".train.rating", ".test.rating", ".test.negative"
 RATING_COLUMNS = ("f0", "f1", "f3")
-"""User, item and timestamp in tab-separated rows of user, item, rating, timestamp."""
+"""Columns of user, item and timestamp in tab-separated rows of user, item, rating, timestamp."""
 
 
 class NCF(BaseModel):
-    """Files `PATH.train.rating`, `PATH.test.rating` and `PATH.test.negative`, each plain or gzipped."""
+    """User data in NCF's files: `PATH.train.rating`, `PATH.test.rating` and `PATH.test.negative`, plain or gzipped."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["ncf"] = "ncf"
-    path: Path
-    validation: Validation = "random"
-    seed: int = Field(default=0, ge=0)
+    path: Path = Field(description="common prefix of the three files, without .train.rating")
+    validation: Validation = Field("random", description="choice of each user's validation item")
+    seed: int = Field(default=0, ge=0, description="seed of a random validation item")
 
     def load(self) -> Interactions:
-        """Read the files with their own ids and negatives, or raise a `UserError` naming the bad file."""
+        """Return the interactions with the ids and negatives of the files; raise `UserError` that names a bad file."""
         return read_ncf(self.path.name, self.path, validation=self.validation, seed=self.seed)
 
 
 def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> Interactions:
-    """Read the three files at `prefix`; ids and the 99 negatives of every user stay exactly as given.
+    """Read the three files at `prefix`; ids and the 99 negatives of every user stay as given.
 
-    The published negatives are kept even where one is the user's own test item (156 users of ml-1m); a test
-    item is never left in training. Raises a `UserError` when a file is missing or malformed, the files disagree, or
-    "second_last" is asked of files without times.
+    The published negatives are kept even if one is the user's own test item (156 users of ml-1m); a test item never
+    stays in training. Raise `UserError` if a file is missing or malformed, the files disagree, or `validation` is
+    "second_last" and the files have no times.
     """
     train, test, negative = (_existing(prefix, suffix) for suffix in (TRAIN, TEST, NEGATIVE))
     users, items, times = read_columns(train, RATING_COLUMNS, delimiter="\t", optional=("f3",))
@@ -51,11 +51,11 @@ def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> I
     if not np.array_equal(np.sort(test_users), np.arange(n_users)):
         raise UserError(f"{test}: expected one row for each user 0 to {n_users - 1}; renumber the users")
     if not np.array_equal(pairs, np.column_stack([test_users, test_items])):
-        raise UserError(f"{negative}: its (user,item) pairs are not the rows of {test.name}; get both anew")
+        raise UserError(f"{negative}: its (user,item) pairs differ from the rows of {test.name}; download both again")
     if len(users) == 0 or users.min() < 0 or users.max() >= n_users:
-        raise UserError(f"{train}: expected users 0 to {n_users - 1}, as in {test.name}; get both anew")
+        raise UserError(f"{train}: expected users 0 to {n_users - 1}, as in {test.name}; download both again")
     if min(items.min(), test_items.min(), negatives.min()) < 0:
-        raise UserError(f"{prefix}: a negative item id; number the items from 0")
+        raise UserError(f"{prefix}: an item id is negative; number the items from 0")
     if validation == "second_last" and np.ptp(times) == 0:
         raise UserError(f'{train}: has no times, so validation cannot be "second_last"; use "random" or "none"')
     n_items = 1 + int(max(items.max(), test_items.max(), negatives.max()))
@@ -78,9 +78,9 @@ def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> I
 
 
 def write_ncf_train(ratings: Path, test: Path, train: Path) -> None:
-    """Write NCF's training file from MovieLens' `ratings.dat` and NCF's test file, rows in the same order.
+    """Write NCF's training file from MovieLens' `ratings.dat` and NCF's test file, with rows in the same order.
 
-    Raises a `UserError` when the test file does not belong to these ratings.
+    Raise `UserError` if the test file does not belong to these ratings.
     """
     users, movies, stars, times = read_columns(ratings, ("f0", "f2", "f4", "f6"), delimiter=":")
     test_users, test_items = read_columns(test, RATING_COLUMNS[:2], delimiter="\t")
@@ -94,23 +94,23 @@ def write_ncf_train(ratings: Path, test: Path, train: Path) -> None:
     held_out[test_users] = test_items
     kept = items != held_out[users]
     if np.count_nonzero(~kept) != len(held_out):
-        raise UserError(f"{test}: a test item is not among its user's ratings in {ratings}; get both anew")
+        raise UserError(f"{test}: a test item is not among its user's ratings in {ratings}; download both again")
     table = pa.table([column[kept] for column in (users, items, stars, times)], names=["u", "i", "r", "t"])
     csv.write_csv(table, train, csv.WriteOptions(include_header=False, delimiter="\t"))
 
 
 def is_ncf(prefix: Path) -> bool:
-    """Whether all three files are there, plain or gzipped."""
+    """Return whether all three files exist, plain or gzipped."""
     return all(any(path.is_file() for path in _spellings(prefix, end)) for end in (TRAIN, TEST, NEGATIVE))
 
 
 def read_columns(
     path: Path, columns: Sequence[str], *, delimiter: str, header: bool = False, optional: Sequence[str] = ()
 ) -> list[IntArray]:
-    """Read integer columns [n] of a delimited file by header name, or as f0, f1, ... where it has no header.
+    """Read integer columns [n] of a delimited file by header name, or as f0, f1, ... if it has no header.
 
-    A gzipped file is read as it is; a missing optional column reads as zeros. Raises a `UserError` when the
-    file cannot be read, lacks a column or holds something that is not an integer.
+    Gzipped files are decompressed; a missing optional column reads as zeros. Raise `UserError` if the file cannot be
+    read, lacks a column or holds a value that is not an integer.
     """
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(columns, pa.int64()),
@@ -122,23 +122,23 @@ def read_columns(
     for name in columns:
         if table[name].null_count and name not in optional:
             kind = f"a header with {', '.join(columns)}" if header else f"at least {len(columns)} columns"
-            raise UserError(f"{path}: expected {kind}, separated by {delimiter!r}; get the file anew")
+            raise UserError(f"{path}: expected {kind}, separated by {delimiter!r}; download the file again")
     return [pc.fill_null(table[name], 0).to_numpy() for name in columns]
 
 
 def _read_negatives(path: Path) -> tuple[IntArray, IntArray]:
-    """The (user, item) pairs [U, 2] and the negatives [U, 99] of rows like `(0,25)`, 1064, 174, ..."""
+    """Return the (user, item) pairs [U, 2] and negatives [U, 99] of rows such as `(0,25)`, 1064, 174, ..."""
     names = [f"f{column}" for column in range(1, NEGATIVES + 1)]
     types = {"f0": pa.string()} | dict.fromkeys(names, pa.int64())
     table = _read(path, "\t", csv.ConvertOptions(column_types=types, null_values=[]), header=False)
     if table.num_columns != NEGATIVES + 1:
         raise UserError(
-            f"{path}: has {table.num_columns - 1} negatives per user, the protocol needs {NEGATIVES}; "
-            f"draw the file anew with {NEGATIVES}"
+            f"{path}: has {table.num_columns - 1} negatives per user, but the protocol needs {NEGATIVES}; "
+            f"write {NEGATIVES} negatives per user"
         )
     parts = pc.extract_regex(table["f0"], r"^\((?P<user>\d+),(?P<item>\d+)\)$")
     if parts.null_count:
-        raise UserError(f"{path}: expected every row to begin with (user,item); get the file anew")
+        raise UserError(f"{path}: expected every row to begin with (user,item); download the file again")
     pairs = [pc.struct_field(parts, side).cast(pa.int64()).to_numpy() for side in ("user", "item")]
     return np.column_stack(pairs), np.column_stack([table[name].to_numpy() for name in names])
 
@@ -152,7 +152,7 @@ def _read(path: Path, delimiter: str, convert: csv.ConvertOptions, *, header: bo
             convert_options=convert,
         )
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: {str(error).splitlines()[0]}; get the file anew") from error
+        raise UserError(f"{path}: {str(error).splitlines()[0]}; download the file again") from error
 
 
 def _spellings(prefix: Path, suffix: str) -> tuple[Path, Path]:
@@ -164,4 +164,4 @@ def _existing(prefix: Path, suffix: str) -> Path:
     for path in paths:
         if path.is_file():
             return path
-    raise UserError(f"{paths[0]} (or {paths[1].name}) is not there; give the path without {suffix}")
+    raise UserError(f"{paths[0]} (or {paths[1].name}) does not exist; give the path without {suffix}")

@@ -1,4 +1,4 @@
-"""How the training samples of a classification data set are dealt out to clients."""
+"""Partitioning of a classification data set's training samples across clients."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from narrowcast.platform.seeds import generator
 IntArray = NDArray[np.int64]
 
 MOST_REDRAWS = 1000
-"""How often a Dirichlet partition is drawn before its `min_examples` is given up."""
+"""Number of draws after which a Dirichlet partition with `min_examples` is refused."""
 
 
 class _Partition(BaseModel):
-    """What the kinds share: they say who owns each sample, and the owners make the index."""
+    """Base of the partitions: a subclass assigns each sample an owner, from which `deal` builds the index."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def deal(
         self, labels: IntArray, n_clients: int, seed: int, users: IntArray | None = None
     ) -> tuple[IntArray, IntArray]:
-        """Deal every sample to one client: client u gets `order[indptr[u]:indptr[u + 1]]`, ascending.
+        """Assign every sample to one client; client u gets the rows `order[indptr[u]:indptr[u + 1]]`, ascending.
 
-        Shapes: labels [n]; users [n], where the data set has users of its own; order [n]; indptr [n_clients + 1].
-        Raises a `UserError` where the samples cannot be dealt like this.
+        Shapes: labels [n]; users [n], if the data set has users of its own; order [n]; indptr [n_clients + 1]. Raise
+        `UserError` if the samples cannot be partitioned in this way.
         """
         owners = self._owners(labels, n_clients, generator(seed, "partition"), users)
         indptr = np.zeros(n_clients + 1, dtype=np.int64)
@@ -39,12 +39,15 @@ class _Partition(BaseModel):
     def _owners(
         self, labels: IntArray, n_clients: int, random: np.random.Generator, users: IntArray | None
     ) -> IntArray:
-        """The client of every sample, [n]."""
+        """Return the client of every sample, [n]."""
         raise NotImplementedError
 
 
 class IID(_Partition):
-    """Samples at random, sizes that differ by at most one; the first kind of McMahan et al. (AISTATS 2017)."""
+    """Samples assigned at random, with sizes that differ by at most one.
+
+    Reference: the IID partition of McMahan et al., AISTATS 2017.
+    """
 
     kind: Literal["iid"] = "iid"
 
@@ -53,16 +56,16 @@ class IID(_Partition):
 
 
 class Quantity(_Partition):
-    """Samples at random, sizes unequal by `skew`; 0 is equal sizes.
+    """Samples assigned at random, with sizes whose inequality is `skew`; 0 gives equal sizes.
 
-    "lognormal": sizes in proportion to exp(skew * z) with z standard normal. "power_law": sizes in proportion to
-    rank ** -skew over the clients in random order. Every client has at least `min_examples`.
+    "lognormal": sizes in proportion to exp(skew * z) with z standard normal. "power_law": sizes in proportion to rank
+    ** -skew over the clients in random order. Every client has at least `min_examples`.
     """
 
     kind: Literal["quantity"] = "quantity"
-    sizes: Literal["lognormal", "power_law"] = "lognormal"
-    skew: float = Field(default=1.0, ge=0, le=20)
-    min_examples: int = Field(default=0, ge=0)
+    sizes: Literal["lognormal", "power_law"] = Field("lognormal", description="distribution of client sizes")
+    skew: float = Field(default=1.0, ge=0, le=20, description="inequality of the sizes; 0: equal")
+    min_examples: int = Field(default=0, ge=0, description="least training samples per client")
 
     def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
         n = len(labels)
@@ -76,17 +79,18 @@ class Quantity(_Partition):
 
 
 class Dirichlet(_Partition):
-    """Each class split by proportions from a symmetric Dirichlet(alpha): the smaller, the fewer classes a client has.
+    """Each class split by proportions from a symmetric Dirichlet(alpha); a smaller alpha gives a client fewer classes.
 
-    Yurochkin et al. (ICML 2019) and FedMA (Wang et al., ICLR 2020): `capped`, a client that already holds its equal
-    share gets nothing of the classes that follow, and all is drawn anew until every client has `min_examples`, which is
-    10 there. Without either these are the proportions alone.
+    `capped` follows Yurochkin et al. (ICML 2019) and FedMA (Wang et al., ICLR 2020): a client that already holds its
+    equal share receives nothing of the classes that follow. The partition is redrawn until every client has
+    `min_examples`, which is 10 in these papers. With `capped: false` and `min_examples: 0` the proportions alone
+    decide.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(default=0.5, ge=1e-3, le=1e6)
-    min_examples: int = Field(default=0, ge=0)
-    capped: bool = True
+    alpha: float = Field(default=0.5, ge=1e-3, le=1e6, description="concentration; small: few classes per client")
+    min_examples: int = Field(default=0, ge=0, description="least training samples per client")
+    capped: bool = Field(True, description="a client at its equal share gets no further classes")
 
     def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
         n = len(labels)
@@ -104,13 +108,13 @@ class Dirichlet(_Partition):
     def _draw(
         self, classes: list[IntArray], n: int, n_clients: int, random: np.random.Generator
     ) -> tuple[IntArray, IntArray]:
-        """The owners [n] and how many samples each client has, [n_clients]."""
+        """Return the owners [n] and the number of samples of each client [n_clients]."""
         owners = np.empty(n, dtype=np.int64)
         held = np.zeros(n_clients, dtype=np.int64)
         for rows in classes:
-            # Setting proportions to zero and rescaling, as published, is a Dirichlet over the clients that are left.
+            # Setting proportions to zero and rescaling, as published, is a Dirichlet over the remaining clients.
             takers = np.flatnonzero(held * n_clients < n) if self.capped else np.arange(n_clients)
-            # In random order, or rounding would favour the same clients in every class.
+            # In random order, since rounding would otherwise favour the same clients in every class.
             takers = random.permutation(takers)
             sizes = _split(len(rows), random.dirichlet(np.full(len(takers), self.alpha)))
             owners[random.permutation(rows)] = np.repeat(takers, sizes)
@@ -119,14 +123,14 @@ class Dirichlet(_Partition):
 
 
 class Shards(_Partition):
-    """Each class cut into shards of nearly equal size, `classes_per_client` of them to every client at random.
+    """Each class cut into shards of nearly equal size, of which every client gets `classes_per_client` at random.
 
-    As McMahan et al. (AISTATS 2017), but no shard crosses from one class to the next, so that a client never has more
-    than `classes_per_client` classes; it has fewer where two of its shards are of one class.
+    As McMahan et al. (AISTATS 2017), except that no shard spans two classes, so that a client never has more than
+    `classes_per_client` classes; it has fewer if two of its shards are of one class.
     """
 
     kind: Literal["shards"] = "shards"
-    classes_per_client: int = Field(default=2, ge=1)
+    classes_per_client: int = Field(default=2, ge=1, description="shards, hence most classes, per client")
 
     def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
         classes = rows_by_class(labels)
@@ -142,7 +146,7 @@ class Shards(_Partition):
                 f"{len(classes)} classes; raise clients or classes_per_client"
             )
         counts = np.array([len(rows) for rows in classes], dtype=np.float64)
-        # One shard for each class first, so that small classes are dealt out too.
+        # One shard for each class first, so that small classes are assigned too.
         shards = 1 + _split(n_shards - len(classes), counts)
         clients = random.permutation(n_shards) // self.classes_per_client
         owners = np.empty(len(labels), dtype=np.int64)
@@ -154,15 +158,13 @@ class Shards(_Partition):
 
 
 class Natural(_Partition):
-    """One client for each user that the data set has of its own."""
+    """One client for each user of the data set."""
 
     kind: Literal["natural"] = "natural"
 
     def _owners(self, labels: IntArray, n_clients: int, _: np.random.Generator, users: IntArray | None) -> IntArray:
         if users is None:
-            raise UserError(
-                "partition natural: this data set has no users of its own; use iid, dirichlet, shards or quantity"
-            )
+            raise UserError("partition natural: the data set has no users; use iid, dirichlet, shards or quantity")
         assert len(users) == len(labels)
         assert users.max(initial=-1) < n_clients
         return users
@@ -177,14 +179,14 @@ Partition = Annotated[IID | Quantity | Dirichlet | Shards | Natural, PARTITIONS]
 
 
 def rows_by_class(labels: IntArray) -> list[IntArray]:
-    """The rows of each class that has any, in order of the classes."""
+    """Return the rows of each class that has any, in order of the classes."""
     counts = np.bincount(labels)
     rows = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     return [each for each in rows if len(each)]
 
 
 def _split(n: int, weights: NDArray[np.float64]) -> IntArray:
-    """How many of n each gets in proportion to its weight; exact for whole weights, and the sizes sum to n."""
+    """Split n in proportion to the weights; exact for whole results, and the sizes sum to n."""
     sums = np.cumsum(weights, dtype=np.float64)
     ends = np.minimum((sums * n / sums[-1]).astype(np.int64), n)
     ends[-1] = n
@@ -195,5 +197,5 @@ def _check_enough(kind: str, n: int, n_clients: int, min_examples: int) -> None:
     if n < n_clients * min_examples:
         raise UserError(
             f"partition {kind}: {n_clients} clients with min_examples {min_examples} need "
-            f"{n_clients * min_examples} samples, there are {n}; lower min_examples or clients"
+            f"{n_clients * min_examples} samples, but there are {n}; lower min_examples or clients"
         )

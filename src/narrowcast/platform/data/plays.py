@@ -1,4 +1,4 @@
-"""What each character of each play of Shakespeare says, out of the plays' web pages."""
+"""The lines of each character of Shakespeare's plays, extracted from the plays' web pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPEAKER_OR_LINE = re.compile(r'<a name="?speech\d+"?><b>(.*?)</b></a>|<a name="
 
 @dataclass(frozen=True)
 class Plays:
-    """The pages `URL/PLAY/full.html` as one file, checked by the sha256 of its JSON, which fixes all pages at once."""
+    """The pages `URL/PLAY/full.html` as one file, verified by the sha256 of its JSON, which covers all pages."""
 
     url: str
     plays: Sequence[str]
@@ -27,11 +27,11 @@ class Plays:
 
     @property
     def label(self) -> str:
-        """The host."""
+        """Host name of the source."""
         return urlsplit(self.url).netloc
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
-        """Download the plays one by one and write what their characters say."""
+        """Download the plays one by one and write the lines of their characters."""
         texts: dict[str, str] = {}
         for play in self.plays:
             page = retrieve(f"{self.url}/{play}/full.html", None, scratch, progress=progress)
@@ -44,7 +44,7 @@ class Plays:
 
 
 def by_character(play: str, page: str) -> Mapping[str, str]:
-    """The lines of each character in order, under `PLAY_CHARACTER`; stage directions are left out."""
+    """Return the lines of each character in order, under `PLAY_CHARACTER`, without stage directions."""
     lines: dict[str, list[str]] = {}
     character = None
     for speaker, line in _SPEAKER_OR_LINE.findall(page):

@@ -1,4 +1,4 @@
-"""Labelled samples, held once, and which of them each client has."""
+"""Labelled samples, stored once, and the index that partitions them across clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Labelled:
-    """n samples. Shapes: features [n, ...], uint8 (0 to 255), float32, or int64 tokens; labels [n]."""
+    """n labelled samples. Shapes: features [n, ...], uint8 (0 to 255), float32, or int64 tokens; labels [n]."""
 
     features: NDArray[Any]
     labels: IntArray
@@ -25,13 +25,13 @@ class Labelled:
         return len(self.labels)
 
     def take(self, rows: IntArray) -> Labelled:
-        """A copy of some of the samples."""
+        """Return a copy of the samples at `rows`."""
         return Labelled(self.features[rows], self.labels[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """A classification data set dealt out to U clients by index, so that no sample is copied.
+    """A classification data set partitioned across U clients by index, without copying samples.
 
     Shapes: client u trains on the samples `order[indptr[u]:indptr[u + 1]]` of `train`; indptr [U + 1]. `validation` and
     `test` belong to the server; either may be empty.
@@ -48,17 +48,17 @@ class Samples:
 
     @property
     def n_clients(self) -> int:
-        """The number of clients, U."""
+        """Number of clients, U."""
         return len(self.indptr) - 1
 
     @cached_property
     def examples(self) -> IntArray:
-        """The number of training samples of every client, [U]."""
+        """Number of training samples of every client, [U]."""
         return np.diff(self.indptr)
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """What a reader wants to know of its size."""
+        """Sizes shown in reports."""
         return {
             "clients": self.n_clients,
             "classes": self.n_classes,
@@ -69,7 +69,7 @@ class Samples:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of everything a run can see of this data set."""
+        """The sha256 of all content that a run can observe."""
         hasher = hashlib.sha256(f"{self.name}\0{self.n_classes}".encode())
         arrays = [self.order, self.indptr]
         for part in (self.train, self.validation, self.test):

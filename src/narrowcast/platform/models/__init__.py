@@ -1,1 +1,1 @@
-"""The models that clients train."""
+"""Models that clients train."""

@@ -1,4 +1,4 @@
-"""What all neural classifiers share: named parameters from a seed, and accuracy on the held-out samples."""
+"""Base of the neural classifiers: seeded initialisation of named parameters, and evaluation on held-out samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _SAMPLES_AT_ONCE = 1000
 class Classifier(BaseModel):
     """A torch module that maps features [n, ...] to scores [n, classes], trained on the mean cross-entropy.
 
-    All its parameters are global. A subclass says how the module is built.
+    All parameters are global. A subclass builds the module in `module`. Inputs are as `as_input` gives them: images [n,
+    channels, height, width] as float32 from 0 to 1, other features [n, features] as float32, text [n, length] as int64
+    tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,45 +33,48 @@ class Classifier(BaseModel):
         return hash(self.model_dump_json())
 
     def module(self, data: Samples) -> nn.Module:
-        """The untrained module."""
+        """Return the untrained module for this data set."""
         raise NotImplementedError
 
     def check(self, data: Dataset) -> None:
-        """Samples are needed, of a shape that the module takes, and no state besides the parameters."""
+        """Raise `UserError` unless the module maps the features to [n, classes] and keeps no other state."""
         kind = getattr(self, "kind", "this model")
         if not isinstance(data, Samples):
-            raise UserError(f"model.kind = {kind} classifies labelled samples; {data.name} has none, use another model")
+            raise UserError(f"model.kind = {kind} needs labelled samples, but {data.name} has none; use another model")
         module = self.module(data)
         if buffers := [name for name, _ in module.named_buffers()]:
             raise UserError(
-                f"model.kind = {kind} has state besides its parameters ({', '.join(buffers[:3])}), which clients would "
-                "have to share; replace batch norm by group norm or layer norm"
+                f"model.kind = {kind} has state besides its parameters ({', '.join(buffers[:3])}), which clients "
+                "would have to share; replace batch norm by group norm or layer norm"
             )
         try:
             with torch.no_grad():
                 some = (data.test if len(data.test) else data.train).features[:2]
                 scores = module(as_input(torch.from_numpy(np.array(some))))
         except (RuntimeError, IndexError, TypeError) as error:
-            shape = tuple(data.train.features.shape[1:])
+            shape = ", ".join(["n", *map(str, data.train.features.shape[1:])])
             reason = str(error).splitlines()[0]
-            raise UserError(f"model.kind = {kind} does not take features of shape {shape} ({reason})") from error
+            raise UserError(
+                f"model.kind = {kind} does not take the features of {data.name}, a tensor [{shape}] ({reason}); "
+                f"the module must map it to scores [n, {data.n_classes}]"
+            ) from error
         if scores.shape[1:] != (data.n_classes,):
-            raise UserError(f"model.kind = {kind} gives scores {tuple(scores.shape[1:])} for {data.n_classes} classes")
+            raise UserError(f"model.kind = {kind} returns {list(scores.shape)}, expected scores [n, {data.n_classes}]")
 
     def init_server(self, data: Samples, seed: int) -> Arrays:
-        """The module's own initialisation, drawn from the seed."""
+        """Return the module's own initialisation, drawn from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "model").integers(2**63)))
             module = self.module(data)
         return {name: values.detach().numpy().copy() for name, values in module.named_parameters()}
 
     def init_clients(self, data: Samples, seed: int) -> Arrays:
-        """Nothing is private."""
+        """Return no arrays: no parameter is private."""
         del data, seed
         return {}
 
     def evaluate(self, server: Arrays, clients: Arrays, data: Samples, split: Split) -> Mapping[str, float]:
-        """Accuracy and mean cross-entropy on the server's samples."""
+        """Return the accuracy and mean cross-entropy on the server's samples; empty if there are none."""
         del clients
         samples = data.test if split == "test" else data.validation
         if not len(samples):
@@ -90,11 +95,11 @@ class Classifier(BaseModel):
 
 @lru_cache(maxsize=2)
 def skeleton(model: Classifier, data: Samples) -> nn.Module:
-    """The module without values, for calls that bring their own."""
+    """Return the module without values, for calls that supply their own."""
     with torch.device("meta"):
         return model.module(data)
 
 
 def as_input(features: Tensor) -> Tensor:
-    """Features as a module takes them: bytes as floats from 0 to 1, floats and tokens as they are."""
+    """Return features as a module takes them: uint8 scaled to float32 from 0 to 1, floats and tokens unchanged."""
     return features.to(torch.float32) / 255 if features.dtype == torch.uint8 else features

@@ -1,4 +1,4 @@
-"""Matrix factorisation for implicit feedback, with user factors that never leave their client."""
+"""Matrix factorisation for implicit feedback; user factors never leave their client."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 
 ITEM_FACTORS, USER_FACTORS = "item_factors", "user_factors"
-_USERS_AT_ONCE = 100  # their scores, or the rows they gather, stay in the processor's cache
-_ITEMS_PER_CANDIDATE = 50  # up to here the product with all items is quicker than to gather those that are ranked
+_USERS_AT_ONCE = 100  # their scores, or the rows gathered for them, fit in the processor's cache
+_ITEMS_PER_CANDIDATE = 50  # up to here, scoring all items is faster than gathering the ranked ones
 
 
 class MatrixFactorisation(BaseModel):
-    """Score of user u for item i is p_u . q_i; both start as N(0, 1/d) and have no bias.
+    """The score of user u for item i is p_u . q_i; both factors start as N(0, 1/d), and there is no bias.
 
     Shapes: Q item_factors [N, d] is global; P user_factors [U, d] is private.
     """
@@ -29,22 +29,22 @@ class MatrixFactorisation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["matrix_factorisation"] = "matrix_factorisation"
-    embedding_dim: int = Field(64, ge=1, le=1024, description="d, the length of a user's and an item's vector")
+    embedding_dim: int = Field(64, ge=1, le=1024, description="d, the length of user and item vectors")
 
     def check(self, data: Dataset) -> None:
-        """Only interactions can be factorised."""
+        """Raise `UserError` unless the data are interactions."""
         if not isinstance(data, Interactions):
             raise UserError(
-                f"model.kind = {self.kind} needs interactions of users with items, {data.name} has labelled samples; "
+                f"model.kind = {self.kind} needs user-item interactions, but {data.name} has labelled samples; "
                 "use another model or data set"
             )
 
     def init_server(self, data: Interactions, seed: int) -> Arrays:
-        """Draw Q."""
+        """Draw the item factors Q."""
         return {ITEM_FACTORS: self._draw(data.n_items, seed, ITEM_FACTORS)}
 
     def init_clients(self, data: Interactions, seed: int) -> Arrays:
-        """Draw P."""
+        """Draw the user factors P."""
         return {USER_FACTORS: self._draw(data.n_users, seed, USER_FACTORS)}
 
     def _draw(self, rows: int, seed: int, purpose: str) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -54,7 +54,7 @@ class MatrixFactorisation(BaseModel):
     def evaluate(
         self, server: Arrays, clients: Arrays, data: Interactions, split: Literal["validation", "test"]
     ) -> Mapping[str, float]:
-        """HR@10 and NDCG@10 of each user's held-out item among its 99 fixed negatives; a tie ranks it last.
+        """Return HR@10 and NDCG@10 of each user's held-out item among its 99 fixed negatives; a tie ranks it last.
 
         The published ML-1M lists hold the test item itself among the negatives of 156 users; it then ties with itself
         and loses a place, here as in the code released with CoLR.

@@ -1,4 +1,4 @@
-"""The neural networks that federated papers train, and any other torch module by its import path."""
+"""Neural networks of the federated-learning literature, and any other torch module by its import path."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Softmax(Classifier):
     kind: Literal["softmax"] = "softmax"
 
     def module(self, data: Samples) -> nn.Module:
-        """One linear layer."""
+        """Return one linear layer on the flattened features."""
         return nn.Sequential(nn.Flatten(), nn.Linear(_n_features(data), data.n_classes))
 
 
 class MLP(Classifier):
-    """Fully connected layers with ReLU between them."""
+    """Multilayer perceptron: fully connected layers with ReLU between them."""
 
     kind: Literal["mlp"] = "mlp"
     hidden: tuple[int, ...] = Field((64,), description="widths of the hidden layers")
 
     def module(self, data: Samples) -> nn.Module:
-        """Linear and ReLU in turn."""
+        """Return alternating linear layers and ReLU on the flattened features."""
         widths = (_n_features(data), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
@@ -44,28 +44,30 @@ class MLP(Classifier):
 class CNN(Classifier):
     """Two 5 x 5 convolutions with 2 x 2 max-pooling, then one hidden layer, after LeNet-5.
 
+    Takes [n, channels, height, width].
+
     Reference: LeCun et al., Gradient-Based Learning Applied to Document Recognition, Proc. IEEE 1998; McMahan et al.,
     AISTATS 2017 use channels (32, 64) and 512 hidden units.
     """
 
     kind: Literal["cnn"] = "cnn"
-    channels: tuple[int, int] = (16, 32)
-    hidden: int = Field(128, ge=1)
+    channels: tuple[int, int] = Field((16, 32), description="output channels of the two convolutions")
+    hidden: int = Field(128, ge=1, description="width of the hidden layer")
 
     def module(self, data: Samples) -> nn.Module:
-        """Convolutions, pooling, and two linear layers."""
+        """Return two convolutions with pooling and two linear layers."""
         depth, height, width = _image_shape(data)
         first, second = self.channels
         return nn.Sequential(
-            nn.Conv2d(depth, first, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # ReLU commutes with the maximum,
-            nn.Conv2d(first, second, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # and has a quarter to do after it
+            nn.Conv2d(depth, first, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # ReLU commutes with the maximum
+            nn.Conv2d(first, second, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # and costs a quarter after it
             nn.Flatten(), nn.Linear(second * (height // 4) * (width // 4), self.hidden), nn.ReLU(),
             nn.Linear(self.hidden, data.n_classes),
         )  # fmt: skip
 
 
 class VGG9(Classifier):
-    """Six 3 x 3 convolutions and three linear layers, without batch norm.
+    """Six 3 x 3 convolutions and three linear layers, without batch norm; takes [n, channels, height, width].
 
     Reference: the network that Wang et al., Federated Learning with Matched Averaging, ICLR 2020, train on CIFAR-10.
     """
@@ -73,7 +75,7 @@ class VGG9(Classifier):
     kind: Literal["vgg9"] = "vgg9"
 
     def module(self, data: Samples) -> nn.Module:
-        """Convolutions in pairs, each pair followed by pooling."""
+        """Return convolutions in pairs, each pair followed by pooling, and three linear layers."""
         depth, height, width = _image_shape(data)
         layers: list[nn.Module] = []
         for before, after, pool in (
@@ -93,36 +95,41 @@ class _LastScores(nn.Module):
         self.scores = nn.Linear(hidden, n_tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the next token, [n, tokens]."""
+        """Return the scores of the next token, [n, tokens]."""
         outputs, _ = self.lstm(self.embedding(tokens))
         return self.scores(outputs[:, -1])
 
 
 class CharLSTM(Classifier):
-    """Predicts the next character of a window of characters.
+    """Predicts the next character of a window of characters; takes tokens [n, length].
 
     Reference: McMahan et al., AISTATS 2017, and Caldas et al., LEAF, 2018: embedding 8, two layers of 256 units.
     """
 
     kind: Literal["char_lstm"] = "char_lstm"
-    embedding_dim: int = Field(8, ge=1)
-    hidden: int = Field(256, ge=1)
-    layers: int = Field(2, ge=1)
+    embedding_dim: int = Field(8, ge=1, description="length of a character's embedding")
+    hidden: int = Field(256, ge=1, description="units per LSTM layer")
+    layers: int = Field(2, ge=1, description="LSTM layers")
 
     def module(self, data: Samples) -> nn.Module:
-        """Embedding, LSTM, and a linear layer on its last output."""
+        """Return an embedding, an LSTM, and a linear layer on its last output."""
         return _LastScores(data.n_classes, self.embedding_dim, self.hidden, self.layers)
 
 
 class TorchModule(Classifier):
-    """Any module of your own: `factory` is called with `arguments` and must return it.
+    """A user's torch module: `factory` is called with `arguments` and returns the module.
+
+    The module is called with a batch of features and returns scores [n, classes]. Features are [n, channels, height,
+    width] float32 from 0 to 1 for image sets ([n, 1, 28, 28] for `mnist`, [n, 3, 32, 32] for `cifar-10`), [n, 64]
+    float32 for `digits`, [n, 60] float32 for `synthetic`, [n, 80] int64 tokens for `shakespeare`. The module must have
+    no state besides its parameters: group norm or layer norm instead of batch norm.
 
     Importing the factory runs its module's code, so name only code that you would run yourself.
     """
 
     kind: Literal["torch"] = "torch"
     factory: str = Field(pattern=r"^[\w.]+:\w+$", description="import path, such as my_package.models:make")
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
 
     @field_validator("factory")
     @classmethod
@@ -131,14 +138,16 @@ class TorchModule(Classifier):
         return value
 
     def module(self, data: Samples) -> nn.Module:
-        """Import the factory and call it."""
+        """Import the factory and call it; raise `UserError` if that fails or the result is not a torch module."""
         del data
         try:
             built = plugins.load(self.factory)(**self.arguments)
         except TypeError as error:
             raise UserError(f"model.factory = {self.factory} cannot be called: {error}") from error
         if not isinstance(built, nn.Module):
-            raise UserError(f"model.factory = {self.factory} gave {type(built).__name__}; it must give a torch module")
+            raise UserError(
+                f"model.factory = {self.factory} returned {type(built).__name__}; it must return a torch.nn.Module"
+            )
         return built
 
 
@@ -149,5 +158,8 @@ def _n_features(data: Samples) -> int:
 def _image_shape(data: Samples) -> tuple[int, int, int]:
     shape = data.train.features.shape[1:]
     if len(shape) != 3:
-        raise UserError(f"{data.name} has features of shape {shape}; a convolution needs [channels, height, width]")
+        raise UserError(
+            f"{data.name} has features of shape {list(shape)}, but a convolution needs [channels, height, width]; "
+            "use softmax or mlp"
+        )
     return int(shape[0]), int(shape[1]), int(shape[2])

@@ -1,4 +1,4 @@
-"""Which clients can be sampled at a moment of the virtual clock."""
+"""Models of client availability: the clients that can be sampled at a time of the virtual clock."""
 
 from __future__ import annotations
 
@@ -14,71 +14,74 @@ from narrowcast.platform.types import BoolArray
 
 
 class Availability(Protocol):
-    """A frozen model of who is there when."""
+    """Contract of an availability model."""
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """Name in the catalog."""
         ...
 
     def check(self, n_clients: int) -> None:
-        """Raise a `UserError` where it does not fit this many clients."""
+        """Raise `UserError` if the model does not fit this number of clients."""
         ...
 
     def free(self, n_clients: int, seed: int, round_index: int, seconds: float) -> BoolArray | None:
-        """Who can be sampled in this round, which begins so many simulated seconds after the first, [U]; None for all.
+        """Return whether each client can be sampled in this round [U], or None if all can.
 
-        Pure, and each client's answer depends on (seed, round, time, client) alone, never on who else is there.
+        `seconds` is the simulated time at which the round begins. Pure: the answer for a client depends on seed, round,
+        time and client only, never on other clients.
         """
         ...
 
 
 class Always(BaseModel):
-    """Everyone, at any time."""
+    """All clients are always available."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["always"] = "always"
 
     def check(self, n_clients: int) -> None:
-        """Fits any number."""
+        """Accept any number of clients."""
 
     def free(self, n_clients: int, seed: int, round_index: int, seconds: float) -> BoolArray | None:
-        """Everyone."""
+        """Return None: every client is available."""
         del n_clients, seed, round_index, seconds
         return None
 
 
 class Bernoulli(BaseModel):
-    """Each client is there with the same probability, drawn anew for each round."""
+    """Each client is available with the same probability, drawn independently in each round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["bernoulli"] = "bernoulli"
-    probability: float = Field(0.5, ge=0, le=1)
+    probability: float = Field(0.5, ge=0, le=1, description="probability that a client is available")
 
     def check(self, n_clients: int) -> None:
-        """Fits any number."""
+        """Accept any number of clients."""
 
     def free(self, n_clients: int, seed: int, round_index: int, seconds: float) -> BoolArray:
-        """Who is there in this round, whenever that is."""
+        """Return the clients available in this round, independent of the time."""
         del seconds
         return _uniform(n_clients, seed, "availability", round_index) < self.probability
 
 
 class Diurnal(BaseModel):
-    """The probability swings as a cosine from `highest`, at a client's own midnight, to `lowest` half a day later.
+    """Each client is available with a probability that follows a cosine over the day.
+
+    The probability is `highest` at the client's own midnight and `lowest` half a day later.
 
     Reference: Bonawitz et al., Towards Federated Learning at Scale: System Design, MLSys 2019 (arXiv:1902.01046),
-    section 9: devices are free at night, and four times as many of them as by day.
+    section 9: four times as many devices are available at night as by day.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["diurnal"] = "diurnal"
     lowest: float = Field(0.1, ge=0, le=1, description="probability at noon")
-    highest: float = Field(0.4, ge=0, le=1, description="probability at midnight, when the run begins")
-    day_seconds: float = Field(86400.0, gt=0, allow_inf_nan=False)
+    highest: float = Field(0.4, ge=0, le=1, description="probability at midnight, the time at which a run starts")
+    day_seconds: float = Field(86400.0, gt=0, allow_inf_nan=False, description="length of a day of the virtual clock")
     time_zones: float = Field(0.0, ge=0, le=1, description="share of the day over which clients' midnights spread")
 
     @model_validator(mode="after")
@@ -88,10 +91,10 @@ class Diurnal(BaseModel):
         return self
 
     def check(self, n_clients: int) -> None:
-        """Fits any number."""
+        """Accept any number of clients."""
 
     def free(self, n_clients: int, seed: int, round_index: int, seconds: float) -> BoolArray:
-        """Who is there, drawn for this round with the probability of its first second."""
+        """Return the available clients, drawn with the probability at the start of the round."""
         zone = self.time_zones * _uniform(n_clients, seed, "time zone", 0)
         night = (1 + np.cos(2 * np.pi * (seconds / self.day_seconds - zone))) / 2
         probability = self.lowest + (self.highest - self.lowest) * night

@@ -1,4 +1,4 @@
-"""Availability that was measured, from a CSV file."""
+"""Measured availability, read from a CSV file."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ _COLUMNS = ("client", "time", "available")
 
 
 class AvailabilityTrace(BaseModel):
-    """Rows `client, time, available` of a CSV file: from that second on the client is there (1), or is not (0).
+    """Rows `client, time, available` of a CSV file: from that second on the client is available (1) or not (0).
 
-    A client's rows begin at time 0 and stand in order of time; each holds until the client's next, the last for good,
-    or until the trace begins anew after `repeat_seconds`. The file has every client of the data set, and no other.
+    The rows of a client begin at time 0 and are in order of time. Each holds until the client's next row, the last one
+    for good or until the trace restarts after `repeat_seconds`. The file lists every client of the data set, and no
+    other.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["trace"] = "trace"
-    path: Path
-    repeat_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="none: the last row holds")
+    path: Path = Field(description="CSV file with the columns client, time, available")
+    repeat_seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="period after which the trace restarts; none: the last row holds"
+    )
 
     @model_validator(mode="after")
     def _file_is_there(self) -> Self:
@@ -37,15 +40,18 @@ class AvailabilityTrace(BaseModel):
         return self
 
     def check(self, n_clients: int) -> None:
-        """Raise `UserError` for a bad file, and for one that is not of these clients."""
+        """Raise `UserError` if the file is malformed or does not list exactly these clients."""
         self._trace(n_clients)
 
     def free(self, n_clients: int, seed: int, round_index: int, seconds: float) -> BoolArray:
-        """Who is there at this second, whatever the seed and the round; raises `UserError` as `check` does."""
+        """Return the clients available at this second.
+
+        Seed and round have no effect. Raise `UserError` as `check` does.
+        """
         del seed, round_index
         trace = self._trace(n_clients)
         now = seconds if self.repeat_seconds is None else seconds % self.repeat_seconds
-        # Times are sorted within a client and clients follow each other, so a client's last row up to now is its count.
+        # Times are sorted within a client and clients are contiguous, so counting rows up to now finds the current row.
         begun = np.add.reduceat(trace.time <= now, trace.starts)
         return trace.available[trace.starts + begun - 1]
 
@@ -59,7 +65,7 @@ class AvailabilityTrace(BaseModel):
 
 @dataclass(frozen=True)
 class _Trace:
-    """All rows, client after client. Shapes: starts [U], where each client's rows begin; time and available [rows]."""
+    """All rows, client after client. Shapes: starts [U], the first row of each client; time and available [rows]."""
 
     starts: np.ndarray
     time: FloatArray
@@ -74,7 +80,7 @@ class _ClientAvailability:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, n_clients: int, modified: int, size: int) -> _Trace:
-    """The trace of a file; `modified` and `size` tell one state of the file from the next."""
+    """Return the trace of a file; `modified` and `size` invalidate the cache when the file changes."""
     del modified, size
     clients: dict[int, _ClientAvailability] = {}
     with path.open(newline="", encoding="utf-8") as lines:
@@ -98,14 +104,14 @@ def _add(clients: dict[int, _ClientAvailability], row: dict[str, str], n_clients
     try:
         client, time, available = int(row["client"]), float(row["time"]), int(row["available"])
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}; every column must hold a number, so that a trace has no holes") from error
+        raise UserError(f"{where}: {error}; every column must hold a number") from error
     if not 0 <= client < n_clients:
         raise UserError(f"{where}: client {client} is unknown; the data set has clients 0 to {n_clients - 1}")
     if available not in (0, 1):
         raise UserError(f"{where}: available = {available}; it must be 0 or 1")
     known = clients.setdefault(client, _ClientAvailability())
     if not (np.isfinite(time) and time > known.times[-1] if known.times else time == 0):
-        due = f"above {known.times[-1]:g}, where the row before it stands" if known.times else "0, where a trace begins"
+        due = f"above {known.times[-1]:g}, the time of the row before" if known.times else "0, the start of a trace"
         raise UserError(f"{where}: client {client} has time {time:g}; it must be {due}")
     known.times.append(time)
     known.available.append(bool(available))

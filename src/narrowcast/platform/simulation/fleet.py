@@ -1,4 +1,4 @@
-"""Fleet descriptions: which links and devices the clients have."""
+"""Fleets: the uplink, downlink and compute speed of every client."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MEGABIT = 1e6
 
 
 class Tier(BaseModel):
-    """A kind of device and link, and the share of the clients that have it."""
+    """A class of devices and links, and the share of the clients that belong to it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    share: float = Field(gt=0, description="relative to the other tiers' shares")
-    uplink_mbit_per_second: float = Field(gt=0)
-    downlink_mbit_per_second: float = Field(gt=0)
+    name: str = Field(description="name of the tier")
+    share: float = Field(gt=0, description="share of the clients, relative to the other tiers' shares")
+    uplink_mbit_per_second: float = Field(gt=0, description="uplink rate")
+    downlink_mbit_per_second: float = Field(gt=0, description="downlink rate")
     compute_speed: float = Field(1.0, gt=0, description="relative to the clock's reference device")
 
 
@@ -36,19 +36,19 @@ WANG_2021 = Tier(
     uplink_mbit_per_second=0.25 * _MEBIBYTE,
     downlink_mbit_per_second=0.75 * _MEBIBYTE,
 )
-"""The link of Table 2 of Nguyen et al., WWW 2024: 0.75 MB/s down, 0.25 MB/s up (its figures need MB = 2**20 bytes)."""
+"""The link of Table 2 of Nguyen et al., WWW 2024: 0.75 MB/s down, 0.25 MB/s up (its figures imply MB = 2**20 bytes)."""
 
 
 class Tiers(BaseModel):
-    """A few kinds of client, dealt out at random in the stated shares."""
+    """A few classes of clients, assigned at random in the stated shares."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["tiers"] = "tiers"
-    tiers: tuple[Tier, ...] = Field((WANG_2021,), min_length=1)
+    tiers: tuple[Tier, ...] = Field((WANG_2021,), min_length=1, description="classes of clients")
 
     def profiles(self, examples: IntArray, seed: int) -> Profiles:
-        """One profile for each entry of `examples`."""
+        """Return one profile for each entry of `examples` [U]."""
         n_clients = len(examples)
         shares = np.array([tier.share for tier in self.tiers])
         bounds = np.rint(np.cumsum(shares) / shares.sum() * n_clients).astype(np.int64)
@@ -69,26 +69,28 @@ class Tiers(BaseModel):
 
 
 class LogNormal(BaseModel):
-    """Log-normal quantity: its median, and the standard deviation of its logarithm."""
+    """A log-normal quantity, given by its median and the standard deviation of its logarithm."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    median: float = Field(gt=0)
-    sigma: float = Field(ge=0)
+    median: float = Field(gt=0, description="median")
+    sigma: float = Field(ge=0, description="standard deviation of the natural logarithm")
 
 
 class LogNormalFleet(BaseModel):
-    """Uplink, downlink and compute speed drawn independently for each client, once."""
+    """Uplink, downlink and compute speed drawn independently for each client, once per run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["lognormal"] = "lognormal"
-    uplink_mbit_per_second: LogNormal = LogNormal(median=2.0, sigma=1.0)
-    downlink_mbit_per_second: LogNormal = LogNormal(median=6.0, sigma=1.0)
-    compute_speed: LogNormal = LogNormal(median=1.0, sigma=0.5)
+    uplink_mbit_per_second: LogNormal = Field(LogNormal(median=2.0, sigma=1.0), description="uplink rate")
+    downlink_mbit_per_second: LogNormal = Field(LogNormal(median=6.0, sigma=1.0), description="downlink rate")
+    compute_speed: LogNormal = Field(
+        LogNormal(median=1.0, sigma=0.5), description="relative to the clock's reference device"
+    )
 
     def profiles(self, examples: IntArray, seed: int) -> Profiles:
-        """One profile for each entry of `examples`."""
+        """Return one profile for each entry of `examples` [U]."""
         draw = generator(seed, "fleet").standard_normal((3, len(examples)))
         uplink, downlink, speed = (
             quantity.median * np.exp(quantity.sigma * row)
@@ -102,7 +104,7 @@ class LogNormalFleet(BaseModel):
 
 
 class TraceFleet(BaseModel):
-    """Profiles from a CSV file with a line for every client of the data set.
+    """Profiles from a CSV file with one line for every client of the data set.
 
     Its columns are client (0, 1, ...), uplink_mbit_per_second, downlink_mbit_per_second and compute_speed.
     """
@@ -110,7 +112,7 @@ class TraceFleet(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["trace"] = "trace"
-    path: Path
+    path: Path = Field(description="CSV file with one line per client")
 
     @model_validator(mode="after")
     def _file_is_there(self) -> TraceFleet:
@@ -119,7 +121,10 @@ class TraceFleet(BaseModel):
         return self
 
     def profiles(self, examples: IntArray, seed: int) -> Profiles:
-        """One profile for each entry of `examples`; raises `UserError` where the file lacks or repeats a client."""
+        """Return one profile for each entry of `examples` [U].
+
+        Raise `UserError` if the file lacks or repeats a client.
+        """
         del seed
         table = np.full((len(examples), len(_COLUMNS) - 1), np.nan)
         try:
@@ -145,9 +150,9 @@ class TraceFleet(BaseModel):
             raise UserError(f"{self.path}, line {line}: {error}; every column must be a number") from error
         if client < 0 or not all(np.isfinite(value) and value > 0 for value in values):
             raise UserError(f"{self.path}, line {line}: got {row}; clients count from 0 and rates are above 0")
-        if client < len(table):  # a trace may describe more clients than the data set has
+        if client < len(table):  # a trace may list more clients than the data set has
             if not np.isnan(table[client, 0]):
-                raise UserError(f"{self.path}, line {line}: client {client} stands twice; keep one line per client")
+                raise UserError(f"{self.path}, line {line}: client {client} is listed twice; keep one line per client")
             table[client] = values
 
 
