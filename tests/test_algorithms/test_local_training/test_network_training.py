@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from digits import digits, make_task, plain_client, relative_error, train
@@ -127,18 +128,25 @@ def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: Classifier
     [
         (TorchModule(factory=f"{HERE}:with_batch_norm"), "auto", "group norm"),
         (TorchModule(factory=f"{HERE}:Branches"), "batched", "use per_client"),
-        (TorchModule(factory=f"{HERE}:nothing"), "auto", "cannot be imported and called"),
-        (TorchModule(factory="no_such_package:make"), "auto", "cannot be imported and called"),
         (TorchModule(factory=f"{HERE}:digits", arguments={"counts": [1]}), "auto", "must return a torch.nn.Module"),
         (CNN(), "auto", r"needs \[channels, height, width\]"),
         (CharLSTM(), "auto", "does not take the features"),
     ],
-    ids=["batch norm", "control flow", "no factory", "no package", "no module", "vectors", "floats"],
+    ids=["batch norm", "control flow", "no module", "vectors", "floats"],
 )
 def test_a_model_that_cannot_be_trained_is_refused(model: Classifier, execution: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         make_task(digits(COUNTS), model, execution=execution)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [(f"{HERE}:nothing", f"{HERE} .* has no nothing"), ("no_such_package:make", "no_such_package")],
+)
+def test_a_factory_that_does_not_exist_is_refused(factory: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TorchModule(factory=factory)
 
 
 def test_control_flow_that_depends_on_data_is_trained_client_after_client() -> None:
