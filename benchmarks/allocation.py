@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import minimize
 
-from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import least_error
-from narrowcast.algorithms.channel.error_curves import Errors, Neighbourhoods
+from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.channel.error_curves import ErrorCurves, Neighbourhoods
 from narrowcast.algorithms.channel.regions import GaussianRegion
 from narrowcast.catalog import ALLOCATIONS, CHANNELS
 from narrowcast.platform.types import Profiles
@@ -83,16 +83,18 @@ def allocations(repeats: int) -> list[dict]:
     return rows
 
 
-def cohort(name: str, n_users: int, seed: int) -> tuple[GaussianRegion, dict[str, Errors]]:
+def cohort(name: str, n_users: int, seed: int) -> tuple[GaussianRegion, dict[str, ErrorCurves]]:
     """A shared band, and what errors over it cost; no tables for large cohorts, where trades look at pairs of users."""
     random = np.random.default_rng(seed)
     cell = CHANNELS["rayleigh"](access="shared", shadowing_decibel=8.0).draw(profiles(n_users), seed, 1).region
     region = cell if name == "cell" else GaussianRegion(10 ** random.uniform(-8, 8, n_users), 1e6)
     weight = 10 ** random.uniform(-1, 1, n_users)
-    errors: dict[str, Errors] = {"eq. (9)": Neighbourhoods(weight, np.full(n_users, 1700.0), 1000)}
+    errors: dict[str, ErrorCurves] = {"eq. (9)": Neighbourhoods(weight, np.full(n_users, 1700.0), 1000)}
     if n_users <= COHORT:
         points = np.cumsum(random.integers(100, 3000, (n_users, 32)), axis=1)
-        errors["curves of 32 points"] = Curves.of(points, -np.sort(-random.random((n_users, 32)), axis=1), weight)
+        errors["curves of 32 points"] = DistortionCurves.of(
+            points, -np.sort(-random.random((n_users, 32)), axis=1), weight
+        )
     return region, errors
 
 
@@ -105,7 +107,7 @@ def against_a_solver(repeats: int) -> list[dict]:
         errors = Neighbourhoods(10 ** random.uniform(-1, 1, n_users), np.zeros(n_users), 1)
         sets = [users for size in range(1, n_users + 1) for users in combinations(range(n_users), size)]
         matrix = np.array([[float(user in users) for user in range(n_users)] for users in sets])
-        limits = np.array([region.rate(np.array(users)) for users in sets])
+        limits = np.array([region.capacity_of(np.array(users)) for users in sets])
         start = least_share(region)
 
         def solve() -> np.ndarray:
@@ -131,7 +133,7 @@ def against_a_solver(repeats: int) -> list[dict]:
 def least_share(region: GaussianRegion) -> np.ndarray:
     """A point inside: everybody at an equal part of the least it can have, that when decoded first."""
     everyone = np.arange(len(region))
-    return np.array([region.after(np.delete(everyone, user)).rate(everyone[:1]) for user in everyone])
+    return np.array([region.contracted(np.delete(everyone, user)).capacity_of(everyone[:1]) for user in everyone])
 
 
 def profiles(n_users: int) -> Profiles:

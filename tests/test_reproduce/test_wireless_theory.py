@@ -107,7 +107,7 @@ def test_eq_9_is_the_error_that_is_allocated_but_for_a_constant(other: float) ->
     down = report.downlink_errors(4, up=other).values(bits)
     expected = np.array([report.neighbourhood(other, float(each)) for each in w])
     assert np.diff(down) == pytest.approx(np.diff(expected), rel=1e-9)
-    assert report.uplink_errors(4, down=other).least()[0] == pytest.approx(report.uplink_bits(other))
+    assert report.uplink_errors(4, down=other).min_bits()[0] == pytest.approx(report.uplink_bits(other))
 
 
 def test_corrected_users_are_judged_by_the_sum_of_their_variances() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 
 from narrowcast.algorithms.channel.allocation import Allocation, Equal, MaxMin, MinError, Proportional
-from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import affordable, least_error
-from narrowcast.algorithms.channel.error_curves import Errors, Neighbourhoods, Shares
+from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.channel.error_curves import ErrorCurves, Neighbourhoods, Shares
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
 from narrowcast.algorithms.channel.rounding import whole_levels, whole_points
 from narrowcast.algorithms.channel.table_region import TableRegion
@@ -31,7 +31,7 @@ def constraints(region: Region, seconds: float) -> tuple[Array, Array]:
 
 
 def a_problem(seed: int) -> tuple[Neighbourhoods, Region, float, Array, Array]:
-    """Errors, region, seconds, lower bounds that fit, and a point inside from which a solver can start."""
+    """ErrorCurves, region, seconds, lower bounds that fit, and a point inside from which a solver can start."""
     random = np.random.default_rng(seed)
     n_users = 2 + seed % 7
     region = gaussian(random, n_users, 2.0) if seed % 3 else table(random, n_users)
@@ -54,7 +54,7 @@ def test_least_error_is_that_of_a_general_solver(seed: int) -> None:
     assert relative_excess(region, bits / seconds) <= 1e-9
 
     matrix, limits = constraints(region, seconds)
-    least = np.maximum(lower, errors.least())
+    least = np.maximum(lower, errors.min_bits())
     nats = 2 * np.log(2) / errors.dimension
 
     def objective(x: Array, scale: float) -> tuple[float, Array]:
@@ -89,11 +89,11 @@ def test_curves_give_what_a_linear_program_gives(seed: int) -> None:
     inside = base_inside(region, random)
     bits = np.cumsum(random.uniform(0, 1, (n_users, n_points)), axis=1) * inside[:, None]
     bits[:, 0] *= random.integers(0, 2, n_users) * 0.3
-    curves = Curves.of(bits, random.uniform(0, 1, (n_users, n_points)), random.uniform(0.1, 3, n_users))
+    curves = DistortionCurves.of(bits, random.uniform(0, 1, (n_users, n_points)), random.uniform(0.1, 3, n_users))
     lower = random.uniform(0, 0.3, n_users) * inside
     solution = least_error(curves, region, 1.0, lower)
-    assert (solution >= np.maximum(lower, curves.least()) - 1e-12).all()
-    assert (solution <= np.maximum(curves.most(), lower) + 1e-12).all()
+    assert (solution >= np.maximum(lower, curves.min_bits()) - 1e-12).all()
+    assert (solution <= np.maximum(curves.max_bits(), lower) + 1e-12).all()
     assert relative_excess(region, solution) <= 1e-9
 
     # as a mixture of points, all of them: x = sum of shares x bits, at least `lower`, within every constraint
@@ -127,7 +127,7 @@ def random_distortion(seed: int, n_users: int, n_points: int) -> Array:
 def test_a_hull_is_the_lowest_line_between_points(seed: int) -> None:
     random = np.random.default_rng(seed)
     bits, distortion = random.integers(0, 20, (1, 9)).astype(float), random.uniform(0, 1, (1, 9))
-    curve = Curves.of(bits, distortion)
+    curve = DistortionCurves.of(bits, distortion)
     for x in np.linspace(bits.min(), 25, 40):
         chords = [
             distortion[0, i] + (x - bits[0, i]) / (bits[0, j] - bits[0, i]) * (distortion[0, j] - distortion[0, i])
@@ -147,7 +147,7 @@ def test_shares_are_filled_from_the_bottom(seed: int) -> None:
     region = gaussian(random, n_users) if seed % 2 else table(random, n_users)
     share = random.uniform(0.5, 2, n_users)
     exact = least_error(Shares(share), region, 1.0)
-    level, step, rising = np.zeros(n_users), region.rate(np.arange(n_users)) / 4000, np.ones(n_users, dtype=bool)
+    level, step, rising = np.zeros(n_users), region.capacity_of(np.arange(n_users)) / 4000, np.ones(n_users, dtype=bool)
     while rising.any():
         for user in np.flatnonzero(rising):
             raised = level.copy()
@@ -171,7 +171,7 @@ def test_whole_levels_are_as_good_as_the_best(seed: int) -> None:
     levels = whole_levels(errors, region, 1.0)
     assert levels.min() >= 1
     assert relative_excess(region, d * np.log2(levels)) <= 1e-9
-    tops = [range(1, int(2 ** (alone / d) + 1e-9) + 1) for alone in region.alone()]
+    tops = [range(1, int(2 ** (alone / d) + 1e-9) + 1) for alone in region.single_rates()]
     feasible = [each for each in product(*tops) if relative_excess(region, d * np.log2(np.array(each))) <= 1e-9]
     best = min(errors.values(d * np.log2(np.array(each))).sum() for each in feasible)
     assert errors.values(d * np.log2(levels)).sum() == pytest.approx(best, rel=0.02)
@@ -184,10 +184,10 @@ def test_most_whole_levels_and_points_are_the_very_best() -> None:
         random = np.random.default_rng(seed)
         n_users, n_points = 3, 4
         region = gaussian(random, n_users, 1.0)
-        bits = np.cumsum(random.uniform(0, 1, (n_users, n_points)), axis=1) * region.rate(np.arange(3)) / 4
+        bits = np.cumsum(random.uniform(0, 1, (n_users, n_points)), axis=1) * region.capacity_of(np.arange(3)) / 4
         bits[:, 0] = 0.0
         distortion = -np.sort(-random.uniform(0, 1, (n_users, n_points)), axis=1)
-        curves = Curves.of(bits, distortion)
+        curves = DistortionCurves.of(bits, distortion)
         points = whole_points(curves, region, 1.0)
         chosen = bits[np.arange(3), points]
         assert relative_excess(region, chosen) <= 1e-9
@@ -203,9 +203,9 @@ def test_most_whole_levels_and_points_are_the_very_best() -> None:
     assert hits >= 50
 
 
-def rules_and_errors(random: np.random.Generator, n_users: int) -> list[tuple[Allocation, Errors | None]]:
+def rules_and_errors(random: np.random.Generator, n_users: int) -> list[tuple[Allocation, ErrorCurves | None]]:
     poles = random.choice([0.0, 1.5, 100.0], n_users)
-    curve = Curves.of(random.integers(0, 1000, (n_users, 5)), random.uniform(0, 1, (n_users, 5)))
+    curve = DistortionCurves.of(random.integers(0, 1000, (n_users, 5)), random.uniform(0, 1, (n_users, 5)))
     neighbourhoods = Neighbourhoods(10 ** random.uniform(-3, 3, n_users), poles, int(random.integers(1, 50)))
     return [
         (MinError(), neighbourhoods),
@@ -280,7 +280,7 @@ def test_who_cannot_afford_its_least_sends_nothing_and_the_rest_share() -> None:
 def test_as_many_take_part_as_can(seed: int) -> None:
     random = np.random.default_rng(seed)
     region = gaussian(random, 6, 2.0)
-    lower = np.full(6, random.uniform(0.2, 1.2) * region.rate(np.arange(6)) / 6)
+    lower = np.full(6, random.uniform(0.2, 1.2) * region.capacity_of(np.arange(6)) / 6)
     inside = affordable(region, 1.0, lower)
     fitting = [
         len(users)
@@ -304,7 +304,7 @@ def test_nobody_is_left_out_who_would_fit(seed: int) -> None:
 
 
 def test_a_point_is_what_a_client_sends_and_is_paid_for() -> None:
-    curves = Curves.of(np.array([[10, 40, 100], [20, 30, 200]]), np.array([[1.0, 0.5, 0.2], [1.0, 0.6, 0.1]]))
+    curves = DistortionCurves.of(np.array([[10, 40, 100], [20, 30, 200]]), np.array([[1.0, 0.5, 0.2], [1.0, 0.6, 0.1]]))
     bits = MinError().bits(Independent(np.array([99.0, 19.0])), 1.0, np.zeros(2, dtype=np.int64), None, curves)
     assert bits.tolist() == [40, 0]
     bits = MinError().bits(Independent(np.array([99.0, 500.0])), 1.0, np.array([50, 25]), None, curves)
@@ -321,12 +321,12 @@ def test_more_bits_than_anybody_has_a_use_for_are_no_trouble() -> None:
     assert bits.sum() == pytest.approx(3600.0 * capacity(region, (0, 1, 2)))
     assert errors.values(bits)[:2].max() < 1e-100
     assert whole_levels(errors, region, 3600.0)[0] == 2**53
-    curves = Curves.of(np.array([[0, 10]] * 3), np.array([[1.0, 0.0]] * 3))
+    curves = DistortionCurves.of(np.array([[0, 10]] * 3), np.array([[1.0, 0.0]] * 3))
     assert MinError().bits(region, 3600.0, np.zeros(3, dtype=np.int64), None, curves).tolist() == [10, 10, 0]
 
 
 def test_dominated_points_are_left_out() -> None:
-    curve = Curves.of(np.array([[30, 10, 20, 10, 40]]), np.array([[0.5, 0.9, 0.95, 0.7, 0.5]]))
+    curve = DistortionCurves.of(np.array([[30, 10, 20, 10, 40]]), np.array([[0.5, 0.9, 0.95, 0.7, 0.5]]))
     assert curve.bits.tolist() == [[10, 30, 30, 30, 30]]
     assert curve.distortion.tolist() == [[0.7, 0.5, 0.5, 0.5, 0.5]]
     assert curve.floor(np.array([9.0])).tolist() == [-1]
@@ -338,8 +338,8 @@ def test_dominated_points_are_left_out() -> None:
 TWO = GaussianRegion(np.array([1.0, 1.0]), 1.0)
 NEED = Neighbourhoods(np.ones(2), np.full(2, 100.0), 1)
 ONE_UP = Neighbourhoods(np.ones(2), np.ones(2), 1)
-ONE_POINT = Curves.of(np.full((2, 1), 2.0), np.ones((2, 1)))
-FAR_POINTS = Curves.of(np.array([[1.0, 9.0], [1.0, 9.0]]), np.array([[1.0, 0.0], [1.0, 0.0]]))
+ONE_POINT = DistortionCurves.of(np.full((2, 1), 2.0), np.ones((2, 1)))
+FAR_POINTS = DistortionCurves.of(np.array([[1.0, 9.0], [1.0, 9.0]]), np.array([[1.0, 0.0], [1.0, 0.0]]))
 
 
 @pytest.mark.parametrize(
@@ -364,9 +364,9 @@ FAR_POINTS = Curves.of(np.array([[1.0, 9.0], [1.0, 9.0]]), np.array([[1.0, 0.0],
         (lambda: Neighbourhoods(np.array([np.nan]), np.zeros(1), 1), "user 0: weight = nan"),
         (lambda: Neighbourhoods(np.ones(1), np.array([-1.0]), 1), "poles must be 1 finite"),
         (lambda: Neighbourhoods(np.ones(1), np.ones(1), 0), "dimension = 0"),
-        (lambda: Curves.of(np.ones((2, 3)), np.ones((2, 4))), r"\(2, 3\) and \(2, 4\)"),
-        (lambda: Curves.of(np.array([[1.0, -1.0]]), np.ones((1, 2))), r"user 0, point 1: \(-1.0 bits"),
-        (lambda: Curves.of(np.ones((1, 1)), np.array([[np.nan]])), "distortion nan"),
+        (lambda: DistortionCurves.of(np.ones((2, 3)), np.ones((2, 4))), r"\(2, 3\) and \(2, 4\)"),
+        (lambda: DistortionCurves.of(np.array([[1.0, -1.0]]), np.ones((1, 2))), r"user 0, point 1: \(-1.0 bits"),
+        (lambda: DistortionCurves.of(np.ones((1, 1)), np.array([[np.nan]])), "distortion nan"),
         (lambda: whole_levels(ONE_UP, TWO, 1.2), r"lowest whole levels, \[2, 2\], need more than the links carry"),
         (lambda: whole_points(ONE_POINT, TWO, 9.0, np.array([0.0, 3.0])), "user 1: at least 3 bits.* ends at 2 bits"),
         (lambda: whole_points(FAR_POINTS, TWO, 9.0, np.array([5.0, 5.0])), "first points above the lower bounds"),

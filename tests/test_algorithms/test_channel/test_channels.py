@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from narrowcast.algorithms.channel.channel_random import block_of, exponentials, normals, uniforms
 from narrowcast.algorithms.channel.downlink import BroadcastLink, Unicast
-from narrowcast.algorithms.channel.draws import block_of, exponentials, normals, uniforms
 from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
 from narrowcast.algorithms.channel.links import Channel, Links
 from narrowcast.algorithms.channel.rayleigh import Rayleigh
@@ -84,7 +84,7 @@ def test_a_link_follows_seed_round_and_client_alone(which: int, trace: Path) -> 
         assert alone.downlink_bits_per_second[0] == together.downlink_bits_per_second[place]
         assert alone.lost[0] == together.lost[place]
     assert len(together.region) == 4
-    assert np.allclose(together.region.alone(), together.uplink_bits_per_second, rtol=1e-12)
+    assert np.allclose(together.region.single_rates(), together.uplink_bits_per_second, rtol=1e-12)
 
 
 @pytest.mark.parametrize("which", range(7))
@@ -207,8 +207,8 @@ def test_an_upload_is_lost_where_the_fade_is_deeper_than_planned(
 def test_a_shared_band_carries_what_each_could_alone_but_not_together() -> None:
     cohort = profiles(np.arange(3), np.array([1e6, 2e6, 3e6]))
     region = MultipleAccess(bandwidth_hertz=1e6).draw(cohort, 0, 1).region
-    assert np.allclose(region.alone(), [1e6, 2e6, 3e6])
-    assert region.rate(np.arange(3)) == pytest.approx(1e6 * np.log2(1 + 1 + 3 + 7))
+    assert np.allclose(region.single_rates(), [1e6, 2e6, 3e6])
+    assert region.capacity_of(np.arange(3)) == pytest.approx(1e6 * np.log2(1 + 1 + 3 + 7))
     with pytest.raises(UserError, match=r"client 2: 3e\+06 bits per second in a band of 5000 Hz"):
         MultipleAccess(bandwidth_hertz=5000).draw(cohort, 0, 1)
 
@@ -218,7 +218,7 @@ def test_a_table_gives_a_cohort_its_part() -> None:
     swapped = channel.draw(profiles(np.array([1, 0])), 0, 1)
     assert swapped.uplink_bits_per_second.tolist() == [2, 3]
     assert isinstance(swapped.region, TableRegion)
-    assert swapped.region.rate(np.arange(2)) == 4
+    assert swapped.region.capacity_of(np.arange(2)) == 4
     assert channel.draw(profiles(np.array([1])), 0, 1).uplink_bits_per_second.tolist() == [2]
     with pytest.raises(UserError, match="client 2 is not in the K"):
         channel.draw(profiles(np.array([0, 2])), 0, 1)
@@ -230,9 +230,9 @@ def test_a_table_gives_a_cohort_its_part() -> None:
         (RateTable, {"capacities": PAIR}, r"no number for \{0, 1\}"),
         (RateTable, {"capacities": [*PAIR, BOTH | {"bits_per_second": 6}]}, "not submodular"),
         (RateTable, {"capacities": [*PAIR, BOTH | {"bits_per_second": 1}]}, "not monotone"),
-        (RateTable, {"capacities": [*PAIR, *PAIR]}, r"the set \(0,\) stands twice"),
+        (RateTable, {"capacities": [*PAIR, *PAIR]}, r"the set \(0,\) is given twice"),
         (RateTable, {"capacities": [PAIR[0] | {"bits_per_second": float("nan")}]}, "bits_per_second"),
-        (Rayleigh, {"margin_decibel": 3, "outage_probability": 0.1}, "say the same thing"),
+        (Rayleigh, {"margin_decibel": 3, "outage_probability": 0.1}, "set the same gain"),
         (Rayleigh, {"nearest": 5, "farthest": 4}, "beyond farthest"),
         (Rayleigh, {"bandwidth_hertz": -1}, "bandwidth_hertz"),
         (Rayleigh, {"outage_probability": 0}, "outage_probability"),

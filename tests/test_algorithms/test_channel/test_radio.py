@@ -135,7 +135,7 @@ def test_a_link_does_not_depend_on_the_chunks() -> None:
 @pytest.mark.parametrize(
     ("radio", "wanted"),
     [
-        ({"allocation": "equal"}, "allocation shares out the upload time; give upload_seconds too"),
+        ({"allocation": "equal"}, "allocation divides the upload time; give upload_seconds too"),
         ({"channel": "rayligh"}, 'radio.channel.kind = "rayligh" is unknown'),
         ({"upload_seconds": 0}, "radio.upload_seconds = 0"),
         ({"channel": {"kind": "rayleigh", "nearest": 50, "farthest": 5}}, "nearest = 50 m is beyond farthest = 5 m"),
@@ -148,7 +148,7 @@ def test_what_a_radio_cannot_be(radio: dict[str, Any], wanted: str) -> None:
 
 @pytest.mark.parametrize("channel", [MultipleAccess(), SHARED])
 def test_a_shared_band_needs_an_upload_time(channel: Any) -> None:
-    with pytest.raises(UserError, match=r"is one band for all; say for how long with radio\.upload_seconds"):
+    with pytest.raises(UserError, match=r"is one band for all; set its time per round with radio\.upload_seconds"):
         play(FedMF(), CellRadio(channel=channel))
     assert CellRadio(channel=Fixed()).upload_seconds is None
 

@@ -26,7 +26,7 @@ def test_the_most_violated_set_is_that_of_all_sets(kind: int, seed: int) -> None
     everyone = np.arange(len(region))
     excess, mask = region.most_violated(rates)
     expected = max(0.0, worst_excess(region, rates))
-    scale = region.rate(everyone)
+    scale = region.capacity_of(everyone)
     assert abs(excess - expected) <= 1e-12 * scale
     assert mask.any() == (excess > 0)
     if mask.any():
@@ -41,16 +41,16 @@ def test_what_is_given_away_is_noise_to_the_others(kind: int, seed: int) -> None
     everyone = np.arange(len(region))
     for given in subsets(len(region))[:-1]:
         others = np.setdiff1d(everyone, given)
-        rest = region.after(np.array(given, dtype=np.int64))
+        rest = region.contracted(np.array(given, dtype=np.int64))
         left = capacity(region, tuple(everyone)) - capacity(region, given)
-        assert rest.rate(np.arange(len(others))) == pytest.approx(left, rel=1e-9, abs=1e-12)
+        assert rest.capacity_of(np.arange(len(others))) == pytest.approx(left, rel=1e-9, abs=1e-12)
         # exactly what is left is no violation, a little more is one, and the excess is that little
         rates = np.zeros(len(others))
         for place, user in enumerate(others):
             before = (*given, *others[:place].tolist())
             rates[place] = capacity(region, (*before, int(user))) - capacity(region, before)
         excess, _ = rest.most_violated(rates)
-        assert excess <= 1e-12 * region.rate(everyone)
+        assert excess <= 1e-12 * region.capacity_of(everyone)
         excess, mask = rest.most_violated(rates + 1.0)
         assert excess >= len(others) - 1e-9
         assert mask.any()
@@ -67,13 +67,13 @@ def test_room_is_the_least_slack_of_a_user_s_sets(kind: int, seed: int) -> None:
         min(capacity(region, users) - rates[list(users)].sum() for users in subsets(len(region)) if user in users)
         for user in range(len(region))
     ]
-    room, limiting = region.room(rates)
-    scale = 1e-12 * region.rate(np.arange(len(region)))
-    assert room == pytest.approx(np.array(expected), rel=1e-9, abs=scale)
+    slack, limiting = region.slack(rates)
+    scale = 1e-12 * region.capacity_of(np.arange(len(region)))
+    assert slack == pytest.approx(np.array(expected), rel=1e-9, abs=scale)
     assert limiting.diagonal().all()
     for user in range(len(region)):
         users = tuple(np.flatnonzero(limiting[user]).tolist())
-        assert capacity(region, users) - rates[list(users)].sum() == pytest.approx(room[user], rel=1e-9, abs=scale)
+        assert capacity(region, users) - rates[list(users)].sum() == pytest.approx(slack[user], rel=1e-9, abs=scale)
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
@@ -82,9 +82,9 @@ def test_a_part_of_a_region_is_the_region_of_that_part(kind: int) -> None:
     users = np.arange(len(region))[::-2]
     part = region.take(users)
     assert len(part) == len(users)
-    assert np.array_equal(part.alone(), region.alone()[users])
+    assert np.array_equal(part.single_rates(), region.single_rates()[users])
     for few in subsets(len(users)):
-        assert part.rate(np.array(few)) == pytest.approx(region.rate(users[list(few)]), rel=1e-12)
+        assert part.capacity_of(np.array(few)) == pytest.approx(region.capacity_of(users[list(few)]), rel=1e-12)
 
 
 def test_contains_is_the_boundary_and_what_is_below() -> None:
@@ -98,8 +98,8 @@ def test_contains_is_the_boundary_and_what_is_below() -> None:
 
 def test_a_weak_user_is_held_to_its_own_capacity_beside_strong_ones() -> None:
     region = GaussianRegion(np.array([1e12, 1e-12, 1e9]), 1e6)
-    corner = np.array([0.0, region.alone()[1], region.alone()[2]])
-    corner[0] = region.after(np.array([1, 2])).rate(np.array([0]))
+    corner = np.array([0.0, region.single_rates()[1], region.single_rates()[2]])
+    corner[0] = region.contracted(np.array([1, 2])).capacity_of(np.array([0]))
     assert contains(region, corner * (1 - 1e-12))
     for user in range(3):
         over = corner.copy()
@@ -112,7 +112,7 @@ def test_a_weak_user_is_held_to_its_own_capacity_beside_strong_ones() -> None:
 
 def test_a_user_without_signal_has_no_rate() -> None:
     region = GaussianRegion(np.array([0.0, 3.0]), 1.0)
-    assert region.alone().tolist() == [0.0, 2.0]
+    assert region.single_rates().tolist() == [0.0, 2.0]
     excess, mask = region.most_violated(np.array([0.5, 2.0]))
     assert excess == 0.5
     assert mask[0]

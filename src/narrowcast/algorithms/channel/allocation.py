@@ -1,6 +1,6 @@
-"""How the clients of a round share the uplink: bits for each, within the rate region and the round's upload time.
+"""Uplink allocation: bits for each client of a round, within the rate region and the round's upload time.
 
-All rules leave out the clients that cannot afford their least payload (they get 0) and share everything among the rest.
+Every rule gives 0 bits to clients that cannot afford their least payload, and divides the capacity among the rest.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import affordable, check_seconds, least_error
-from narrowcast.algorithms.channel.error_curves import Errors, Shares, check_weights
+from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.channel.error_curves import ErrorCurves, Shares, check_weights
 from narrowcast.algorithms.channel.regions import TOLERANCE, Region
 from narrowcast.algorithms.channel.rounding import whole_points
 from narrowcast.platform.errors import UserError
@@ -20,11 +20,11 @@ from narrowcast.platform.types import FloatArray, IntArray
 
 
 class Allocation(Protocol):
-    """A frozen model of a rule that shares the uplink."""
+    """A rule that allocates the uplink; a frozen model."""
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The name in the catalog."""
         ...
 
     def bits(
@@ -33,20 +33,20 @@ class Allocation(Protocol):
         seconds: float,
         lower: IntArray,
         weights: FloatArray | None = None,
-        errors: Errors | None = None,
+        errors: ErrorCurves | None = None,
     ) -> IntArray:
-        """How many bits each client may send in `seconds`, [C]; 0 for those that cannot afford `lower` [C].
+        """Return the bits that each client may send in `seconds`, [C]; 0 for a client that cannot afford `lower` [C].
 
-        `weights` [C] say whose error or share counts how much; `errors` what a client's error is at so many bits.
-        Raises `UserError` for lower bounds that are no numbers of bits, weights or seconds not above 0.
+        `weights` [C] scale the clients' errors or shares; `errors` gives a client's error as a function of its bits.
+        Raise `UserError` for bounds that are not finite and non-negative, and for weights or seconds not above 0.
         """
         ...
 
 
 class MinError(BaseModel):
-    """The least weighted sum of the clients' errors, exactly: eq. (9) of the report, or tables of distortions.
+    """Minimise the weighted sum of the clients' errors exactly: eq. (9) of the wireless report, or distortion tables.
 
-    With `Curves` each client gets the bits of one of its points; otherwise the exact solution in whole bits.
+    With `DistortionCurves` each client gets the bits of one of its points, otherwise the exact solution in whole bits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,22 +59,22 @@ class MinError(BaseModel):
         seconds: float,
         lower: IntArray,
         weights: FloatArray | None = None,
-        errors: Errors | None = None,
+        errors: ErrorCurves | None = None,
     ) -> IntArray:
-        """How many bits each client may send, [C]; raises `UserError` as `Allocation` says, and without `errors`."""
+        """Return the bits of each client, [C]; raise `UserError` as `Allocation.bits` does, and without `errors`."""
         if errors is None:
             raise UserError("allocation.kind = min_error needs the clients' errors; use max_min, which needs none")
         if len(errors) != len(region):
             raise UserError(f"got the errors of {len(errors)} clients for {len(region)} links; give one for each")
         errors = errors if weights is None else errors.weighted(weights)
-        least = np.maximum(_lower_bounds(lower, region, seconds), errors.least())
-        if isinstance(errors, Curves):  # a client that takes part sends a point, not a fraction of one
+        least = np.maximum(_lower_bounds(lower, region, seconds), errors.min_bits())
+        if isinstance(errors, DistortionCurves):  # a client that takes part sends a point, not a fraction of one
             least = errors.point_bits(errors.ceiling(least))
         users = np.flatnonzero(affordable(region, seconds, least))
         if not len(users):
             return np.zeros(len(region), dtype=np.int64)
         errors, inside, least = errors.take(users), region.take(users), least[users]
-        if isinstance(errors, Curves):
+        if isinstance(errors, DistortionCurves):
             points = whole_points(errors, inside, seconds, least)
             exact = errors.bits[np.arange(len(users)), points]
         else:
@@ -83,12 +83,12 @@ class MinError(BaseModel):
 
 
 class ByShare(BaseModel):
-    """Bits in proportion to a share of each client, times its weight, as far as region and lower bounds allow."""
+    """Base of the rules that give bits in proportion to share x weight, as far as region and lower bounds allow."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def share(self, region: Region) -> FloatArray:
-        """The share of each client, [C]."""
+        """Return the share of each client, [C]."""
         raise NotImplementedError
 
     def bits(
@@ -97,9 +97,9 @@ class ByShare(BaseModel):
         seconds: float,
         lower: IntArray,
         weights: FloatArray | None = None,
-        errors: Errors | None = None,
+        errors: ErrorCurves | None = None,
     ) -> IntArray:
-        """How many bits each client may send, [C]; raises `UserError` as `Allocation` says."""
+        """Return the bits of each client, [C]; raise `UserError` as `Allocation.bits` does."""
         del errors
         share = self.share(region)
         if weights is not None:
@@ -114,27 +114,27 @@ class ByShare(BaseModel):
 
 
 class MaxMin(ByShare):
-    """The least bits as many as possible, then the next, and so on: max-min fair, in bits / weight."""
+    """Max-min fair allocation of bits / weight."""
 
     kind: Literal["max_min"] = "max_min"
 
     def share(self, region: Region) -> FloatArray:
-        """The same for all."""
+        """Return equal shares, [C]."""
         return np.ones(len(region))
 
 
 class Proportional(ByShare):
-    """Bits in proportion to what each client could send alone (and to its weight), as far as the region allows."""
+    """Bits in proportion to each client's single-user rate (times its weight), as far as the region allows."""
 
     kind: Literal["proportional"] = "proportional"
 
     def share(self, region: Region) -> FloatArray:
-        """What each could send alone."""
-        return region.alone()
+        """Return the single-user rates, [C]."""
+        return region.single_rates()
 
 
 class Equal(BaseModel):
-    """One number of bits for all: the most that every client that takes part can send."""
+    """The same bits for all: the most that every participating client can send."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -146,14 +146,14 @@ class Equal(BaseModel):
         seconds: float,
         lower: IntArray,
         weights: FloatArray | None = None,
-        errors: Errors | None = None,
+        errors: ErrorCurves | None = None,
     ) -> IntArray:
-        """How many bits each client may send, [C]; raises `UserError` as `Allocation` says."""
+        """Return the bits of each client, [C]; raise `UserError` as `Allocation.bits` does."""
         del errors, weights
         least = _lower_bounds(lower, region, seconds)
         users = np.flatnonzero(affordable(region, seconds, least))
         while len(users):
-            # what the region allows to the worst placed of max-min fair users, it allows to all
+            # the smallest of max-min fair bits is feasible for all users at once
             fair = least_error(Shares(np.ones(len(users))), region.take(users), seconds).min()
             if least[users].max() <= fair * (1 + TOLERANCE):
                 return _whole(np.full(len(users), fair), users, len(region))
@@ -170,7 +170,7 @@ def _lower_bounds(lower: IntArray, region: Region, seconds: float) -> FloatArray
 
 
 def _whole(exact: FloatArray, users: IntArray, n_clients: int) -> IntArray:
-    """Bits rounded down, but not where a whole number is missed by float rounding alone; [C], 0 for who is left out."""
+    """Round bits down, except for a whole number missed by float rounding alone; [C], 0 for clients left out."""
     bits = np.zeros(n_clients, dtype=np.int64)
     bits[users] = np.floor(exact * (1 + TOLERANCE / 10))
     return bits

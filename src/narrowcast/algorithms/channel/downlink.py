@@ -1,4 +1,4 @@
-"""How a broadcast reaches the cohort: one by one, to all at the weakest client's rate, or in groups."""
+"""Downlinks: unicast, or broadcast to all clients or to groups at the rate of the weakest."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 
 class Downlink(Protocol):
-    """A frozen model of who hears which transmission of the server."""
+    """The transmissions by which a cohort receives the broadcast; a frozen model."""
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The name in the catalog."""
         ...
 
     def seconds(self, bits: IntArray, rates: FloatArray, waited_for: BoolArray) -> FloatArray:
-        """Seconds until each client has its `bits`, [C]; raises `UserError` for an empty cohort or a rate of 0.
+        """Return the seconds until each client has its `bits`, [C]; infinity for clients not in `waited_for` [C].
 
-        Shapes: rates [C], bits per second that a client can hear; waited_for [C], infinity for the others.
+        `rates` [C] are the bits per second that each client can receive. Raise `UserError` for an empty cohort or a
+        rate that is not above 0.
         """
         ...
 
 
 class Unicast(BaseModel):
-    """Every client downloads over its own link, as the virtual clock has it."""
+    """Every client downloads over its own link."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["unicast"] = "unicast"
 
     def seconds(self, bits: IntArray, rates: FloatArray, waited_for: BoolArray) -> FloatArray:
-        """The time of its own download, [C]; raises `UserError` as `Downlink` says."""
+        """Return the time of each client's own download, [C]; raise `UserError` as `Downlink.seconds` does."""
         _check(rates)
         return np.where(waited_for, bits / rates, np.inf)
 
@@ -43,18 +44,18 @@ class Unicast(BaseModel):
 class BroadcastLink(BaseModel):
     """One transmission for a whole group, at the rate of its weakest client that is waited for.
 
-    With several groups, clients of like rates stand together, in groups of like size, and the server speaks to the
-    fastest group first. The last group ends later than a broadcast to all would, the first earlier. What is sent to a
-    group is the longest of its clients' downloads.
+    With several groups, clients are sorted by rate into groups of similar size, and the server serves the fastest group
+    first: compared with one broadcast to all, the first group ends earlier and the last one later. A group is sent the
+    longest of its clients' downloads.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["broadcast"] = "broadcast"
-    groups: int = Field(1, ge=1, description="as many as there are clients where they are fewer")
+    groups: int = Field(1, ge=1, description="number of transmissions; at most one per client")
 
     def seconds(self, bits: IntArray, rates: FloatArray, waited_for: BoolArray) -> FloatArray:
-        """The time of all groups up to a client's own, [C]; raises `UserError` as `Downlink` says."""
+        """Return the time of all groups up to a client's own, [C]; raise `UserError` as `Downlink.seconds` does."""
         _check(rates)
         done = np.full(len(rates), np.inf)
         listening = np.flatnonzero(waited_for)

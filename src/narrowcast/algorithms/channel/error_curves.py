@@ -1,4 +1,4 @@
-"""What a client's error costs, as a function of its bits x: convex, separable, and solvable under one sum."""
+"""Convex error functions of each client's bits x: separable, and minimised exactly under one sum constraint."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 
 _HIGHEST_LOG = 1000.0
-"""Powers of two beyond this one are taken for it, for fear of infinity."""
+"""Exponents of two are capped at this, which keeps powers finite."""
 
 
-class Errors(Protocol):
-    """A sum of convex, decreasing functions, one of the bits of each of n users."""
+class ErrorCurves(Protocol):
+    """A sum of convex, decreasing functions, one for the bits of each of n users."""
 
     def __len__(self) -> int:
-        """How many users."""
+        """Return the number of users."""
         ...
 
     def values(self, bits: FloatArray) -> FloatArray:
-        """Each user's error at these bits, [n]; infinite where there are too few."""
+        """Return each user's error at these bits, [n]; infinite for too few bits."""
         ...
 
-    def least(self) -> FloatArray:
-        """Bits below which, or up to which, a user's error is infinite, [n]."""
+    def min_bits(self) -> FloatArray:
+        """Return the bits below which, or up to which, a user's error is infinite, [n]."""
         ...
 
-    def most(self) -> FloatArray:
-        """Bits beyond which nothing is gained, [n]."""
+    def max_bits(self) -> FloatArray:
+        """Return the bits after which a user's error is constant, [n]."""
         ...
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
-        """The x >= `lower` [n] of least error with sum `total`, at least `lower`'s and `least`'s; [n]."""
+        """Return the x >= `lower` [n] of least error with sum `total`, which the bounds leave feasible; [n]."""
         ...
 
     def take(self, users: IntArray) -> Self:
-        """The errors of some of the users."""
+        """Return the errors of some of the users."""
         ...
 
     def weighted(self, weights: FloatArray) -> Self:
-        """The same with each user's error times its weight [n]."""
+        """Return the errors times each user's weight [n]."""
         ...
 
 
@@ -52,11 +52,11 @@ class Errors(Protocol):
 class Neighbourhoods:
     """Error neighbourhoods of quantised gradient descent: weight / (k^2 - pole) at k = 2^(x / d) levels.
 
-    As a function of k^2, every term of eq. (9) of the report is a constant plus this, whether k is the uplink's or the
-    downlink's; see `theory.py` for the two numbers.
+    Every term of eq. (9) of the wireless report is a constant plus this, as a function of k^2, for the levels k of the
+    uplink and of the downlink; `reproduce.wireless_theory` derives both numbers.
 
-    Shapes: weight [n] above 0; pole [n] not negative; dimension d, the coordinates that the bits are for. Raises
-    `UserError` otherwise.
+    Shapes: weight [n] above 0; pole [n] not negative; dimension d, the number of coordinates that share the bits.
+    Other values raise `UserError`.
     """
 
     weight: FloatArray
@@ -74,28 +74,28 @@ class Neighbourhoods:
         return len(self.weight)
 
     def levels(self, bits: FloatArray) -> FloatArray:
-        """Levels k = 2^(x / d), [n]."""
+        """Return the levels k = 2^(x / d), [n]."""
         return np.exp2(np.minimum(bits / self.dimension, _HIGHEST_LOG))
 
     def values(self, bits: FloatArray) -> FloatArray:
-        """The sum's terms, and infinity at or below the pole, [n]."""
+        """Return weight / (k^2 - pole), infinite at or below the pole, [n]."""
         above = np.exp2(np.minimum(2 * bits / self.dimension, _HIGHEST_LOG)) - self.pole
         return np.where(above > 0, self.weight / np.where(above > 0, above, 1.0), np.inf)
 
-    def least(self) -> FloatArray:
-        """The bits of the pole, and not below one level, [n]."""
+    def min_bits(self) -> FloatArray:
+        """Return the bits of the pole, and at least those of one level, [n]."""
         return self.dimension / 2 * np.log2(np.maximum(self.pole, 1.0))
 
-    def most(self) -> FloatArray:
-        """None, [n]."""
+    def max_bits(self) -> FloatArray:
+        """Return infinity, [n]: every bit lowers the error."""
         return np.full(len(self), np.inf)
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
-        """Where all marginal errors are alike or a bound holds, by Newton's method; accurate to 1e-14 of the total."""
+        """Equalise marginal errors above the bounds by Newton's method, [n]; accurate to 1e-14 of the total."""
         nats = 2 * np.log(2) / self.dimension
         with np.errstate(divide="ignore"):
             log_pole = np.log(self.pole)
-        floor = np.maximum(lower, self.least())
+        floor = np.maximum(lower, self.min_bits())
         log_weight, log_pole, log_floor = (
             read_only(each, np.float64) for each in (np.log(self.weight), log_pole, nats * floor)
         )
@@ -103,23 +103,23 @@ class Neighbourhoods:
         return np.maximum(logs / nats, floor)
 
     def take(self, users: IntArray) -> Neighbourhoods:
-        """The errors of some of the users."""
+        """Return the errors of some of the users."""
         return Neighbourhoods(self.weight[users], self.pole[users], self.dimension)
 
     def weighted(self, weights: FloatArray) -> Neighbourhoods:
-        """The same with each user's error times its weight [n]."""
+        """Return the errors times each user's weight [n]."""
         check_weights(weights, len(self))
         return Neighbourhoods(self.weight * weights, self.pole, self.dimension)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Error share^2 / x, least where bits are in proportion to the shares as far as a region allows.
+    """The error share^2 / x, minimised by bits in proportion to the shares as far as a region allows.
 
-    On a polymatroid that x is the lexicographically optimal base (Fujishige, Mathematics of Operations Research 5(2),
-    1980): max-min fair in x / share, and least for every symmetric convex sum of it.
+    On a polymatroid the minimiser is the lexicographically optimal base (Fujishige, Mathematics of Operations Research
+    5(2), 1980): max-min fair in x / share, and least for every symmetric convex function of it.
 
-    Shapes: share [n] above 0; raises `UserError` otherwise.
+    Shapes: share [n] above 0; other values raise `UserError`.
     """
 
     share: FloatArray
@@ -131,34 +131,34 @@ class Shares:
         return len(self.share)
 
     def values(self, bits: FloatArray) -> FloatArray:
-        """share^2 / x, [n]."""
+        """Return share^2 / x, [n]."""
         with np.errstate(divide="ignore"):
             return self.share**2 / bits
 
-    def least(self) -> FloatArray:
-        """None: 0, [n]."""
+    def min_bits(self) -> FloatArray:
+        """Return 0, [n]."""
         return np.zeros(len(self))
 
-    def most(self) -> FloatArray:
-        """None, [n]."""
+    def max_bits(self) -> FloatArray:
+        """Return infinity, [n]: every bit lowers the error."""
         return np.full(len(self), np.inf)
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
-        """max(lower, t share), with the t that makes the sum."""
+        """Return max(lower, t share) with the t that gives the total, [n]."""
         return np.asarray(_fill(read_only(self.share, np.float64), read_only(lower, np.float64), float(total)))
 
     def take(self, users: IntArray) -> Shares:
-        """The shares of some of the users."""
+        """Return the shares of some of the users."""
         return Shares(self.share[users])
 
     def weighted(self, weights: FloatArray) -> Shares:
-        """The same with each share times its weight [n]."""
+        """Return the shares times each user's weight [n]."""
         check_weights(weights, len(self))
         return Shares(self.share * weights)
 
 
 def check_weights(weights: FloatArray, n_users: int | None = None) -> None:
-    """Raise `UserError` unless there is one finite weight above 0 for every user, and a user."""
+    """Raise `UserError` unless there is at least one user, and one finite weight above 0 for each."""
     if not len(weights) or (n_users is not None and weights.shape != (n_users,)):
         raise UserError(
             f"got {len(weights)} weights for {n_users or 'no'} users; give one to each of at least one user"
@@ -167,15 +167,14 @@ def check_weights(weights: FloatArray, n_users: int | None = None) -> None:
         raise UserError(f"user {bad[0]}: weight = {weights[bad[0]]}; it must be finite and above 0")
 
 
-# The sums below are convex and increasing in s, and start at or above the total, so that Newton's steps come down to
-# the root without ever passing it.
+# The sums below are convex and increasing, and start at or above the total: Newton's method descends to the root.
 
 
 @compiled()
 def _equal_marginals(
     log_weight: NDArray[Any], log_pole: NDArray[Any], lower: NDArray[Any], total: float
 ) -> NDArray[np.float64]:
-    """The log q = 2 log k of each user, at least `lower`: q / (q - pole)^2 = 1 / (weight exp(s)), s making the sum."""
+    """Return log q = 2 log k >= `lower` of each user, [n]: q / (q - pole)^2 = 1 / (weight exp(s)), s by the sum."""
     y = np.empty(len(lower))
     s = (total - log_weight.sum()) / len(lower)
     for _ in range(500):
@@ -183,7 +182,7 @@ def _equal_marginals(
         for user in range(len(lower)):
             v = s + log_weight[user]
             y[user], rise = v, 1.0
-            if v - log_pole[user] < 35.0:  # beyond that, the pole is lost in rounding
+            if v - log_pole[user] < 35.0:  # otherwise the pole is below rounding
                 r = np.exp(v - log_pole[user])
                 above = r / 2 + np.sqrt(r + r * r / 4)  # q / pole - 1
                 y[user], rise = log_pole[user] + np.log1p(above), above / (2 + above)

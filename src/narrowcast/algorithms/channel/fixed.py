@@ -1,4 +1,4 @@
-"""Links that are what the fleet says, and links that wander around it."""
+"""Channels from the fleet's rates alone: constant, or lognormal around them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.channel.draws import block_of, normals
+from narrowcast.algorithms.channel.channel_random import block_of, normals
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.platform.types import Profiles
 
 
 class Fixed(BaseModel):
-    """Every client has the rates of its profile, in every round, whatever the others do."""
+    """Constant links: every client has the rates of its profile, independently of the others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["fixed"] = "fixed"
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """The profiles' rates; raises `UserError` for an empty cohort."""
+        """Return the profiles' rates; raise `UserError` for an empty cohort."""
         del seed, round_index
         check_cohort(profiles)
         uplink = profiles.uplink_bits_per_second
@@ -29,17 +29,17 @@ class Fixed(BaseModel):
 
 
 class LogNormalRates(BaseModel):
-    """The rates of a client's profile times exp(sigma Z), Z normal and drawn anew in every block of rounds."""
+    """The rates of a client's profile times exp(sigma Z), with a standard normal Z per client and block of rounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["lognormal"] = "lognormal"
-    uplink_sigma: float = Field(0.5, ge=0, le=10, description="of the logarithm; the profile's rate is the median")
-    downlink_sigma: float = Field(0.5, ge=0, le=10)
-    coherence: int = Field(1, ge=1, description="rounds for which a rate stays as it is")
+    uplink_sigma: float = Field(0.5, ge=0, le=10, description="of the log-rate; the profile's rate is the median")
+    downlink_sigma: float = Field(0.5, ge=0, le=10, description="standard deviation of the log-rate")
+    coherence: int = Field(1, ge=1, description="rounds for which a rate is constant")
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """Rates of this round's block; raises `UserError` for an empty cohort."""
+        """Return the rates of this round's block; raise `UserError` for an empty cohort."""
         check_cohort(profiles)
         block = block_of(round_index, self.coherence)
         up, down = (normals(seed, f"channel {way}", block, profiles.client) for way in ("uplink", "downlink"))

@@ -1,13 +1,13 @@
-"""The joint choice: the rank and the step of the quantiser that spend a client's bits with the least distortion.
+"""Joint choice of the rank and the quantiser's step that spend a client's bits with the least distortion.
 
-The update of a client is m rows of d values. At rank r it is seen through r random directions, and each of the m r
-values is rounded with a dithered step of s root mean squares. What arrives has the update as its mean, and the error
+A client's update is m rows of d values. At rank r it is projected on r random directions, and each of the m r values is
+rounded with a dithered step of s root mean squares. The decoded update is unbiased and has the error
 
     D(r, s) = (d / r) (1 + s^2 / 12) - 1
 
-relative to the update's energy: d / r - 1 for the directions that are missing, the rest for the rounding. It weighs
-m r h(s) bits and what does not depend on s, where h(s) is the entropy of a rounded normal value. Twice the rank beats
-half the step until a value costs little more than one bit.
+relative to the update's energy: d / r - 1 for the missing directions, the rest for the rounding. Its size is m r h(s)
+bits plus a part that does not depend on s, where h(s) is the entropy of a rounded normal value. Doubling the rank beats
+halving the step until a value costs little more than one bit.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from narrowcast.algorithms.channel.curves import Curves
+from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
 from narrowcast.platform.types import FloatArray, IntArray
 
 STEPS = np.geomspace(0.02, 6.0, 72)
-"""Steps of a dithered quantiser that are chosen from, in root mean squares of what is rounded."""
+"""The steps to choose from, in root mean squares of the rounded values."""
 _DITHERS, _FURTHEST = 16, 8.0
 _MOST_POINTS = 48
-_HEADER_BITS = 100.0  # counts, models of the entropy coder, the last byte of each list
+_HEADER_BITS = 100.0  # counts, models of the entropy coder, padding of each list
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The ranks 1..`rank` of updates with `dimension` columns, at each of some steps.
+    """The choices for updates with `dimension` columns: ranks 1..`rank` at each of `STEPS`.
 
-    `bits_per_rank` is what a column costs beside its values, such as its norm.
+    `bits_per_rank` is the cost of a column besides its values, such as its norm.
     """
 
     rank: int
@@ -40,20 +40,23 @@ class Choices:
     bits_per_rank: float
 
     def bits(self, values: FloatArray, head_bits: FloatArray) -> FloatArray:
-        """What updates weigh, [C, rank, steps]; values [C, rank] are those of each rank, head_bits [C] beside them."""
-        beside = head_bits[:, None] + self._ranks() * self.bits_per_rank
-        return values[:, :, None] * symbol_bits() + beside[:, :, None]
+        """Return the bits of updates, [C, rank, steps], of `values` [C, rank] at each rank and `head_bits` [C]."""
+        overhead = head_bits[:, None] + self._ranks() * self.bits_per_rank
+        return values[:, :, None] * symbol_bits() + overhead[:, :, None]
 
     def distortion(self) -> FloatArray:
-        """D(r, s), [rank, steps]."""
+        """Return D(r, s), [rank, steps]."""
         return self.dimension / self._ranks()[:, None] * (1 + STEPS**2 / 12) - 1
 
     def of_rows(self, rows: FloatArray) -> FloatArray:
-        """How many values rows [C] have at each rank, [C, rank]."""
+        """Return the number of values of `rows` [C] rows at each rank, [C, rank]."""
         return rows[:, None] * self._ranks()
 
-    def curves(self, values: FloatArray, head_bits: FloatArray) -> Curves:
-        """The error of each client at so many bits, counted by its values, at choices that serve a typical one best."""
+    def curves(self, values: FloatArray, head_bits: FloatArray) -> DistortionCurves:
+        """Return each client's error as a function of its bits, at the choices that are best for a typical client.
+
+        Shapes: values [C, rank], which weight the clients; head_bits [C].
+        """
         typical = self.bits(np.median(values, axis=0)[None], np.array([np.median(head_bits)])).ravel()
         order = np.argsort(typical)
         errors = self.distortion().ravel()[order]
@@ -62,10 +65,10 @@ class Choices:
         ranks, steps = np.divmod(better[spread], len(STEPS))
         bits = self.bits(values, head_bits)[:, ranks, steps]
         distortion = np.broadcast_to(self.distortion()[ranks, steps], bits.shape)
-        return Curves.of(bits, distortion, weight=np.maximum(values[:, 0], 1.0))
+        return DistortionCurves.of(bits, distortion, weight=np.maximum(values[:, 0], 1.0))
 
     def best(self, budget_bits: FloatArray, values: FloatArray, head_bits: FloatArray) -> tuple[IntArray, FloatArray]:
-        """The rank and the step of the best choice within each budget, [C] each; rank 0 where none is within it."""
+        """Return the rank and the step of the best choice within each budget [C], [C] each; rank 0 if none fits."""
         fits = (self.bits(values, head_bits) <= budget_bits[:, None, None]).reshape(len(values), -1)
         errors = np.where(fits, self.distortion().ravel(), np.inf)
         ranks, steps = np.divmod(errors.argmin(axis=1), len(STEPS))
@@ -77,7 +80,7 @@ class Choices:
 
 @lru_cache(maxsize=1)
 def symbol_bits() -> FloatArray:
-    """h(s) for each step: the entropy of floor(X / s + U), for X normal and U uniform, [steps]; coders see no U."""
+    """Return h(s), [steps]: the entropy of floor(X / s + U) for X normal and U uniform, unknown to the coder."""
     dithers = (torch.arange(_DITHERS, dtype=torch.float64) + 0.5) / _DITHERS
     entropies = []
     for step in STEPS:
@@ -89,7 +92,7 @@ def symbol_bits() -> FloatArray:
 
 
 def head_bits(n_items: int, positives: FloatArray | IntArray) -> FloatArray:
-    """What it takes to say which rows a client sends, about, [C]: those of its own items are not known beforehand."""
+    """Return the approximate bits that name the rows a client sends, [C]: `positives` [C] of them are its own items."""
     share = np.clip(positives / n_items, 1e-6, 1 - 1e-6)
     entropy = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
     return 1.1 * n_items * entropy + _HEADER_BITS

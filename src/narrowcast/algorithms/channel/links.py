@@ -1,4 +1,4 @@
-"""What a channel gives a cohort in a round."""
+"""The links of a cohort in a round, and the channels that draw them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from narrowcast.platform.types import BoolArray, FloatArray, IntArray, Profiles
 class Links:
     """The links of a round's cohort, all [C] in the order of its profiles.
 
-    `uplink_bits_per_second` is a client's rate while the others are silent; which rates they can have together is the
-    `region`, whose users are the places in the cohort. `lost` marks the uploads that an outage takes: they are paid
-    for, and do not enter the sum.
+    `uplink_bits_per_second` is a client's rate while the others are silent; `region` has the rates that are feasible
+    together, its users are places in the cohort. `lost` marks uploads lost to outage: their bits count, and they do not
+    enter the sum.
     """
 
     uplink_bits_per_second: FloatArray
@@ -31,28 +31,28 @@ class Links:
         assert len(sizes) == 1, f"links of different cohorts: {sizes}"
 
     def delivered(self, uplink_bits: IntArray) -> BoolArray:
-        """Which of the uploads [C] enter the sum: those that were sent and not lost."""
+        """Return the uploads [C] that enter the sum, as a mask: sent and not lost."""
         return (uplink_bits > 0) & ~self.lost
 
 
 class Channel(Protocol):
-    """A frozen model of the links between clients and server, from round to round."""
+    """The links between clients and server, round by round; a frozen model."""
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The name in the catalog."""
         ...
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """The links of this cohort in this round (counted from 1); raises `UserError` for an empty cohort.
+        """Return the links of this cohort in this round (counted from 1); raise `UserError` for an empty cohort.
 
-        Pure, and each client's own figures depend on (seed, round, client) alone, never on who else is there.
+        Pure: each client's rates depend on (seed, round, client) alone, never on the rest of the cohort.
         """
         ...
 
 
 def check_cohort(profiles: Profiles) -> None:
-    """Raise `UserError` for nobody, and for rates that are no rates."""
+    """Raise `UserError` for an empty cohort, and for rates that are not finite and above 0."""
     if not len(profiles):
         raise UserError("the cohort is empty; a channel needs at least one client")
     for direction in ("uplink", "downlink"):
@@ -63,5 +63,5 @@ def check_cohort(profiles: Profiles) -> None:
 
 
 def nobody_lost(profiles: Profiles) -> BoolArray:
-    """No outage, [C]."""
+    """Return a mask without outages, [C]."""
     return np.zeros(len(profiles), dtype=bool)

@@ -1,4 +1,4 @@
-"""The radio of an experiment: the channel drawn, the upload time shared out, the downlink heard, round after round."""
+"""The radio of an experiment: a channel, an allocation of the upload time, and a downlink."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ ALLOCATIONS = Registry(
 
 
 class CellRadio(BaseModel):
-    """Without `upload_seconds` every upload takes as long as it takes. With it, a round's uploads share that time.
+    """The links of a cell. Without `upload_seconds` uploads have no budget; with it, a round's uploads share that time.
 
-    What a client may send is then what `allocation` gives it of the channel's rate region in `upload_seconds`, and it
-    sends at that rate. Who cannot send its least payload sends nothing in this round, and leaves its share to others.
+    Then `allocation` gives each client the bits that it may send within the channel's rate region in `upload_seconds`,
+    and it sends at that rate. A client that cannot send its least payload sends nothing in the round.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -54,25 +54,27 @@ class CellRadio(BaseModel):
     channel: Annotated[Channel, CHANNELS] = Fixed()
     allocation: Annotated[Allocation, ALLOCATIONS] = MaxMin()
     downlink: Annotated[Downlink, DOWNLINKS] = Unicast()
-    upload_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="for all uploads of a round")
+    upload_seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="for all uploads of a round; none: uploads have no budget"
+    )
 
     @model_validator(mode="after")
     def _has_a_use(self) -> Self:
         if self.upload_seconds is None and self.allocation != MaxMin():
-            raise ValueError("allocation shares out the upload time; give upload_seconds too")
+            raise ValueError("allocation divides the upload time; give upload_seconds too")
         return self
 
     def share(
         self, profiles: Profiles, rate_distortion: RateDistortion | None, seed: int, round_index: int
     ) -> LinkAllocation:
-        """The rates and budgets of a cohort; raises `UserError` where the channel cannot serve it."""
+        """Return the rates and budgets of a cohort; raise `UserError` if the channel cannot serve it."""
         links = self.channel.draw(profiles, seed, round_index)
         lost = links.lost if links.lost.any() else None
         rates = links.uplink_bits_per_second
         if self.upload_seconds is None:
             if not isinstance(links.region, Independent):
                 raise UserError(
-                    f"radio.channel.kind = {self.channel.kind} is one band for all; say for how long with "
+                    f"radio.channel.kind = {self.channel.kind} is one band for all; set its time per round with "
                     "radio.upload_seconds"
                 )
             return LinkAllocation(None, lost, rates, links.downlink_bits_per_second)
@@ -80,9 +82,9 @@ class CellRadio(BaseModel):
         budget = self.allocation.bits(
             links.region, self.upload_seconds, least, errors=None if rate_distortion is None else rate_distortion.errors
         )
-        allotted = np.where(budget > 0, budget / self.upload_seconds, rates)
-        return LinkAllocation(budget, lost, allotted, links.downlink_bits_per_second)
+        allocated = np.where(budget > 0, budget / self.upload_seconds, rates)
+        return LinkAllocation(budget, lost, allocated, links.downlink_bits_per_second)
 
     def download_seconds(self, bits: IntArray, rates: FloatArray) -> FloatArray:
-        """Seconds until each client has what the server sends it, [C]."""
+        """Return the seconds until each client has its download of `bits` [C], [C]."""
         return self.downlink.seconds(bits, rates, np.ones(len(bits), dtype=bool))

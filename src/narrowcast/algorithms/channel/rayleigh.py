@@ -1,4 +1,4 @@
-"""Clients in a cell: path loss, shadowing, Rayleigh block fading, and outage where a sender does not know its fade."""
+"""Clients in a cell: path loss, shadowing, Rayleigh block fading, and outage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.algorithms.channel.draws import FOR_THE_WHOLE_RUN, block_of, exponentials, normals, uniforms
+from narrowcast.algorithms.channel.channel_random import FOR_THE_WHOLE_RUN, block_of, exponentials, normals, uniforms
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent
 from narrowcast.platform.types import FloatArray, Profiles
@@ -16,15 +16,15 @@ from narrowcast.platform.types import FloatArray, Profiles
 class Rayleigh(BaseModel):
     """SNR = reference x (distance / reference distance)^-exponent x shadowing x |h|^2, and B log2(1 + SNR) from it.
 
-    A client's place and shadowing are drawn once for the run, |h|^2 ~ Exp(1) for every `coherence` rounds, uplink and
-    downlink apart. The links' rates follow from the cell alone: the profile's are not used.
+    A client's position and shadowing are drawn once for the run, |h|^2 ~ Exp(1) for every block of `coherence` rounds,
+    independently for uplink and downlink. The rates of the profile are not used.
 
     With neither `margin_decibel` nor `outage_probability` the client knows its fade, sends at capacity and is never
-    lost. With one of them it plans with a gain t in place of |h|^2, and is lost where |h|^2 < t: t = 10^(-margin / 10),
-    or the t that is undercut with the chosen probability. The server knows the downlink.
+    lost. With one of them it sends at the rate of a gain t instead of |h|^2, and is lost if |h|^2 < t: t =
+    10^(-margin / 10), or the quantile of |h|^2 at the chosen probability. The server knows the downlink.
 
-    Differs from a real cell: with `access: shared` a lost upload does not disturb the others, since it is taken that
-    the server decodes them as if it were silent.
+    Differs from a real cell: 1. with `access: shared` a lost upload does not disturb the others, which are decoded
+    as if its sender were silent.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,22 +41,22 @@ class Rayleigh(BaseModel):
     shadowing_decibel: float = Field(0.0, ge=0, le=30, description="standard deviation")
     nearest: float = Field(10.0, gt=0, allow_inf_nan=False, description="metres; clients are uniform over the ring")
     farthest: float = Field(100.0, gt=0, allow_inf_nan=False, description="metres")
-    coherence: int = Field(1, ge=1, description="rounds for which a fade stays as it is")
+    coherence: int = Field(1, ge=1, description="rounds for which a fade is constant")
     margin_decibel: float | None = Field(
-        None, ge=-30, le=100, description="how much deeper a fade may be than the mean"
+        None, ge=-30, le=100, description="how far below the mean a fade may be without an outage"
     )
     outage_probability: float | None = Field(None, gt=0, lt=1)
 
     @model_validator(mode="after")
     def _one_way_to_lose(self) -> Self:
         if self.margin_decibel is not None and self.outage_probability is not None:
-            raise ValueError("margin_decibel and outage_probability say the same thing; give one of them")
+            raise ValueError("margin_decibel and outage_probability set the same gain; give one of them")
         if self.nearest > self.farthest:
             raise ValueError(f"nearest = {self.nearest:g} m is beyond farthest = {self.farthest:g} m")
         return self
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """The rates of this round's block of fades; raises `UserError` for an empty cohort."""
+        """Return the rates of this round's block of fades; raise `UserError` for an empty cohort."""
         check_cohort(profiles)
         block = block_of(round_index, self.coherence)
         mean = self.mean_snr(profiles, seed)
@@ -67,11 +67,11 @@ class Rayleigh(BaseModel):
         downlink_gain = exponentials(seed, "fading downlink", block, profiles.client)
         downlink_snr = mean * 10 ** (self.downlink_gain_decibel / 10) * downlink_gain
         shared = GaussianRegion(uplink_snr, self.bandwidth_hertz)
-        region = shared if self.access == "shared" else Independent(shared.alone())
-        return Links(shared.alone(), self.bandwidth_hertz * np.log1p(downlink_snr) / np.log(2), lost, region)
+        region = shared if self.access == "shared" else Independent(shared.single_rates())
+        return Links(shared.single_rates(), self.bandwidth_hertz * np.log1p(downlink_snr) / np.log(2), lost, region)
 
     def planned_gain(self) -> float | None:
-        """The t that takes the place of |h|^2; None where the client knows its fade."""
+        """Return the gain t that replaces |h|^2; None if the client knows its fade."""
         if self.margin_decibel is not None:
             return 10 ** (-self.margin_decibel / 10)
         if self.outage_probability is not None:
@@ -79,7 +79,7 @@ class Rayleigh(BaseModel):
         return None
 
     def mean_snr(self, profiles: Profiles, seed: int) -> FloatArray:
-        """Linear SNR of the uplink over all fades, [C]."""
+        """Return the mean linear SNR of the uplink over fades, [C]."""
         place = uniforms(seed, "place", FOR_THE_WHOLE_RUN, profiles.client)
         distance = np.sqrt(self.nearest**2 + place * (self.farthest**2 - self.nearest**2))
         shadow = self.shadowing_decibel * normals(seed, "shadowing", FOR_THE_WHOLE_RUN, profiles.client)

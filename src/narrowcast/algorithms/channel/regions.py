@@ -1,7 +1,7 @@
-"""Which rates the clients of a round can have together: polymatroids, in bits per second.
+"""Rate regions: the rates that the clients of a round can have together, as polymatroids in bits per second.
 
-A region is {r >= 0 : the sum of r over S is at most R(S), for every set S of users}, with R(nobody) = 0, R monotone and
-submodular (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). Users are places in a cohort: 0, 1, ...
+A region is {r >= 0 : the sum of r over S is at most R(S), for every set S of users}, with R monotone, submodular and 0
+for the empty set (Cover and Thomas, chapter 15; Tse and Hanly, IEEE IT 44(7), 1998). Users are places in a cohort.
 """
 
 from __future__ import annotations
@@ -16,68 +16,68 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 TOLERANCE = 1e-9
-"""Relative: capacities are sums of logarithms, and nobody knows an SNR to so many digits."""
+"""Relative tolerance of capacities, which are sums of logarithms; far below the accuracy of any SNR."""
 
 
 class Region(Protocol):
     """A polymatroid of rates over n users."""
 
     ordered: ClassVar[bool]
-    """Whether a user that can send less alone could also send no more in anybody's company than one that can more."""
+    """Whether the order of users by capacity is the same alone and given any set of other users."""
 
     def __len__(self) -> int:
-        """How many users."""
+        """Return the number of users."""
         ...
 
-    def rate(self, users: IntArray) -> float:
-        """R(users)."""
+    def capacity_of(self, users: IntArray) -> float:
+        """Return R(users)."""
         ...
 
-    def alone(self) -> FloatArray:
-        """R({u}) of each user, [n]: its rate while all others are silent."""
+    def single_rates(self) -> FloatArray:
+        """Return R({u}) of each user, [n]: its rate while all others are silent."""
         ...
 
     def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
-        """The largest excess of `rates` [n] over R(S), and the S that has it, as a mask [n].
+        """Return the largest excess of `rates` [n] over R(S), and its S as a mask [n].
 
-        The excess is 0 and the set empty where no constraint is violated.
+        The excess is 0 and the set empty if no constraint is violated.
         """
         ...
 
-    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """How much more each user could have if all others kept theirs, [n], and the set that limits it, [n, n].
+    def slack(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Return how far each user's rate could rise with the others fixed, [n], and the set that limits it, [n, n].
 
-        Shapes: rates [n]. The room is below 0 outside of the region; row u of the sets is a mask that has u in it.
+        Shapes: rates [n]. Slack is negative outside of the region; row u of the sets is a mask that contains u.
         """
         ...
 
     def take(self, users: IntArray) -> Self:
-        """The region of some of the users, the others being silent."""
+        """Return the region of some of the users, with the others silent (the restriction)."""
         ...
 
-    def after(self, users: IntArray) -> Self:
-        """What is left to the others, in their order, where these users send all they can: R(S + users) - R(users)."""
+    def contracted(self, users: IntArray) -> Self:
+        """Return the region of the other users given that these send at capacity: R(S + users) - R(users)."""
         ...
 
 
 def overloaded(region: Region, rates: FloatArray, tolerance: float = TOLERANCE) -> BoolArray:
-    """A set of users that is over its capacity by more than this part of it, as a mask [n]; empty if there is none.
+    """Return the most violated set of users as a mask [n]; empty if none exceeds its capacity by more than `tolerance`.
 
-    It is the most violated one. What a set may be over is a part of its own capacity, not of the region's.
+    The tolerance is relative to the set's own capacity, not to the region's.
     """
     return region.most_violated(rates * (1 - tolerance))[1]
 
 
 def contains(region: Region, rates: FloatArray) -> bool:
-    """Whether the rates [n] are within the region, up to `TOLERANCE` of the capacity of each set."""
+    """Return whether the rates [n] are in the region, up to `TOLERANCE` of the capacity of each set."""
     return bool((rates >= 0).all()) and not overloaded(region, rates).any()
 
 
 @dataclass(frozen=True)
 class Independent:
-    """Links that do not disturb one another: R(S) is the sum of the users' own rates.
+    """Links without interference: R(S) is the sum of the users' own rates.
 
-    Shapes: rates [n], bits per second, finite and not negative; raises `UserError` otherwise.
+    Shapes: rates [n], bits per second, finite and not negative; other values raise `UserError`.
     """
 
     ordered: ClassVar[bool] = True
@@ -89,31 +89,31 @@ class Independent:
     def __len__(self) -> int:
         return len(self.rates)
 
-    def rate(self, users: IntArray) -> float:
-        """The sum of their rates."""
+    def capacity_of(self, users: IntArray) -> float:
+        """Return the sum of the users' rates."""
         return float(self.rates[users].sum())
 
-    def alone(self) -> FloatArray:
-        """Each user's rate, [n]."""
+    def single_rates(self) -> FloatArray:
+        """Return each user's rate, [n]."""
         return self.rates
 
     def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
-        """All users that are above their own rate."""
+        """Return the users above their own rate, and their total excess."""
         over = rates - self.rates
         return float(over[over > 0].sum()), over > 0
 
-    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """What is left of each user's own rate, [n], less what others are above theirs; and who that is, [n, n]."""
+    def slack(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Return each user's remaining rate less the excess of the others, [n], and the limiting sets, [n, n]."""
         slack = self.rates - rates
         over = np.minimum(slack, 0.0)
         return slack + over.sum() - over, np.eye(len(rates), dtype=bool) | (over < 0)
 
     def take(self, users: IntArray) -> Independent:
-        """Only these links."""
+        """Return the region of these links."""
         return Independent(self.rates[users])
 
-    def after(self, users: IntArray) -> Independent:
-        """The others' links."""
+    def contracted(self, users: IntArray) -> Independent:
+        """Return the region of the other links."""
         return Independent(np.delete(self.rates, users))
 
 
@@ -121,11 +121,11 @@ class Independent:
 class GaussianRegion:
     """The Gaussian multiple-access channel: R(S) = B log2(1 + the sum of the SNRs over S / noise).
 
-    Shapes: snr [n], linear, finite and not negative; bandwidth in hertz, above 0. Raises `UserError` otherwise. The
-    noise is 1, and more by the SNR of whoever has been given all they can send: to the others they look like noise.
+    Shapes: snr [n], linear, finite and not negative; bandwidth in hertz, above 0. Other values raise
+    `UserError`. The noise is 1 plus the SNR of contracted users: users that send at capacity are noise to the others.
 
-    Since R is a concave function of a sum, the most violated set holds the users with the highest rate / snr, whatever
-    has been given away: one sort and one pass over the prefixes find it, in O(n log n).
+    Since R is a concave function of a sum, the most violated set consists of the users with the highest rate / snr: one
+    sort and one pass over the prefixes find it, in O(n log n).
     """
 
     ordered: ClassVar[bool] = True
@@ -141,16 +141,16 @@ class GaussianRegion:
     def __len__(self) -> int:
         return len(self.snr)
 
-    def rate(self, users: IntArray) -> float:
-        """B log2(1 + snr(users) / noise)."""
+    def capacity_of(self, users: IntArray) -> float:
+        """Return B log2(1 + snr(users) / noise)."""
         return float(self._of_power(self.snr[users].sum()))
 
-    def alone(self) -> FloatArray:
-        """B log2(1 + snr / noise), [n]."""
+    def single_rates(self) -> FloatArray:
+        """Return B log2(1 + snr / noise), [n]."""
         return self._of_power(self.snr)
 
     def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
-        """The prefix of largest excess, by decreasing rate / snr."""
+        """Return the prefix of largest excess, by decreasing rate / snr."""
         mask = np.zeros(len(rates), dtype=bool)
         excess, last, order = _worst_prefix(
             read_only(rates, np.float64), read_only(self.snr, np.float64), self.noise, float(self.bandwidth)
@@ -158,8 +158,8 @@ class GaussianRegion:
         mask[order[: last + 1]] = True
         return excess, mask
 
-    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """The least slack of a prefix by decreasing rate / snr with the user added to it, in O(n^2); and that set."""
+    def slack(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Return the least slack of a prefix, by decreasing rate / snr, with the user added; and that set. O(n^2)."""
         with np.errstate(divide="ignore", invalid="ignore"):
             price = np.where(rates > 0, rates / self.snr, -1.0)
         order = np.argsort(-price, kind="stable")
@@ -172,11 +172,11 @@ class GaussianRegion:
         return slack.min(axis=1), (place < limit[:, None]) | np.eye(len(rates), dtype=bool)
 
     def take(self, users: IntArray) -> GaussianRegion:
-        """The same band with fewer users."""
+        """Return the same band with fewer users."""
         return GaussianRegion(self.snr[users], self.bandwidth, self.noise)
 
-    def after(self, users: IntArray) -> GaussianRegion:
-        """The same band with these users as noise."""
+    def contracted(self, users: IntArray) -> GaussianRegion:
+        """Return the same band with these users as noise."""
         return GaussianRegion(np.delete(self.snr, users), self.bandwidth, self.noise + float(self.snr[users].sum()))
 
     def _of_power(self, power: FloatArray) -> FloatArray:
@@ -184,7 +184,7 @@ class GaussianRegion:
 
 
 def check_users(values: FloatArray, name: str, unit: str) -> None:
-    """Raise `UserError` unless there is a user, and every value [n] is finite and not negative."""
+    """Raise `UserError` unless there is at least one user, and every value [n] is finite and not negative."""
     if not len(values):
         raise UserError(f"a rate region needs at least one user, and its {name}; got none")
     if (bad := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))).size:
@@ -193,7 +193,7 @@ def check_users(values: FloatArray, name: str, unit: str) -> None:
 
 @compiled()
 def _worst_prefix(rates: FloatArray, snr: FloatArray, noise: float, bandwidth: float) -> tuple[float, int, IntArray]:
-    """The largest excess over the prefixes by decreasing rate / snr, the last place in it or -1, and the order."""
+    """Return the largest excess of a prefix by decreasing rate / snr, its last place or -1, and the order."""
     price = np.empty(len(rates))
     for user in range(len(rates)):
         price[user] = -rates[user] / snr[user] if rates[user] > 0 else 0.0  # without signal: -infinity, so first

@@ -1,8 +1,8 @@
-"""From bits that may be any number to what can be sent: whole levels, or the points of a curve.
+"""Rounding of a continuous allocation to feasible payloads: whole levels, or the points of a curve.
 
-Round the exact solution down, which stays in the region; then let users take one step up wherever that fits, and trade
-one step of a user for a step of another, as long as the total error falls. The result cannot be improved by any such
-step or trade; the continuous solution's error stands below it as a bound.
+The exact solution is rounded down, which stays in the region. Then users take one step up wherever that fits, and one
+user's step is exchanged for another's, as long as the total error falls. No such step or exchange improves the result;
+the error of the continuous solution is a lower bound.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Protocol
 
 import numpy as np
 
-from narrowcast.algorithms.channel.curves import Curves
 from narrowcast.algorithms.channel.decomposition import least_error
+from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
 from narrowcast.algorithms.channel.error_curves import Neighbourhoods
 from narrowcast.algorithms.channel.regions import TOLERANCE, Region, contains
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import FloatArray, IntArray
 
 _WORTH_IT = 1e-9
-"""Of the total error. Less is what `TOLERANCE` of a capacity is worth, and would be gained in endless tiny steps."""
+"""Least gain, relative to the total error; smaller ones are worth `TOLERANCE` of a capacity and would never end."""
 _MOST_LEVELS = 2.0**53
-"""Whole numbers that a float can hold; nobody's error depends on finer levels."""
+"""Largest exact whole number of a float."""
 
 
 def whole_levels(errors: Neighbourhoods, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
-    """Whole numbers of levels k [n] with k >= 2^(lower / d), d log2 k bits each in the region, and little total error.
+    """Return whole levels k >= 2^(lower / d), [n], with d log2 k bits each in the region, and small total error.
 
-    Raises `UserError` where the lower bounds are out of reach, or not even the next whole levels above them fit.
+    Raise `UserError` if the lower bounds, or the next whole levels above them, are infeasible.
     """
     exact = least_error(errors, region, seconds, lower)
-    least = np.ceil(errors.levels(np.maximum(errors.least(), 0.0 if lower is None else lower)) * (1 - 1e-12))
+    least = np.ceil(errors.levels(np.maximum(errors.min_bits(), 0.0 if lower is None else lower)) * (1 - 1e-12))
     least = np.where(np.isfinite(errors.values(errors.dimension * np.log2(least))), least, least + 1)
     start = np.floor(np.minimum(errors.levels(exact) * (1 + 1e-12), _MOST_LEVELS))
     start = np.maximum(least, start).astype(np.int64)
@@ -43,17 +43,17 @@ def whole_levels(errors: Neighbourhoods, region: Region, seconds: float, lower: 
     return _exchange(grid, region, seconds, start)
 
 
-def whole_points(curves: Curves, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
-    """The point of its curve that each user sends, [n], for little total error.
+def whole_points(curves: DistortionCurves, region: Region, seconds: float, lower: FloatArray | None = None) -> IntArray:
+    """Return the point of its curve that each user sends, [n], with small total error.
 
-    Raises `UserError` where the lower bounds are out of reach, or no points at or above them fit together.
+    Raise `UserError` if the lower bounds, or the first points at or above them, are infeasible.
     """
     exact = least_error(curves, region, seconds, lower)
-    bounds = np.maximum(curves.least(), 0.0 if lower is None else lower)
-    if (short := np.flatnonzero(bounds > curves.most())).size:
+    bounds = np.maximum(curves.min_bits(), 0.0 if lower is None else lower)
+    if (short := np.flatnonzero(bounds > curves.max_bits())).size:
         user = short[0]
         raise UserError(
-            f"user {user}: at least {bounds[user]:g} bits, but its curve ends at {curves.most()[user]:g} bits"
+            f"user {user}: at least {bounds[user]:g} bits, but its curve ends at {curves.max_bits()[user]:g} bits"
         )
     least = curves.ceiling(bounds)
     grid = _Points(curves, least)
@@ -66,7 +66,7 @@ def whole_points(curves: Curves, region: Region, seconds: float, lower: FloatArr
 
 
 class _Grid(Protocol):
-    """What can be sent, numbered upwards for each user; all [n]."""
+    """The payloads that can be sent, as steps in ascending order for each user; all [n]."""
 
     @property
     def least(self) -> IntArray: ...
@@ -76,7 +76,7 @@ class _Grid(Protocol):
     def values(self, steps: IntArray) -> FloatArray: ...
 
     def up(self, steps: IntArray) -> IntArray:
-        """The next step with more bits; the same where there is none."""
+        """Return the next step with more bits; the same step if there is none."""
         ...
 
 
@@ -97,7 +97,7 @@ class _Levels:
 
 @dataclass(frozen=True)
 class _Points:
-    curves: Curves
+    curves: DistortionCurves
     least: IntArray
 
     def bits(self, steps: IntArray) -> FloatArray:
@@ -112,18 +112,18 @@ class _Points:
 
 
 def _exchange(grid: _Grid, region: Region, seconds: float, start: IntArray) -> IntArray:
-    """Steps up, then trades of one user's step for another's, best first, until none of them helps."""
+    """Take steps up, and exchanges of a user's step for another's, best first, until none improves; return [n]."""
     steps = start.copy()
     n_users = len(steps)
     while True:
         higher, lower = grid.up(steps), np.maximum(steps - 1, grid.least)
         bits, values = grid.bits(steps), grid.values(steps)
-        # [up, down], where the last column is for nobody down; what the others of a user's tightest set give up makes
-        # room for it there, though not yet in other sets
+        # [up, down], the last column: no user down. Bits that others of a user's tightest set give up are available to
+        # it in that set, though not yet in other sets.
         gain = (values - grid.values(higher))[:, None] - np.append(grid.values(lower) - values, 0.0)
-        room, limiting = region.room(bits * (1 - TOLERANCE) / seconds)
+        slack, limiting = region.slack(bits * (1 - TOLERANCE) / seconds)
         freed = np.column_stack([limiting * (bits - grid.bits(lower)), np.zeros(n_users)])
-        fits = ((grid.bits(higher) - bits)[:, None] - freed) * (1 - TOLERANCE) <= seconds * room[:, None]
+        fits = ((grid.bits(higher) - bits)[:, None] - freed) * (1 - TOLERANCE) <= seconds * slack[:, None]
         worth = fits & (gain > _WORTH_IT * np.abs(values).sum())
         worth[:, :n_users] &= (lower < steps) & ~np.eye(n_users, dtype=bool)
         ups, downs = np.nonzero(worth)

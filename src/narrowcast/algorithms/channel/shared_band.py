@@ -1,4 +1,4 @@
-"""One band for all: the Gaussian multiple-access channel, and K(S) tables."""
+"""Channels with one band for all clients: the Gaussian multiple-access channel, and K(S) tables."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _HIGHEST_BITS_PER_HERTZ = 300.0
 
 
 class MultipleAccess(BaseModel):
-    """All clients upload in the same band, each with the SNR that alone would give it its profile's uplink.
+    """All clients upload in the same band, each with the SNR at which its single-user rate is its profile's uplink.
 
-    The region is R(S) = B log2(1 + the sum of the SNRs): a cohort shares what its strongest clients could have alone.
+    The region is R(S) = B log2(1 + the sum of the SNRs over S).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,7 +28,7 @@ class MultipleAccess(BaseModel):
     bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False)
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """The same in every round; raises `UserError` for an empty cohort, or a rate that the band cannot carry."""
+        """Return the same links in every round; raise `UserError` for an empty cohort, or a rate beyond the band."""
         del seed, round_index
         check_cohort(profiles)
         uplink = profiles.uplink_bits_per_second
@@ -44,7 +44,7 @@ class MultipleAccess(BaseModel):
 
 
 class Capacity(BaseModel):
-    """What a set of clients can upload together."""
+    """The total uplink rate of a set of clients."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,7 +55,7 @@ class Capacity(BaseModel):
 class RateTable(BaseModel):
     """The rate region of a few clients, set by set, as in eq. (7) of the report; downlinks are those of the profiles.
 
-    A cohort gets the part of the table that speaks of it. Refused where it is no polymatroid, naming the sets.
+    A cohort gets its part of the table. A table that is not a polymatroid is refused with the sets that show it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,16 +67,16 @@ class RateTable(BaseModel):
     def _is_a_polymatroid(self) -> Self:
         sets = [frozenset(each.clients) for each in self.capacities]
         if twice := {tuple(sorted(each)) for each in sets if sets.count(each) > 1}:
-            raise ValueError(f"capacities: the set {sorted(twice)[0]} stands twice; keep one")
+            raise ValueError(f"capacities: the set {sorted(twice)[0]} is given twice; keep one")
         self.region()
         return self
 
     def region(self) -> TableRegion:
-        """The region of all the table's clients."""
+        """Return the region of all the table's clients."""
         return TableRegion.of({each.clients: each.bits_per_second for each in self.capacities})
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """The same in every round; raises `UserError` for an empty cohort, or a client that the table does not know."""
+        """Return the same links in every round; raise `UserError` for an empty cohort, or a client not in the table."""
         del seed, round_index
         check_cohort(profiles)
         region = self.region()
@@ -85,4 +85,4 @@ class RateTable(BaseModel):
                 f"client {unknown[0]} is not in the K(S) table, which has the clients 0 to {len(region) - 1}"
             )
         cohort = region.take(profiles.client)
-        return Links(cohort.alone(), profiles.downlink_bits_per_second, nobody_lost(profiles), cohort)
+        return Links(cohort.single_rates(), profiles.downlink_bits_per_second, nobody_lost(profiles), cohort)

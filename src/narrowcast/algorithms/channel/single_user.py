@@ -1,4 +1,4 @@
-"""The report's single-user channel: exact up to a budget of levels, noisy above it."""
+"""The single-user channel of the wireless report: exact up to a budget of levels, noisy above it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from narrowcast.platform.types import FloatArray, Profiles
 
 
 def quantise(values: FloatArray, levels: int, random: np.random.Generator) -> FloatArray:
-    """Stochastic rounding of values in [0, 1] to the multiples of 1 / levels, eq. (5): unbiased."""
+    """Round values in [0, 1] stochastically, without bias, to multiples of 1 / levels; eq. (5)."""
     scaled = values * levels
     below = np.floor(scaled)
     return (below + (random.random(values.shape) < scaled - below)) / levels
 
 
 def quantise_vectors(x: FloatArray, levels: int, random: np.random.Generator) -> FloatArray:
-    """Eq. (4) along the last axis: norm and signs exact, magnitudes by `quantise`; zero vectors stay zero."""
+    """Quantise vectors along the last axis by eq. (4): exact norm and signs, magnitudes by `quantise`."""
     return receive_vectors(x, levels, float(levels), random)
 
 
 def receive_vectors(x: FloatArray, levels: int, budget: float, random: np.random.Generator) -> FloatArray:
-    """What arrives of `quantise_vectors` over a channel with this budget of levels; norm and signs arrive exactly."""
+    """Return vectors of `quantise_vectors` after a channel with this budget of levels; norm and signs stay exact."""
     norm = np.linalg.norm(x, axis=-1, keepdims=True)
     share = np.minimum(np.abs(x) / np.where(norm > 0, norm, 1.0), 1.0)
     return norm * np.sign(x) * receive(quantise(share, levels, random), levels, budget, random)
 
 
 def receive(values: FloatArray, levels: int, budget: float, random: np.random.Generator) -> FloatArray:
-    """Eq. (6): what arrives of values in [0, 1] that were quantised to `levels`, of any shape."""
+    """Return values in [0, 1] that were quantised to `levels` after the channel of eq. (6); any shape."""
     if levels <= budget:
         return values
     noise = random.normal(0.0, 1 / (2 * budget), values.shape)
@@ -43,12 +43,11 @@ def receive(values: FloatArray, levels: int, budget: float, random: np.random.Ge
 class SingleUser(BaseModel):
     """Each client alone with a budget of K levels a coordinate, i.e. of d log2 K bits a round (eq. (6) of the report).
 
-    Values that were quantised to k <= K levels arrive as they are. Above that they arrive with N(0, 1 / (4 K^2)) added,
-    clipped to [0, 1] and quantised anew to k levels. The report calls this unbiased; `clipping_bias` says how far it
-    is from that.
+    Values quantised to k <= K levels arrive unchanged. Above the budget they arrive with N(0, 1 / (4 K^2)) added,
+    clipped to [0, 1] and quantised again to k levels. The report calls this unbiased; `clipping_bias` gives its bias.
 
-    Differs from the paper: 1. where the budget is drawn as `Links`, a coordinate's k levels count log2 k bits, as the
-    report counts them, although 0..k are k + 1 symbols, and the norm and the signs count nothing.
+    Differs from the paper: 1. drawn as `Links`, a coordinate's k levels count log2 k bits, as in the report, although
+    0..k are k + 1 symbols, and norm and signs count nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,10 +56,10 @@ class SingleUser(BaseModel):
     dimension: int = Field(ge=1, description="d, the coordinates of a model")
     uplink_levels: float = Field(2.0**8, gt=1, allow_inf_nan=False, description="K_U")
     downlink_levels: float = Field(2.0**8, gt=1, allow_inf_nan=False, description="K_D")
-    seconds: float = Field(1.0, gt=0, allow_inf_nan=False, description="that a budget lasts")
+    seconds: float = Field(1.0, gt=0, allow_inf_nan=False, description="duration of a budget")
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """The same budget for everybody in every round; raises `UserError` for an empty cohort."""
+        """Return the same budget for every client and round; raise `UserError` for an empty cohort."""
         del seed, round_index
         check_cohort(profiles)
         uplink, downlink = (
@@ -71,15 +70,15 @@ class SingleUser(BaseModel):
 
 
 def clipping_bias(values: FloatArray, budget: float) -> FloatArray:
-    """The mean of what arrives above the budget, less what was sent, for values in [0, 1] (in closed form).
+    """Return the bias of the channel above the budget K for values in [0, 1], in closed form.
 
-    At the edges it is sigma / sqrt(2 pi) = 1 / (2 K sqrt(2 pi)), inwards; it is gone a few sigma away from them.
+    At the edges it is sigma / sqrt(2 pi) = 1 / (2 K sqrt(2 pi)), inwards; it vanishes a few sigma away from them.
     """
     sigma = 1 / (2 * budget)
     return sigma * (_below(values / sigma) - _below((1 - values) / sigma))
 
 
 def _below(edge: FloatArray) -> FloatArray:
-    """E max(0, -edge - Z), Z standard normal: what clipping `edge` sigmas below the mean adds, in sigmas."""
+    """Return E max(0, -edge - Z), Z standard normal: what clipping `edge` sigmas below the mean adds, in sigmas."""
     tail = 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(edge / math.sqrt(2))
     return np.exp(-(edge**2) / 2) / math.sqrt(2 * math.pi) - edge * tail

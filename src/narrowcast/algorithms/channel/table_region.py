@@ -1,4 +1,4 @@
-"""Rate regions that are given set by set."""
+"""Rate regions given as a table with a capacity for every set of users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 MOST_USERS = 12
-"""A table of n users has 2**n - 1 entries, and every test looks at all of them."""
+"""Limit on the users of a table: it has 2**n - 1 entries, and every query looks at all of them."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class TableRegion:
     """R(S) for every set S of n <= 12 users, as in eq. (7) of the report, where R(S) = d log2 K(S) per model sent.
 
     Shapes: capacity [2**n], bits per second; entry m belongs to the set whose members are the bits of m, entry 0 is 0.
-    Made by `of`, which refuses what is not a polymatroid.
+    Made by `of`, which refuses tables that are not polymatroids.
     """
 
     ordered: ClassVar[bool] = False
@@ -29,9 +29,9 @@ class TableRegion:
 
     @classmethod
     def of(cls, table: Mapping[tuple[int, ...], float]) -> TableRegion:
-        """Read {set of users: R(set)}; raises `UserError` naming the sets where it is no polymatroid.
+        """Read {set of users: R(set)} for the users 0 .. n-1 and every set but the empty one.
 
-        The users must be 0 .. n-1, and every set but the empty one must be there.
+        Raise `UserError` for a table that is incomplete or not a polymatroid, naming the sets.
         """
         entries = {frozenset(users): float(rate) for users, rate in table.items()}
         n_users = 1 + max((user for users in entries for user in users), default=-1)
@@ -49,16 +49,16 @@ class TableRegion:
     def __len__(self) -> int:
         return len(self.capacity).bit_length() - 1
 
-    def rate(self, users: IntArray) -> float:
-        """R(users)."""
+    def capacity_of(self, users: IntArray) -> float:
+        """Return R(users)."""
         return float(self.capacity[_mask_of(users)])
 
-    def alone(self) -> FloatArray:
-        """R({u}), [n]."""
+    def single_rates(self) -> FloatArray:
+        """Return R({u}), [n]."""
         return self.capacity[1 << np.arange(len(self))]
 
     def most_violated(self, rates: FloatArray) -> tuple[float, BoolArray]:
-        """The set of largest excess, by looking at all of them."""
+        """Return the largest excess and its set, from all sets."""
         members = self._members()
         excess = members @ rates - self.capacity
         worst = int(excess.argmax())
@@ -66,25 +66,25 @@ class TableRegion:
             return 0.0, np.zeros(len(rates), dtype=bool)
         return float(excess[worst]), members[worst]
 
-    def room(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """The least slack of a set with the user in it, [n], and that set, [n, n]."""
+    def slack(self, rates: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Return the least slack of a set that contains each user, [n], and that set, [n, n]."""
         members = self._members()
         slack = self.capacity - members @ rates
         with_user = np.where(members, slack[:, None], np.inf)
         return with_user.min(axis=0), members[with_user.argmin(axis=0)]
 
     def take(self, users: IntArray) -> TableRegion:
-        """The table of the sets of some of the users, numbered anew."""
+        """Return the table of some of the users, renumbered."""
         return TableRegion(self.capacity[_masks_of_sets(users)])
 
-    def after(self, users: IntArray) -> TableRegion:
-        """The table of the sets of the others beside these users, who take theirs."""
+    def contracted(self, users: IntArray) -> TableRegion:
+        """Return the table of the other users given that these send at capacity."""
         spent = _mask_of(users)
         others = np.setdiff1d(np.arange(len(self)), users)
         return TableRegion(self.capacity[_masks_of_sets(others) | spent] - self.capacity[spent])
 
     def _members(self) -> BoolArray:
-        """Who is in each set, [2**n, n]."""
+        """Return the members of each set, as masks [2**n, n]."""
         return (np.arange(len(self.capacity))[:, None] >> np.arange(len(self)) & 1).astype(bool)
 
 
@@ -120,7 +120,7 @@ def _check(capacity: FloatArray) -> None:
 
 
 def name_of(users: Iterable[int]) -> str:
-    """A set of users as it is written: {0, 2}."""
+    """Return the notation of a set of users: {0, 2}."""
     return "{" + ", ".join(str(user) for user in users) + "}"
 
 
@@ -129,7 +129,7 @@ def _name(mask: int | np.int64) -> str:
 
 
 def _masks_of_sets(users: IntArray) -> IntArray:
-    """The masks of all sets of some users, as they would be numbered among themselves, [2**m]."""
+    """Return the masks of all sets of m users, in the order of the users' own numbering, [2**m]."""
     masks = np.zeros(1, dtype=np.int64)
     for user in users.tolist():
         masks = np.concatenate([masks, masks | 1 << user])

@@ -1,4 +1,4 @@
-"""Rates that were measured, from a CSV file."""
+"""Measured rates, from a CSV file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ _MEGABIT = 1e6
 
 
 class Trace(BaseModel):
-    """Rates from a CSV file with the columns client, uplink_mbit_per_second, downlink_mbit_per_second, and when.
+    """Rates from a CSV file: columns client, uplink_mbit_per_second, downlink_mbit_per_second, and round or time.
 
-    When is a column `round` (1, 2, ... for each client, without a hole) or a column `time` (seconds from 0 on, each row
-    valid until the client's next), of which a round takes the row valid as it begins. A client's rows stand in order of
-    time. Where a client's trace ends, it begins anew; one of times ends `round_seconds` after its last row.
+    `round` counts 1, 2, ... for each client without gaps. `time` is in seconds from 0; a row is valid until the
+    client's next, and a round uses the row that is valid at its start. A client's rows are in ascending order. A trace
+    repeats after its end; one with times ends `round_seconds` after its last row.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["trace"] = "trace"
     path: Path
-    round_seconds: float = Field(
-        60.0, gt=0, allow_inf_nan=False, description="from round to round, on the file's clock"
-    )
+    round_seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="duration of a round on the file's clock")
 
     @model_validator(mode="after")
     def _file_is_there(self) -> Self:
@@ -43,7 +41,7 @@ class Trace(BaseModel):
         return self
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """The rates of this round; raises `UserError` for an empty cohort, a bad file, or a client it does not have."""
+        """Return the rates of this round; raise `UserError` for an empty cohort, a bad file, or a missing client."""
         del seed
         if not len(profiles):
             raise UserError("the cohort is empty; a channel needs at least one client")
@@ -75,7 +73,7 @@ class _Client:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, modified: int, size: int) -> dict[int, _Client]:
-    """All clients of a file; `modified` and `size` tell one state of the file from the next."""
+    """Return all clients of a file; `modified` and `size` are the cache key of its content."""
     del modified, size
     clients: dict[int, _Client] = {}
     with path.open(newline="", encoding="utf-8") as lines:

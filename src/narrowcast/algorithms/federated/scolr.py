@@ -93,7 +93,7 @@ class SCoLR(LowRank):
             assert isinstance(task.model, MatrixFactorisation)
             choices, rows = Choices(1, 1, NORM_BITS), rows + task.model.embedding_dim
         curves = choices.curves(choices.of_rows(rows), head_bits(task.data.n_items, positives))
-        return RateDistortion(np.ceil(curves.least()).astype(np.int64), curves)
+        return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
 
     def expected_values(self, task: Task, cohort: IntArray) -> FloatArray:
         """By what each client's error counts, [C]: the rows that it is expected to touch, or its examples."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.algorithms.channel.curves import Curves
+from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import key_store_process
@@ -88,7 +88,7 @@ class SecureAggregation:
         shape = len(cohort), len(bits)
         errors = len(bits) / np.arange(1.0, len(bits) + 1) - 1  # as `channel.joint`, with finely rounded values
         weight = self.algorithm.expected_values(task, cohort)
-        curves = Curves.of(np.broadcast_to(bits, shape), np.broadcast_to(errors, shape), weight)
+        curves = DistortionCurves.of(np.broadcast_to(bits, shape), np.broadcast_to(errors, shape), weight)
         return RateDistortion(np.full(len(cohort), bits[0]), curves)
 
     def init(self, task: Task) -> Arrays:

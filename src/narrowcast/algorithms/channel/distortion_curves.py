@@ -1,4 +1,4 @@
-"""Errors that are given as tables of (bits, distortion)."""
+"""ErrorCurves that are given as tables of (bits, distortion)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from narrowcast.platform.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class Curves:
-    """weight x D(x) for each user, D the lower convex hull of its points.
+class DistortionCurves:
+    """The error weight x D(x) of each user, D the lower convex hull of its points.
 
-    Allocation works on the hull, where time is shared between two points; what can be sent is a point, hence `floor`
-    and `rounding.py`.
+    Allocation works on the hull, on which two points share time; a client can only send a point, see `floor` and
+    `rounding`.
 
     Shapes: bits and distortion [n, P], each row ascending in bits and descending in distortion; a row with fewer points
-    repeats its last. slopes [n, P - 1], not positive and ascending, those of the hull at and after each point; weight
-    [n]. Made by `of`.
+    repeats its last. slopes [n, P - 1], not positive and ascending, of the hull at and after each point; weight [n].
+    Made by `of`.
     """
 
     bits: FloatArray
@@ -30,10 +30,12 @@ class Curves:
     weight: FloatArray
 
     @classmethod
-    def of(cls, bits: FloatArray | IntArray, distortion: FloatArray, weight: FloatArray | None = None) -> Curves:
-        """Read points [n, P] in any order, leaving out those that cost more than another and are no better.
+    def of(
+        cls, bits: FloatArray | IntArray, distortion: FloatArray, weight: FloatArray | None = None
+    ) -> DistortionCurves:
+        """Read points [n, P] in any order; a point that costs more than another and is no better is left out.
 
-        Raises `UserError` where a point is not finite or has a negative number of bits, or a weight is not above 0.
+        Raise `UserError` for a point that is not finite or has negative bits, and for a weight that is not above 0.
         """
         bits, distortion = np.asarray(bits, dtype=np.float64), np.asarray(distortion, dtype=np.float64)
         if bits.ndim != 2 or bits.shape != distortion.shape or not bits.size:
@@ -57,23 +59,23 @@ class Curves:
         return len(self.bits)
 
     def values(self, bits: FloatArray) -> FloatArray:
-        """The hull at these bits x weight, flat after the last point and infinite before the first, [n]."""
+        """Return weight x hull at these bits, flat after the last point and infinite before the first, [n]."""
         hull = self.distortion[:, :1] + np.cumsum(self.slopes * np.diff(self.bits), axis=1)
         hull = np.concatenate([self.distortion[:, :1], hull], axis=1)
         rows = zip(bits, self.bits, hull, strict=True)
         return self.weight * np.array([np.interp(x, xs, ys, left=np.inf) for x, xs, ys in rows])
 
-    def least(self) -> FloatArray:
-        """The bits of the first points, [n]."""
+    def min_bits(self) -> FloatArray:
+        """Return the bits of the first points, [n]."""
         return self.bits[:, 0]
 
-    def most(self) -> FloatArray:
-        """The bits of the last points, beyond which nothing is gained, [n]."""
+    def max_bits(self) -> FloatArray:
+        """Return the bits of the last points, after which the error is constant, [n]."""
         return self.bits[:, -1]
 
     def split(self, total: float, lower: FloatArray) -> FloatArray:
-        """The steepest pieces first, until the total is spent; what no curve has a use for is dealt out evenly."""
-        start = np.maximum(lower, self.least())
+        """Spend the total on the steepest pieces first, [n]; bits that no curve needs are divided evenly."""
+        start = np.maximum(lower, self.min_bits())
         pieces = self.slopes * self.weight[:, None]
         order = np.argsort(pieces, axis=None, kind="stable")
         order = order[pieces.ravel()[order] < 0]
@@ -81,27 +83,27 @@ class Curves:
         return np.asarray(_steepest_first(read_only(order, np.int64), points, start, float(total)))
 
     def floor(self, bits: FloatArray) -> IntArray:
-        """The last point that is affordable with these bits, [n]; -1 where none is."""
-        last = (np.diff(self.bits, axis=1) > 0).sum(axis=1)  # of its copies, the first
+        """Return the last point that is affordable with these bits, [n]; -1 if none is."""
+        last = (np.diff(self.bits, axis=1) > 0).sum(axis=1)  # the first of its copies
         return np.minimum((self.bits <= bits[:, None]).sum(axis=1) - 1, last)
 
     def ceiling(self, bits: FloatArray) -> IntArray:
-        """The first point with at least these bits, [n]; P where the curve ends before."""
+        """Return the first point with at least these bits, [n]; P if the curve ends before."""
         return (self.bits < bits[:, None]).sum(axis=1)
 
     def point_bits(self, points: IntArray) -> FloatArray:
-        """The bits of one point of each user, [n]; infinity for P, the point that is not there."""
+        """Return the bits of one point of each user, [n]; infinity for the missing point P."""
         beyond = np.concatenate([self.bits, np.full((len(self), 1), np.inf)], axis=1)
         return beyond[np.arange(len(self)), points]
 
-    def take(self, users: IntArray) -> Curves:
-        """The curves of some of the users."""
-        return Curves(self.bits[users], self.distortion[users], self.slopes[users], self.weight[users])
+    def take(self, users: IntArray) -> DistortionCurves:
+        """Return the curves of some of the users."""
+        return DistortionCurves(self.bits[users], self.distortion[users], self.slopes[users], self.weight[users])
 
-    def weighted(self, weights: FloatArray) -> Curves:
-        """The same with each user's error times its weight [n]."""
+    def weighted(self, weights: FloatArray) -> DistortionCurves:
+        """Return the curves with each user's error times its weight [n]."""
         check_weights(weights, len(self))
-        return Curves(self.bits, self.distortion, self.slopes, self.weight * weights)
+        return DistortionCurves(self.bits, self.distortion, self.slopes, self.weight * weights)
 
 
 @compiled()
@@ -119,7 +121,7 @@ def _keep_undominated(bits: FloatArray, distortion: FloatArray) -> None:
 
 @compiled()
 def _hull_slopes(bits: FloatArray, distortion: FloatArray) -> FloatArray:
-    """The slope of the lower convex hull between neighbouring points, [n, P - 1], by Andrew's monotone chain."""
+    """Return the slope of the lower convex hull between neighbouring points, [n, P - 1], by Andrew's monotone chain."""
     n_users, n_points = bits.shape
     slopes = np.zeros((n_users, n_points - 1))
     corner = np.zeros(n_points, dtype=np.int64)
@@ -150,11 +152,11 @@ def _steepest_first(order: IntArray, bits: FloatArray, start: FloatArray, total:
     rest = total - start.sum()
     for at in range(len(order)):
         user, piece = order[at] // (bits.shape[1] - 1), order[at] % (bits.shape[1] - 1)
-        room = bits[user, piece + 1] - max(bits[user, piece], start[user])
+        capacity = bits[user, piece + 1] - max(bits[user, piece], start[user])
         if rest <= 0:
             break
-        if room > 0:
-            taken = min(room, rest)
+        if capacity > 0:
+            taken = min(capacity, rest)
             x[user] += taken
             rest -= taken
     if rest > 0:

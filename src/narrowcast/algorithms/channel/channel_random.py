@@ -1,4 +1,4 @@
-"""Random numbers of a channel: one a client, keyed by (seed, purpose, block of rounds, client)."""
+"""Random numbers of a channel: one per client, keyed by (seed, purpose, block of rounds, client)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from narrowcast.platform.seeds import Words, stream_keys, uniform_bits
 from narrowcast.platform.types import FloatArray, IntArray
 
 FOR_THE_WHOLE_RUN = 0
-"""The block of what is drawn once: distances, shadowing. Rounds, and so their blocks, count from 1."""
+"""The block of draws that hold for the whole run: distances, shadowing. Blocks of rounds count from 1."""
 
 
 def block_of(round_index: int, coherence: int) -> int:
-    """The block that a round lies in, where the channel stays as it is for `coherence` rounds."""
+    """Return the block of a round, if the channel is constant for `coherence` rounds."""
     return 1 + (round_index - 1) // coherence
 
 
 def uniforms(seed: int, purpose: str, block: int, clients: IntArray) -> FloatArray:
-    """Uniform over the open interval (0, 1), [C]."""
+    """Return uniform numbers in the open interval (0, 1), [C]."""
     return _uniform(stream_keys(seed, purpose, block, clients), 0)
 
 
 def exponentials(seed: int, purpose: str, block: int, clients: IntArray) -> FloatArray:
-    """Exponential with mean 1, [C]: the power gain |h|^2 of Rayleigh fading."""
+    """Return exponential numbers with mean 1, [C]: the power gain |h|^2 of Rayleigh fading."""
     return -np.log1p(-uniforms(seed, purpose, block, clients))
 
 
 def normals(seed: int, purpose: str, block: int, clients: IntArray) -> FloatArray:
-    """Standard normal, [C], by Box and Muller's transform."""
+    """Return standard normal numbers, [C], by the Box-Muller transform."""
     keys = stream_keys(seed, purpose, block, clients)
     return np.sqrt(-2 * np.log(_uniform(keys, 0))) * np.cos(2 * np.pi * _uniform(keys, 1))
 
