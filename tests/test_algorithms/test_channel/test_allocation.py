@@ -1,4 +1,4 @@
-"""Exact allocation against general solvers, and every rule against the region it must not leave."""
+"""Exact allocation compared with general solvers, and the feasibility of every rule."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ RULES: tuple[Allocation, ...] = (MinError(), MaxMin(), Proportional(), Equal())
 
 
 def constraints(region: Region, seconds: float) -> tuple[Array, Array]:
-    """Rows of A x <= b, one for each set of users."""
+    """Return A and b of A x <= b, a row for each set of users."""
     sets = subsets(len(region))
     matrix = np.array([[float(user in users) for user in range(len(region))] for users in sets])
     return matrix, np.array([seconds * capacity(region, users) for users in sets])
 
 
 def a_problem(seed: int) -> tuple[Neighbourhoods, Region, float, Array, Array]:
-    """ErrorCurves, region, seconds, lower bounds that fit, and a point inside from which a solver can start."""
+    """Return errors, region, seconds, feasible lower bounds, and an interior point as a solver's start."""
     random = np.random.default_rng(seed)
     n_users = 2 + seed % 7
     region = gaussian(random, n_users, 2.0) if seed % 3 else table(random, n_users)
     inside = base_inside(region, random)
     seconds, dimension = float(random.uniform(0.5, 2.0)), int(random.integers(1, 4))
-    # a scale at which levels are of the order of 2^1 to 2^8 keeps the general solver's numbers in range
+    # levels of the order of 2^1 to 2^8 keep the general solver's numbers in range
     seconds *= dimension * random.uniform(2, 6) / inside.mean()
     start = seconds * inside
     pole = np.where(random.random(n_users) < 0.6, 4 ** (random.uniform(0, 0.7, n_users) * start / dimension), 0.0)
@@ -62,7 +62,7 @@ def test_least_error_is_that_of_a_general_solver(seed: int) -> None:
         above = np.maximum(q - errors.pole, 1e-300)
         return float((errors.weight / above).sum() / scale), -errors.weight * nats * q / above**2 / scale
 
-    for _ in range(4):  # it stops early where the objective is small, and goes on when that is scaled anew
+    for _ in range(4):  # it stops early for small objectives, and continues after rescaling
         scale = float(errors.values(start).sum())
         solved = minimize(
             objective,
@@ -76,7 +76,7 @@ def test_least_error_is_that_of_a_general_solver(seed: int) -> None:
         )
         start = solved.x
     ours = errors.values(bits).sum() / scale
-    slack = max(0.0, float((matrix @ solved.x - limits).max()))  # what the solver took outside of the region
+    slack = max(0.0, float((matrix @ solved.x - limits).max()))  # the solver's violation of the region
     assert ours <= solved.fun * (1 + 1e-6) + slack * np.abs(solved.jac).max() * len(region)
     assert ours >= solved.fun * (1 - 1e-6)
 
@@ -114,7 +114,7 @@ def test_curves_give_what_a_linear_program_gives(seed: int) -> None:
 
 
 def random_distortion(seed: int, n_users: int, n_points: int) -> Array:
-    """The distortions that `test_curves_...` draws, again."""
+    """Draw the distortions of `test_curves_...` again."""
     random = np.random.default_rng(seed)
     region = gaussian(random, n_users) if seed % 2 else table(random, n_users)
     base_inside(region, random)
@@ -141,7 +141,7 @@ def test_a_hull_is_the_lowest_line_between_points(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_are_filled_from_the_bottom(seed: int) -> None:
-    """Water filling the slow way: raise all that can still rise, in tiny steps of their shares."""
+    """Water filling in small steps: raise all users that can still rise, in proportion to their shares."""
     random = np.random.default_rng(seed)
     n_users = 2 + seed % 4
     region = gaussian(random, n_users) if seed % 2 else table(random, n_users)
@@ -196,7 +196,7 @@ def test_most_whole_levels_and_points_are_the_very_best() -> None:
         best = min(distortion[np.arange(3), each].sum() for each in fitting)
         ours = distortion[np.arange(3), points].sum()
         assert ours >= best - 1e-12
-        # the bound that comes with it, and what rounding may cost: no more than one user's whole curve
+        # the lower bound, and the cost of rounding: at most one user's whole curve
         assert curves.values(least_error(curves, region, 1.0)).sum() <= best + 1e-12
         assert ours <= best + 0.4
         hits += ours <= best + 1e-12
@@ -272,7 +272,7 @@ def test_who_cannot_afford_its_least_sends_nothing_and_the_rest_share() -> None:
         assert abs(bits[:2].sum() - 1000 * np.log2(31)) <= 2
     assert (MinError().bits(region, 0.01, lower, None, errors) == 0).all()
     assert (Equal().bits(region, 0.01, lower) == 0).all()
-    # one that asks for more than all of them can have makes room for the others
+    # a user that needs more than the whole capacity is left out, which frees it for the others
     assert Equal().bits(region, 1.0, np.array([3500, 0, 0])).tolist()[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""Channels: what they draw, that it depends on the client alone, and what they refuse."""
+"""Channels: the distribution of their draws, which depend on the client alone, and refused settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def drawing(trace: Path) -> list[Channel]:
-    """One channel of each kind that takes any client, and both ways of each that has two."""
+    """Return a channel of each kind that serves any client, in both modes if it has two."""
     return [
         Fixed(),
         LogNormalRates(),
@@ -157,7 +157,7 @@ def test_path_loss_and_shadowing_make_the_mean_snr() -> None:
     distance = 1 / np.sqrt(disc.mean_snr(cohort, 0))
     assert abs((distance < 100 / np.sqrt(2)).mean() - 0.5) < 0.01
     assert distance.max() <= 100 * (1 + 1e-9)
-    # places stay for the run and go with the seed
+    # positions are constant within a run and depend on the seed
     assert np.array_equal(disc.mean_snr(cohort, 0), disc.mean_snr(cohort, 0))
     assert not np.array_equal(disc.mean_snr(cohort, 0), disc.mean_snr(cohort, 1))
 
@@ -198,7 +198,7 @@ def test_an_upload_is_lost_where_the_fade_is_deeper_than_planned(
     assert abs(links.lost.mean() - probability) < 0.01
     snr = channel.mean_snr(cohort, 0) * planned
     assert np.allclose(links.uplink_bits_per_second, channel.bandwidth_hertz * np.log2(1 + snr))
-    # lost is exactly where the planned rate is above what the fade of this round carries
+    # lost exactly if the planned rate exceeds the capacity of this round's fade
     assert np.array_equal(links.lost, links.uplink_bits_per_second > informed.uplink_bits_per_second)
     sent = np.where(np.arange(50_000) % 2, 1000, 0)
     assert np.array_equal(links.delivered(sent), (sent > 0) & ~links.lost)

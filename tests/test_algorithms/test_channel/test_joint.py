@@ -1,4 +1,4 @@
-"""The joint choice of rank and levels: its model against measured distortion, and its choices against a search."""
+"""The joint choice of rank and levels: the model compared with measured distortion, the choices with a search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS, DIMENSION = 900, 32
 @pytest.mark.parametrize("rank", [2, 8, 32])
 @pytest.mark.parametrize("levels", [8, 15, 60])
 def test_distortion_and_bits_are_those_measured(rank: int, levels: int) -> None:
-    """Normal rows, projected on fresh bases and rounded with dither: the error and the weight that the model says."""
+    """Normal rows, projected on fresh bases and rounded with dither, have the model's error and size."""
     random = np.random.default_rng(rank + levels)
     codec = Codec((Quantise(levels=levels, norms="column", rounding="dithered", norm_type="bfloat16"), Entropy()))
     step = ROWS**0.5 / levels

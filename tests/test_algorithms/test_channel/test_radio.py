@@ -129,7 +129,7 @@ def test_nobody_may_send_and_the_round_goes_on() -> None:
 def test_a_link_does_not_depend_on_the_chunks() -> None:
     radio = CellRadio(channel=SHARED, allocation=MinError(), upload_seconds=0.02)
     bits = [[each.record.uplink_bits for each in play(ADAPTIVE, radio, chunk_size=size)] for size in (1, 3, 8)]
-    assert bits[0][0] == bits[1][0] == bits[2][0]  # from round 2 on, sums are rounded otherwise
+    assert bits[0][0] == bits[1][0] == bits[2][0]  # from round 2 on, float sums differ in rounding
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rate regions against the list of all their constraints."""
+"""Rate regions compared with the list of all their constraints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_is_given_away_is_noise_to_the_others(kind: int, seed: int) -> None
         rest = region.contracted(np.array(given, dtype=np.int64))
         left = capacity(region, tuple(everyone)) - capacity(region, given)
         assert rest.capacity_of(np.arange(len(others))) == pytest.approx(left, rel=1e-9, abs=1e-12)
-        # exactly what is left is no violation, a little more is one, and the excess is that little
+        # rates at the remaining capacity are feasible; above it, the excess is the difference
         rates = np.zeros(len(others))
         for place, user in enumerate(others):
             before = (*given, *others[:place].tolist())

@@ -1,4 +1,4 @@
-"""Keys made offline: for their owner alone, whole or refused, the same after a resume, and never the server's."""
+"""Offline keys: readable by their owner only, refused if damaged, kept by a resume, never in the server's process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HALVES = (
     "checkpoint_every=1",
 )
 
-# Plays a run with the key folder in its arguments, then waits to have its memory looked at.
+# Runs with the key folder in its arguments, then waits while the test searches its memory.
 SERVER = """
 import sys
 from narrowcast.experiment import load_experiment
@@ -129,7 +129,7 @@ def test_a_resume_sends_its_new_public_key_and_none_where_keys_last(folder: Path
 def test_rounds_played_again_are_charged_as_they_were() -> None:
     chosen = experiment(SMALL_CKKS, *HALVES, "rounds=5", name="fedavg-digits")
     once = play(chosen)
-    twice = play(chosen, state=once[1].state)  # round 3 has the second keys
+    twice = play(chosen, state=once[1].state)  # from round 3 on with the second keys
     state = twice[0].state
     assert state is not None
     assert state.resumed_after == 2

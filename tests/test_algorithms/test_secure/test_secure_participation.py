@@ -1,4 +1,4 @@
-"""Who takes part in a protected round and at which rank: what fits each budget, for as many clients as it can."""
+"""Participation under secure aggregation: the largest cohort whose members can afford their messages, and its ranks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_ranks_follow_the_links_under_masks(links: tuple[str, str], monkeypatch:
     assert (ranks == 0).any()
     lost = np.concatenate([(outcome.ledger.rank > 0) & ~outcome.ledger.delivered for outcome in played])
     assert lost.any(), "outage takes uploads whose masks are agreed"
-    # The integers in the clear, of clients that leave room for keys and shares as if they had masks.
+    # The same integers without masks, of clients that reserve the bits of keys and shares.
     beside = {n: algorithm.messages(task).protocol_bits(n) for n in range(17)}
     monkeypatch.setattr(Messages, "protocol_bits", lambda _, n: beside[n])
     assert sha256(plain, play(plain)) == sha256(masked, played)

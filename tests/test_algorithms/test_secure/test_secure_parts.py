@@ -1,4 +1,4 @@
-"""The parts of a protected sum: words, slots, shares, masks, ciphertexts, envelopes, and what is refused."""
+"""The parts of secure aggregation: bit and slot packing, shares, masks, ciphertexts, envelopes, refused settings."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_enough_shares_give_the_secret_and_fewer_do_not(threshold: int, more: in
     assert shamir.combine({point: shares[point] for point in chosen}) == secret
     if threshold > 1:
         fewer = {point: shares[point] for point in chosen[1:]}
-        with contextlib.suppress(ValueError):  # no 32 bytes at all
+        with contextlib.suppress(ValueError):  # not a 32-byte secret
             assert shamir.combine(fewer) != secret
 
 
@@ -110,7 +110,7 @@ def agreed(n: int = 7, threshold: int = 4) -> tuple[dict[int, MaskingClient], di
 def test_masks_cancel_and_those_of_dropouts_are_recovered() -> None:
     clients, keys = agreed()
     masked = MaskLayout((10, 6), 32)
-    # A group that all send, and one that some do: two survivors, and two of those that drop out.
+    # One group that all clients send, and one that two survivors and two dropouts send.
     groups = {client: np.array([True, client in (10, 11, 14, 16)]) for client in clients}
     values = {client: [to_ring(np.arange(size) * client - 99, 32) for size in masked.sizes] for client in clients}
     survivors, totals = [10, 12, 13, 16], [np.zeros(size, dtype=np.uint64) for size in masked.sizes]
@@ -181,7 +181,7 @@ def test_sums_of_ciphertexts_are_tenseals_and_come_back_exact(ring: int, prime_b
 
 
 def sealed(messages: Messages) -> tuple[KeyStore, PublicKey, dict[int, bytes], dict[int, bytes]]:
-    """A round of five clients: their key_store, its public key, verification keys, and an envelope of each."""
+    """Return a round of five clients: key store, public key, verification keys, an envelope of each client."""
     key_store = KeyStore(messages.scheme)
     public, clients = PublicKey.of(key_store.call("public", 0, {})), np.arange(5)
     keys = dict(enumerate(map(bytes, key_store.call("begin", 1, {"clients": clients})["verify"])))
@@ -251,7 +251,7 @@ def test_an_envelope_of_another_round_or_client_is_refused(messages: Messages) -
         Inbox(messages, 1, public, {0: keys[0]}).receive(envelopes[1])
     with pytest.raises(PayloadError, match="another context"):
         Inbox(messages, 1, replace(public, key=b"another"), keys).receive(envelopes[1])
-    with pytest.raises(PayloadError, match="another context"):  # a run with the same keys
+    with pytest.raises(PayloadError, match="another context"):  # another run with the same keys
         Inbox(replace(messages, run=bytes(16)), 1, public, keys).receive(envelopes[1])
 
 

@@ -1,4 +1,4 @@
-"""Whole rounds: every scheme gives one model, dropouts do not spoil it, and what is sent is what is counted."""
+"""Whole rounds: all schemes give the same model, also with dropouts, and the ledger counts the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
     budget = 2 * task.profiles.uplink_bits_per_second[ledger.client]
     weight = messages.update_bits_at_rank()
     affords = np.array([max((rank for rank in range(1, 4) if weight[rank] <= each), default=0) for each in budget])
-    opener = budget.argmax()  # who affords most opens the sum, and that has to fit as well
+    opener = budget.argmax()  # the client with the largest budget opens the sum, which has to fit as well
     opening = np.where(np.arange(10) == opener, messages.opened_sum_bits(), 0)
     assert weight[affords[opener]] + opening[opener] <= budget[opener]
     assert ledger.rank.tolist() == affords.tolist()

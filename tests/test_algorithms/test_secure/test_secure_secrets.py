@@ -1,4 +1,4 @@
-"""The server's process never holds what opens a sum, and nothing secret is written down."""
+"""The server's process never holds the keys that open a sum, and no secret is written to disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ sys.stdin.buffer.read()
 
 
 def play_with_keys_here(scheme: str, output: Path | None) -> tuple[KeyStore, bytes]:
-    """A run whose clients' keys are this process's, and the memory of the process that played it."""
+    """Run with the clients' keys in this process; return them and the memory of the server's process."""
     settings = [
         "algorithm={kind: scolr, rank: 3, rank_policy: uniform}",
         *("model.embedding_dim=8", "rounds=2", "clients_per_round=10", "evaluate_every=2", f"secure={scheme}"),
@@ -68,7 +68,7 @@ def play_with_keys_here(scheme: str, output: Path | None) -> tuple[KeyStore, byt
 
 
 def memory_of(pid: int) -> bytes:
-    """All that a process has written to its memory."""
+    """Return the writable memory of a process."""
     parts = []
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         for line in maps:
@@ -81,7 +81,7 @@ def memory_of(pid: int) -> bytes:
 
 
 def secret_key(key_store: KeyStore) -> bytes:
-    """The first residues of the key that ciphertexts open with."""
+    """Return the first residues of the decryption key."""
     plain = key_store._context.secret_key().data.data()
     return b"".join(int(plain.data(place)).to_bytes(8, "little") for place in range(4))
 

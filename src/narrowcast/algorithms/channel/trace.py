@@ -93,7 +93,7 @@ def _add(clients: dict[int, _Client], row: dict[str, str], clock: str, where: st
         client, when = int(row["client"]), float(row[clock]) if clock == "time" else int(row[clock])
         rates = [float(row[name]) for name in _RATES]
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}; every column must hold a number, so that a trace has no holes") from error
+        raise UserError(f"{where}: {error}; every column must hold a number, a trace has no gaps") from error
     if client < 0 or not all(np.isfinite(rate) and rate > 0 for rate in rates):
         raise UserError(f"{where}: client {client} with rates {rates}; clients count from 0 and rates are above 0")
     known = clients.setdefault(client, _Client(timed=clock == "time"))
@@ -104,7 +104,7 @@ def _add(clients: dict[int, _Client], row: dict[str, str], clock: str, where: st
             f"{where}: client {client} has round {when} where round {due} is due; give every round in order"
         )
     if clock == "time" and not (when == 0 if last is None else np.isfinite(when) and when > last):
-        due = "0, where a trace begins" if last is None else f"above {last:g}, where the row before it stands"
+        due = "0, where a trace begins" if last is None else f"above {last:g}, the time of the row before"
         raise UserError(f"{where}: client {client} has time {when:g}; it must be {due}")
     known.when.append(when)
     known.rates.append(rates)
