@@ -1,3 +1,99 @@
-"""narrowcast: experiments in federated learning over narrow links."""
+"""narrowcast: communication-constrained federated learning.
+
+```python
+import narrowcast as nc
+
+result = nc.run("scolr-ml100k", {"algorithm.rank": 8})
+result.final["test.hr@10"]
+```
+
+Importing the package imports neither torch nor ray; each name below is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from narrowcast.api.cluster_job import ClusterJob
+    from narrowcast.api.functions import compare, load_run, rounds, run, submit, tune
+    from narrowcast.api.namespaces import Namespace
+    from narrowcast.experiment import Experiment
+    from narrowcast.platform.errors import RunFailed, UserError
+    from narrowcast.runs.comparison import Comparison
+    from narrowcast.runs.result import Result
+
+    allocations: Namespace
+    availabilities: Namespace
+    backends: Namespace
+    channels: Namespace
+    codecs: Namespace
+    data: Namespace
+    downlinks: Namespace
+    fleets: Namespace
+    models: Namespace
+    partitions: Namespace
+    rank_policies: Namespace
+    schedules: Namespace
+    secure: Namespace
+    training: Namespace
 
 __version__ = "0.1.0"
+__all__ = [  # noqa: RUF022 - in the order of use
+    "run",
+    "tune",
+    "compare",
+    "submit",
+    "load_run",
+    "rounds",
+    "Experiment",
+    "Result",
+    "Comparison",
+    "ClusterJob",
+    "UserError",
+    "RunFailed",
+    "algorithms",
+    "data",
+    "models",
+    "training",
+    "codecs",
+    "fleets",
+    "partitions",
+    "rank_policies",
+    "schedules",
+    "channels",
+    "downlinks",
+    "allocations",
+    "availabilities",
+    "secure",
+    "backends",
+]
+_HOMES = {
+    **dict.fromkeys(("run", "tune", "compare", "submit", "load_run", "rounds"), "narrowcast.api.functions"),
+    "Experiment": "narrowcast.experiment",
+    "Result": "narrowcast.runs.result",
+    "Comparison": "narrowcast.runs.comparison",
+    "ClusterJob": "narrowcast.api.cluster_job",
+    "UserError": "narrowcast.platform.errors",
+    "RunFailed": "narrowcast.platform.errors",
+}
+
+
+def namespace(name: str) -> Namespace:
+    """Return the classes of one part of an experiment, such as `models`."""
+    return getattr(import_module("narrowcast.api.namespaces"), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "algorithms":  # a package of this one too, which bears the same classes
+        return import_module("narrowcast.algorithms")
+    if name not in __all__:
+        raise AttributeError(f"module 'narrowcast' has no attribute '{name}'")
+    value = getattr(import_module(_HOMES[name]), name) if name in _HOMES else namespace(name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -29,7 +30,7 @@ from narrowcast.catalog import (
 )
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
-from narrowcast.platform.config import apply_overrides, flatten, set_value, validate
+from narrowcast.platform.config import apply_overrides, flatten, set_value, validate, write_yaml
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
@@ -48,8 +49,19 @@ _NOT_IDENTITY = (
 )
 
 
-class Experiment(Plan):
-    """One federated run: data, model, algorithm, fleet, and where it is played and tracked."""
+class _Checked(type(Plan)):  # type: ignore[misc]
+    """Makes an experiment built in Python the same as one read from a file: its defaults, checks and errors."""
+
+    def __call__(cls, **values: Any) -> Experiment:
+        return build_experiment({"name": "experiment", **values}, "Experiment")
+
+
+class Experiment(Plan, metaclass=_Checked):
+    """One federated run: data, model, algorithm, fleet, where it runs and where it is tracked.
+
+    Fields left out have the defaults of an experiment file, `training` those of its data set; a `UserError` names each
+    wrong field.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -95,6 +107,12 @@ class Experiment(Plan):
         values["tracking"] = json.loads(self.tracking.without_secrets().model_dump_json())
         return values
 
+    def save(self, path: str | Path) -> Path:
+        """Write the experiment, without passwords, to a YAML file from which `nc.run` gives the same results."""
+        path = Path(path)
+        write_yaml(self.plain(), path)
+        return path
+
     def identity(self) -> dict[str, Any]:
         """The dotted values that the results of a round depend on."""
         return flatten({key: value for key, value in self.plain().items() if key not in _NOT_IDENTITY})
@@ -104,17 +122,23 @@ class Experiment(Plan):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 
-def load_experiment(name_or_path: str, overrides: Iterable[str] = ()) -> Experiment:
-    """Read an experiment from a YAML file, or from the packaged one of this name."""
-    experiments = load_replicas(name_or_path, overrides)
+def load_experiment(source: str | Experiment, overrides: Iterable[str] = ()) -> Experiment:
+    """Return a packaged experiment by its name, one from a YAML file, or a given one, with overrides `a.b=value`."""
+    experiments = load_replicas(source, overrides)
     if len(experiments) > 1:
-        raise UserError(f"{name_or_path} has {len(experiments)} replicas; leave them out here")
+        raise UserError(f"{experiments[0].name}: {len(experiments)} replicas; leave them out here")
     return experiments[0]
 
 
-def load_replicas(name_or_path: str, overrides: Iterable[str] = ()) -> list[Experiment]:
-    """Read an experiment as `load_experiment` does: once, or for every combination of the values under `replicas`."""
-    values, origin = packaged.read_experiment(name_or_path)
+def load_replicas(source: str | Experiment, overrides: Iterable[str] = ()) -> list[Experiment]:
+    """Return the experiment of `load_experiment` once for every combination of the values under `replicas`."""
+    overrides = packaged.with_new_names(overrides)
+    if isinstance(source, Experiment):
+        if not overrides:
+            return [source]
+        values, origin = json.loads(source.model_dump_json()), source.name
+    else:
+        values, origin = packaged.read_experiment(source)
     values = apply_overrides(values, overrides)
     grid = _read_grid(values.pop("replicas", {}), origin)
     experiments = []
@@ -141,9 +165,9 @@ def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
 
 
 def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
-    """Fill in the data set's training defaults and validate."""
+    """Return the validated experiment, with the training defaults of its data set."""
     data = values.get("data")
-    kind = data.get("kind") if isinstance(data, dict) else data
+    kind = data.get("kind") if isinstance(data, dict) else getattr(data, "kind", data)
     training = values.get("training", {})
     if isinstance(training, dict):
         defaults = TRAINING_DEFAULTS.get(str(kind), {"kind": "sgd"})

@@ -61,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert narrowcast("run", *TINY, "--output", output, "name=done").status == 0
     with terminated_after(2, output / "cut"):
         said = narrowcast("run", *TINY, "--output", output, "name=cut", "rounds=1000000", "checkpoint_every=1")
-    assert_refused(said, f"interrupted; go on with: narrowcast run --resume cut --output {output}", status=1)
+    assert_refused(said, f"interrupted; resume with: narrowcast run --resume cut --output {output}", status=1)
     return output
 
 
@@ -247,10 +247,10 @@ def test_a_malformed_tracking_uri(tmp_path: Path, uri: str, phrase: str) -> None
     [
         (["run", "--resume", "nope"], ["no run at ", "nope; runs in ", ": cut, done"]),
         (["run", "--resume", "done", "algorithm.rank=4"], ["algorithm.rank was 16, now 4; resume with its own"]),
-        (["run", "--resume", "done", "rounds=1"], ["done has played 2 rounds already; rounds = 1"]),
+        (["run", "--resume", "done", "rounds=1"], ["done has finished 2 rounds already and rounds = 1"]),
         (["run", "--resume", "done", "rouns=1"], ["rouns is unknown", 'Did you mean "rounds"']),
         (["run", "fedmf-ml1m", "--resume", "done"], ["algorithm.kind was 'scolr', now 'fedmf'"]),
-        (["run", "--resume", "cut", "rounds=1"], ["cut has played ", " rounds already; rounds = 1"]),
+        (["run", "--resume", "cut", "rounds=1"], ["cut has finished ", " rounds already and rounds = 1"]),
         (["compare", "done", "nope"], ["nope: no such folder"]),
         (["compare", "done", "cut"], ["cut: has no result.json, so it is no finished run; ", "run --resume cut"]),
         (["compare", "done", "--plot", "x.docx"], ["x.docx: not the name of a figure; end it in one of .", ".png"]),

@@ -54,7 +54,7 @@ def test_an_interrupted_set_of_replicas_goes_on_together(tmp_path: Path) -> None
     with terminated_after(3, tmp_path / names[1]):
         said = narrowcast("run", *settings)
     again = f"narrowcast run --resume {names[0]} --resume {names[1]} --output {tmp_path}"
-    assert_refused(said, f"interrupted; go on with: {again}", status=1)
+    assert_refused(said, f"interrupted; resume with: {again}", status=1)
     resumed = narrowcast(*again.split()[1:])
     assert (resumed.status, resumed.err) == (0, "")
     whole = tmp_path / "whole"

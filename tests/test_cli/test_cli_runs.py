@@ -25,6 +25,7 @@ RESULT_KEYS = {
 }
 FILES = {
     *("config.yaml", "rounds.parquet", "clients.parquet", "journal.jsonl", "result.json", "tracking.json"),
+    "model.safetensors",
     "checkpoint",
     "partition/partition.parquet",
     "partition/partition.png",
@@ -71,14 +72,14 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
 
     lines = said.out.splitlines()
     assert lines[0] == "whole: 2 rounds"
-    assert lines[2].startswith("round 2/2  HR@10 0.")
+    assert lines[2].startswith("round 2/2  test HR@10 0.")
     table = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines[3:-1])
     assert table["test HR@10"].startswith(f"{100 * got['final']['test.hr@10']:.2f} % (best ")
     assert f"({got['uplink_bits']:,} bits)" in table["uplink"]
     assert table["model sha256"] == got["model_sha256"][:12]
     assert table["plots"] == str(folder / "plots")
     assert got["mlflow_run_id"] in table["MLflow"]
-    assert lines[-1].strip() == f"look at it with: narrowcast ui --output {runs}"
+    assert lines[-1].strip() == f"open it with: narrowcast ui --output {runs}"
 
 
 def test_two_runs_are_compared_in_a_table_and_a_plot(runs: Path) -> None:
@@ -132,13 +133,13 @@ def test_an_interrupted_run_goes_on_to_the_same_end(runs: Path) -> None:
     words = ("--output", runs, "checkpoint_every=2")
     with terminated_after(3, runs / "torn"):
         said = narrowcast("run", *TINY, "name=torn", "rounds=1000000", *words)
-    assert_refused(said, f"interrupted; go on with: narrowcast run --resume torn --output {runs}", status=1)
+    assert_refused(said, f"interrupted; resume with: narrowcast run --resume torn --output {runs}", status=1)
     assert not (runs / "torn" / "result.json").exists()
     rounds = (runs / "torn" / "journal.jsonl").read_bytes().count(b"\n") + 2
 
     said = narrowcast("run", "--resume", "torn", *words, f"rounds={rounds}")
     assert (said.status, said.err) == (0, "")
-    assert "going on after round" in said.out
+    assert "resuming after round" in said.out
     assert narrowcast("run", *TINY, "name=straight", f"rounds={rounds}", *words).status == 0
     torn, straight = result(runs / "torn"), result(runs / "straight")
     for each in (torn, straight):
@@ -154,7 +155,7 @@ def test_a_run_that_cannot_write_fails_with_advice(runs: Path, tmp_path: Path) -
     words = ("run", "--resume", "low", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
     said = narrowcast(*words)
     advice = f"make room, then resume the run [narrowcast run --resume low --output {tmp_path}]"
-    assert_refused(said, f"cannot go on writing to {folder} (", advice, status=1)
+    assert_refused(said, f"cannot write to {folder} (", advice, status=1)
     (folder / "result.json.part").rmdir()
     assert narrowcast(*words).status == 0
 
@@ -199,9 +200,10 @@ def test_data_list_says_where_each_set_is(tmp_path: Path, monkeypatch: pytest.Mo
     ("words", "phrases"),
     [
         (["--help"], ["narrowcast run scolr-ml100k algorithm.rank=16     with another rank\n", "sync  "]),
-        (["-h"], ["narrow links", "run  ", "show  ", "compare  ", "data  ", "ui  "]),
+        (["-h"], ["Communication-constrained", "export  ", "run  ", "show  ", "compare  ", "data  ", "ui  "]),
         (["run", "-h"], ["[EXPERIMENT] [A.B=VALUE]...", "--resume", "--address", "--backend [local|ray]"]),
         (["show", "-h"], ["List the packaged experiments", "as it would run, every"]),
+        (["export", "-h"], ["Write the trained global model", "--format [safetensors|torch]"]),
         (["compare", "-h"], ["Compare finished runs by accuracy, bits and time", "--plot"]),
         (["data", "-h"], ["which are here, and how to get them", "fetch  ", "list  "]),
         (["data", "list", "-h"], ["licences"]),

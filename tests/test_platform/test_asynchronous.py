@@ -30,7 +30,7 @@ from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.state import start
 from narrowcast.platform.types import Chunk
-from narrowcast.runs import session
+from narrowcast.runs.prepare import prepare, prepare_lockstep
 from running import play, sha256
 from small_tasks import Counting, network_task, rows_task
 
@@ -205,6 +205,6 @@ def test_what_cannot_be_buffered_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ValidationError, match="has no rounds; leave out radio"):
             Plan(schedule=SCHEDULE, **late)  # type: ignore[arg-type]
     experiment = load_experiment("fedavg-digits", ["schedule=buffered"])
-    with pytest.raises(UserError, match="start each buffered run by itself"):
-        session.share_data([session.prepare(experiment, tmp_path)] * 2)
+    with pytest.raises(UserError, match="buffered schedule; start each run by itself"):
+        prepare_lockstep([prepare(experiment, tmp_path)] * 2)
     assert start(Run(Plan(), FedAvg(), network_task())).schedule == {}

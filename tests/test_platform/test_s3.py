@@ -66,7 +66,7 @@ def test_a_run_goes_on_from_there_and_says_where_the_store_is_away(s3: S3Server,
     words = ("run", *TINY, "--output", runs, "checkpoint_seconds=600")
     with terminated_after(3, runs / "torn"):
         said = narrowcast(*words, "name=torn", "rounds=1000000", "checkpoint_path=s3://runs/kept")
-    assert_refused(said, "interrupted; go on with: narrowcast run --resume torn", status=1)
+    assert_refused(said, "interrupted; resume with: narrowcast run --resume torn", status=1)
     played = (runs / "torn" / "journal.jsonl").read_bytes().count(b"\n")
     assert [name[:23] for name in s3.keys("kept/torn/")][-1] == f"kept/torn/round-{played:09d}"[:23]
     assert not (runs / "torn" / "checkpoint").exists()

@@ -18,7 +18,8 @@ from command import Command
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.runs import session
+from narrowcast.runs.late_delivery import send_missing
+from narrowcast.runs.prepare import prepare_resume
 
 pytestmark = [
     pytest.mark.slow,
@@ -128,7 +129,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     command.send(number)
     assert command.wait() == 1
     (line,) = command.err.splitlines()
-    words = shlex.split(line.partition("go on with: ")[2])
+    words = shlex.split(line.partition("resume with: ")[2])
     assert words == ["narrowcast", "run", "--resume", NAME, "--output", str(output)]
     assert command.survivors(30) == []
     reached = Journal.open(output / NAME).last_round
@@ -164,7 +165,7 @@ def test_a_signal_that_python_loses_stops_the_run_too(tmp_path: Path, start: Sta
     command = start(*RUN, "--backend", "local", "--output", tmp_path, program=("-c", LOSES_A_SIGNAL))
     assert command.wait() == 1
     assert "Exception ignored in" in command.err
-    assert command.err.splitlines()[-1].startswith("narrowcast: interrupted; go on with: narrowcast run --resume")
+    assert command.err.splitlines()[-1].startswith("narrowcast: interrupted; resume with: narrowcast run --resume")
     assert Journal.open(tmp_path / NAME).last_round < ROUNDS
 
 
@@ -175,9 +176,9 @@ def test_a_run_at_work_is_left_alone(tmp_path: Path, start: Start, uninterrupted
     command.wait_for_round(folder, 3)
     command.send(signal.SIGSTOP)
     with pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
-        session.prepare_resume(folder, None)
+        prepare_resume(folder, None)
     with pytest.raises(UserError, match=f"another process is at work on {folder}; wait"):
-        session.sync(folder, None)
+        send_missing(folder, None)
     command.send(signal.SIGCONT)
     assert command.wait() == 0, command.err
     assert_same_results(folder, uninterrupted)

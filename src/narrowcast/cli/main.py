@@ -1,8 +1,9 @@
-"""The command line: its commands, and how each ends."""
+"""The command line: its commands and their exit statuses."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -13,6 +14,7 @@ from narrowcast import __version__
 from narrowcast.cli.compare import compare
 from narrowcast.cli.data import data
 from narrowcast.cli.doctor import doctor
+from narrowcast.cli.export import export
 from narrowcast.cli.jobs import jobs
 from narrowcast.cli.keys import keys
 from narrowcast.cli.log_format import write_log
@@ -29,7 +31,7 @@ from narrowcast.platform.interruption import STOPPING
 
 
 class _Commands(click.Group):
-    """Commands in the order in which a newcomer needs them."""
+    """Commands in the order in which a new user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
@@ -42,30 +44,33 @@ class _Commands(click.Group):
     type=click.Choice(["text", "json"]),
     default="text",
     envvar="NARROWCAST_LOG_FORMAT",
-    help="Log lines on stderr: warnings for people, or JSON with a record a round (also NARROWCAST_LOG_FORMAT).",
+    help="Format of the log on stderr: warnings as text, or JSON with one record per round.",
 )
 def cli(log_format: str) -> None:
-    """Federated learning over narrow links: accuracy against bits and time.
+    """Communication-constrained federated learning: accuracy against bits and time.
 
     \b
-    narrowcast run scolr-ml100k                       the demo, a packaged experiment
+    narrowcast run scolr-ml100k                       run the demo, a packaged experiment
     narrowcast run scolr-ml100k algorithm.rank=16     with another rank
-    narrowcast run my.yaml --backend local           your own file, without Ray
-    narrowcast tune fedmf-ml1m-rates                a study: which values serve best
-    narrowcast compare runs/a runs/b                  a table and a plot of several runs
-    narrowcast reproduce colr-table4                  a paper's table, its numbers beside ours
-    narrowcast submit my.yaml --address http://HEAD:8265   on a Ray cluster
-    narrowcast ui                                     all runs in the MLflow UI
+    narrowcast run my.yaml --backend local            run your own file, without Ray
+    narrowcast tune fedmf-ml1m-rates                  tune an experiment's hyperparameters
+    narrowcast compare runs/a runs/b                  compare runs in a table and a plot
+    narrowcast export scolr-ml100k                    write the trained model to a file
+    narrowcast reproduce colr-table4                  reproduce the table of a paper
+    narrowcast submit my.yaml --address http://HEAD:8265   run on a Ray cluster
+    narrowcast ui                                     open all runs in the MLflow UI
+
+    From Python: import narrowcast as nc; nc.run("scolr-ml100k").
     """  # noqa: D301 - click wants the character
     write_log(as_json=log_format == "json")
 
 
-for command in (run, show, tune, compare, reproduce, submit, jobs, manifest, doctor, data, keys, ui, sync):
+for command in (run, show, tune, compare, export, reproduce, submit, jobs, manifest, doctor, data, keys, ui, sync):
     cli.add_command(command)
 
 
 def main() -> NoReturn:
-    """Run the command line: status 0, 1 for a failed run, 2 for bad input, always without a traceback."""
+    """Run the command line and exit with 0, 1 for a failed run, 2 for bad input, without a traceback."""
     logging.basicConfig()
     STOPPING.clear()
     signal.signal(signal.SIGTERM, _stop)
@@ -84,7 +89,18 @@ def main() -> NoReturn:
         _fail(str(error), 1)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 1)
+    except BrokenPipeError:  # nobody reads the output any more, as with `| head`
+        status = 0
+    _close_output()
     sys.exit(status or 0)
+
+
+def _close_output() -> None:
+    """Flush the output, or discard it if nobody reads it, so that Python does not complain at its exit."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop(*_: object) -> NoReturn:

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import click
 
-from narrowcast.cli.terminal import FOLDER, run_folder
+from narrowcast.cli.terminal import FOLDER
 
 
 @click.command()
 @click.argument("run_name", metavar="RUN")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
-@click.option("--tracking-uri", help="The store, where it is not the one the run started with.")
+@click.option("--tracking-uri", help="The MLflow store, if it is not the one that the run started with.")
 def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
     """Send to MLflow what it missed of RUN while its store was down."""
-    from narrowcast.runs import session
+    from narrowcast.runs.late_delivery import send_missing
+    from narrowcast.runs.run_folder import find_run
 
-    sent = session.sync(run_folder(run_name, output), tracking_uri)
+    sent = send_missing(find_run(run_name, output), tracking_uri)
     click.echo(f"{run_name}: {sent} rounds sent, MLflow is up to date")

@@ -1,9 +1,10 @@
-"""What the commands share: how folders are named, and what is printed to."""
+"""Options and output that several commands share."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -13,10 +14,16 @@ _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 
 
 def console() -> Console:
-    """The terminal, or a page of fixed width."""
+    """Return the terminal, or a page of fixed width if the output goes elsewhere."""
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
-def run_folder(name: str, output: Path) -> Path:
-    """The folder of a run given by its name in the output folder, or by its own path."""
-    return output / name if (output / name).is_dir() or not Path(name).is_dir() else Path(name)
+def _take_as_backend(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    del parameter
+    if value is not None:
+        click.echo("narrowcast: --executor is now called --backend", err=True)
+        context.default_map = {**(context.default_map or {}), "backend": value}
+
+
+EXECUTOR = click.option("--executor", hidden=True, is_eager=True, expose_value=False, callback=_take_as_backend)
+"""The name that version 0.1 had for --backend."""

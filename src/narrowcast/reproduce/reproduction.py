@@ -16,7 +16,7 @@ from narrowcast.reproduce.paper_results import TARGETS, Target
 from narrowcast.reproduce.report import as_csv, as_markdown
 from narrowcast.reproduce.run_pool import ReproductionRun, run_all
 from narrowcast.reproduce.verdict import Verdict
-from narrowcast.runs.session import writable
+from narrowcast.runs.run_folder import make_writable
 
 RUNS = "runs"
 
@@ -52,7 +52,7 @@ def reproduce(
     full_rounds = ReproductionRun(target.runs[0], 0, None, output).experiment.rounds if target.runs else None
     if rounds == full_rounds:
         rounds = None
-    writable(output)
+    make_writable(output)
     runs = [ReproductionRun(spec, seed, rounds, output / RUNS) for seed in range(seeds) for spec in target.runs]
     by_name = _run_missing(runs, 1 if target.alone else at_once, say) if runs else {}
     results = {spec.label: [by_name[run.name] for run in runs if run.spec == spec] for spec in target.runs}
@@ -88,7 +88,7 @@ def _run_missing(
         say(f"all {len(runs)} runs are finished already")
         return results
     say(f"{len(missing)} of {len(runs)} runs to do, {min(at_once, len(missing))} at a time")
-    writable(runs[0].output)
+    make_writable(runs[0].output)
     check_store(runs[0].experiment.tracking.resolve(runs[0].output))  # several processes must not all create it
     failed: list[str] = []
     ended = 0

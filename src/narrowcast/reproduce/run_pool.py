@@ -24,7 +24,8 @@ from narrowcast.reproduce.client_times import measure_times
 from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.runs import session
-from narrowcast.runs.recorder import forget_state, write_config
+from narrowcast.runs.prepare import prepare, prepare_resume
+from narrowcast.runs.run_folder import has_run, make_writable, remove_checkpoints, write_config
 
 _MEASURES = {"times": measure_times, "components": measure_components}
 _RESULT = "result.json"
@@ -82,24 +83,24 @@ class ReproductionRun:
 
     def tidy(self) -> None:
         """Remove the checkpoints of a finished run that was killed before it removed them itself."""
-        forget_state(self.experiment, self.folder)
+        remove_checkpoints(self.experiment, self.folder)
 
     def run(self) -> Mapping[str, Any]:
         """Start or resume the run, and return its result."""
         if self.spec.measure != "accuracy":
             return self._measure()
-        if session.is_begun(self.folder):
-            prepared = session.prepare_resume(self.folder, self.experiment)
+        if has_run(self.folder):
+            prepared = prepare_resume(self.folder, self.experiment)
         else:
-            prepared = session.prepare(self.experiment, self.output)
-        return session.run(prepared, _ignore_round, keep_state=False)
+            prepared = prepare(self.experiment, self.output)
+        return session.run(prepared, _ignore_round, keep_checkpoints=False)
 
     def _measure(self) -> Mapping[str, Any]:
         experiment = self.experiment
         task = experiment.task(experiment.data.load())
         measured = _MEASURES[self.spec.measure](Run(experiment, experiment.algorithm, task))
         result = {"rounds": experiment.rounds, **measured}
-        session.writable(self.folder)
+        make_writable(self.folder)
         write_config(experiment, self.folder)
         write_atomically(self.folder / _RESULT, json.dumps(result).encode())
         return result

@@ -1,4 +1,4 @@
-"""Whether a cluster has room for what an experiment asks for, told before anything that takes seconds to import is."""
+"""Capacity of a cluster for an experiment, checked before anything that takes seconds to import."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pydantic import ValidationError
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.resources import HostResources
 from narrowcast.platform.config import apply_overrides
-from narrowcast.runs.packaged import read_experiment, read_study
+from narrowcast.runs.packaged import read_experiment, read_study, with_new_names
 
 
 def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) -> None:
-    """Raise `UserError` where the client hosts could never run, however idle the cluster is.
+    """Raise `UserError` if the client hosts of an experiment could not run even on the idle cluster.
 
-    A study starts its own workers, and a section that is no good is told by whoever reads all of the file.
+    Studies are not checked, since they start their own workers; invalid values are reported when the file is read.
     """
     if read_study(source, overrides) is not None:
         return
-    backend = apply_overrides(read_experiment(source)[0], overrides).get("backend", {})
+    backend = apply_overrides(read_experiment(source)[0], with_new_names(overrides)).get("backend", {})
     try:
         resources = HostResources.model_validate({"kind": backend} if isinstance(backend, str) else backend)
     except ValidationError:

@@ -1,8 +1,9 @@
-"""YAML files that come with narrowcast, and files of the user's own, found by the same word."""
+"""Experiment and study files: packaged ones by name, the user's own by path."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -11,17 +12,19 @@ from typing import Any
 from narrowcast.platform.config import apply_overrides, read_yaml, suggest
 from narrowcast.platform.errors import UserError
 
+logger = logging.getLogger(__name__)
 EXPERIMENTS = files("narrowcast") / "experiments"
+_RENAMED = {"executor": "backend"}  # top-level keys of version 0.1
 
 
 def summaries(folder: Traversable) -> dict[str, str]:
-    """The names of a folder's YAML files and what their first comment line says of them."""
+    """Return the names of a folder's YAML files with the first comment line of each."""
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return {entry.name.removesuffix(".yaml"): entry.read_text().splitlines()[0].lstrip("# ") for entry in files}
 
 
 def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
-    """The text of a packaged file or of a path, and where it comes from; `UserError` where there is neither."""
+    """Return the text of a packaged file or of a path, and its origin; raise `UserError` if there is neither."""
     packaged = folder / f"{name_or_path}.yaml"
     if "/" not in name_or_path and packaged.is_file():
         return packaged.read_text(), f"{name_or_path}.yaml"
@@ -40,17 +43,37 @@ def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
 
 
 def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """The values as they stand in a file or packaged experiment, named after it, and where they stand."""
+    """Return the values of an experiment file or packaged experiment, named after it by default, and its origin."""
     text, origin = read(name_or_path, EXPERIMENTS, "experiment")
     values = read_yaml(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
     values.setdefault("name", Path(origin).stem)
+    for old, new in _RENAMED.items():
+        if old in values:
+            _announce(old, new, origin)
+            values.setdefault(new, values[old])
+            del values[old]
     return values, origin
 
 
+def with_new_names(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides with keys of version 0.1 replaced by their present names."""
+    renamed = []
+    for override in overrides:
+        old = override.partition("=")[0].partition(".")[0]
+        if (new := _RENAMED.get(old)) is not None:
+            _announce(old, new, f"override {override}")
+        renamed.append(override if new is None else new + override.removeprefix(old))
+    return renamed
+
+
+def _announce(old: str, new: str, origin: str) -> None:
+    logger.warning("%s: %s is now called %s", origin, old, new)
+
+
 def read_study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """The values of a study, its own file or a packaged one, by its section of that name; None for everything else."""
+    """Return the values of a study, packaged or from a file; None if the source has no section `study`."""
     packaged = EXPERIMENTS / "studies" / f"{source}.yaml"
     file = packaged if "/" not in source and packaged.is_file() else Path(source)
     values = read_yaml(file.read_text(), source) if file.is_file() else None

@@ -1,28 +1,37 @@
-"""How far the runs of a command are: a bar on a terminal, lines elsewhere."""
+"""Progress of the runs of one command: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.runs.prepare import PreparedRun
 
 _PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
 
 
 class ProgressDisplay:
-    """A bar on a terminal, a line now and then otherwise."""
+    """A bar on a terminal, about 20 lines otherwise; silent once nobody reads them."""
 
-    def __init__(self, name: str, done: int, rounds: int) -> None:
+    def __init__(self, title: str, done: int, rounds: int) -> None:
         self._rounds = rounds
-        self._played = done
-        self._bar = tqdm(total=rounds, initial=done, desc=name, unit="round") if sys.stderr.isatty() else None
+        self._done = done
+        self._bar = tqdm(total=rounds, initial=done, desc=title, unit="round") if sys.stderr.isatty() else None
         self._metrics = ""
+        self._silent = False
         if self._bar is None:
-            print(f"{name}: {rounds} rounds" + (f", going on after round {done}" if done else ""), flush=True)
+            self._print(f"{title}: {rounds} rounds" + (f", resuming after round {done}" if done else ""))
+
+    @classmethod
+    def of(cls, runs: Sequence[PreparedRun]) -> ProgressDisplay:
+        """Return the display for runs that are about to start, the rounds of all replicas counted together."""
+        title = runs[0].folder.name if len(runs) == 1 else f"{len(runs)} replicas"
+        done, rounds = (sum(each.state.round_index for each in runs), sum(each.experiment.rounds for each in runs))
+        return cls(title, done, rounds)
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -32,9 +41,9 @@ class ProgressDisplay:
             self._bar.close()
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Show a round that was written down."""
-        self._played += 1
-        for name, label in (("test.hr@10", "HR@10"), ("test.accuracy", "accuracy")):
+        """Show a round, given its row of the journal."""
+        self._done += 1
+        for name, label in (("test.hr@10", "test HR@10"), ("test.accuracy", "test accuracy")):
             if name in row:
                 self._metrics = f"{label} {row[name]:.4f}  "
         facts = (
@@ -44,5 +53,13 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.set_postfix_str(facts, refresh=False)
             self._bar.update()
-        elif self._played % max(1, self._rounds // _PLAIN_LINES) == 0 or self._played == self._rounds:
-            print(f"round {self._played}/{self._rounds}  {facts}", flush=True)
+        elif self._done % max(1, self._rounds // _PLAIN_LINES) == 0 or self._done == self._rounds:
+            self._print(f"round {self._done}/{self._rounds}  {facts}")
+
+    def _print(self, line: str) -> None:
+        if self._silent:
+            return
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # such as `narrowcast run ... | head`: the run matters more than who reads about it
+            self._silent = True

@@ -1,23 +1,16 @@
-"""What is written down of a run while it is played: journal, checkpoints, MLflow, and its folder."""
+"""Recording of a run: each round goes to the journal, to checkpoints and to MLflow; the end writes the outputs."""
 
 from __future__ import annotations
 
-import io
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from narrowcast.experiment import Experiment
-from narrowcast.platform import plugins
-from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.checkpoint import save_checkpoint
-from narrowcast.platform.config import PLUGINS, flatten, write_yaml
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.outcome import Outcome
@@ -26,56 +19,40 @@ from narrowcast.platform.tracking.journal import Journal, alone
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
 from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.targets import as_metrics
-from narrowcast.runs.run_result import run_tags, write_result
+from narrowcast.runs.outputs import run_tags, write_outputs
+from narrowcast.runs.prepare import PreparedRun
+from narrowcast.runs.run_folder import checkpoint_place, remove_checkpoints, write_config
 
 logger = logging.getLogger(__name__)
 OnRound = Callable[[Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that has passed every check and written nothing yet."""
-
-    experiment: Experiment
-    task: Task
-    state: RunState
-    folder: Path
-    uri: str
-    resuming: bool = False
-
-
-def checkpoint_place(experiment: Experiment, folder: Path) -> str:
-    """Where the checkpoints of the run in this folder are."""
-    elsewhere = experiment.checkpoint_path
-    return str(folder / "checkpoint") if elsewhere is None else f"{elsewhere}/{folder.name}"
-
-
-def forget_state(experiment: Experiment, folder: Path) -> None:
-    """Remove the checkpoints on this machine of a run that is over, if there are any."""
-    shutil.rmtree(checkpoint_place(experiment, folder), ignore_errors=True)
+"""Called with the journal's row of each round, once that is on disk."""
 
 
 @dataclass
 class Recorder:
-    """What is written down of a run while it is played."""
+    """Writes the rounds of one run, and its outputs at the end."""
 
-    prepared: Prepared
+    prepared: PreparedRun
     journal: Journal
     sender: Sender
-    progress: OnRound
+    on_round: OnRound
     state: RunState
     result: dict[str, Any] | None = None
     warned: bool = False
     log_seconds: float = 0.0
 
     def write(self, outcome: Outcome) -> None:
-        """Write a round down, and hand it on."""
+        """Write a round to the journal, its state to a checkpoint if one is due, then report the round."""
         began = time.perf_counter()
         if self.journal.append(outcome, int(time.time() * 1000), self.log_seconds):
             self.sender.notify()
         if outcome.state is not None:
-            self.keep(outcome.state)
-        self.progress(self.journal.rounds[outcome.record.round - 1])
+            self.checkpoint(outcome.state)
+        self.on_round(self.journal.rounds[outcome.record.round - 1])
+        self._log(outcome)
+        self.log_seconds = time.perf_counter() - began
+
+    def _log(self, outcome: Outcome) -> None:
         record = outcome.record
         about = {"run": self.prepared.folder.name, "round": record.round, "clients": outcome.ledger.client.tolist()}
         if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
@@ -87,12 +64,11 @@ class Recorder:
             )
         if logger.isEnabledFor(logging.INFO):
             delivered = outcome.ledger.client[outcome.ledger.delivered].tolist()
-            told = {"uplink_bits": record.uplink_bits, "seconds": vars(outcome.timing), "metrics": outcome.metrics}
-            logger.info("round %d", record.round, extra={**about, "delivered": delivered, **told})
-        self.log_seconds = time.perf_counter() - began
+            measured = {"uplink_bits": record.uplink_bits, "seconds": vars(outcome.timing), "metrics": outcome.metrics}
+            logger.info("round %d", record.round, extra={**about, "delivered": delivered, **measured})
 
-    def keep(self, state: RunState) -> None:
-        """Write a checkpoint."""
+    def checkpoint(self, state: RunState) -> None:
+        """Write a checkpoint; raise `RunFailed` if it cannot be written."""
         self.state, experiment = state, self.prepared.experiment
         place = checkpoint_place(experiment, self.prepared.folder)
         try:
@@ -102,26 +78,26 @@ class Recorder:
                 f"cannot write a checkpoint to {place} ({error}); make room, then resume the run"
             ) from error
 
-    def finish(self, *, keep_state: bool = True) -> dict[str, Any]:
-        """Write tables, plots and `result.json`, and forget the state unless it is kept; no signal comes in between."""
+    def finish(self, *, keep_checkpoints: bool = True) -> dict[str, Any]:
+        """Write the outputs, `result.json` last, without interruption; remove the checkpoints unless they are kept."""
         each = self.prepared
         run_id = self.sender.cursor.run_id
         with uninterrupted():
-            self.result = write_result(each.folder, each.experiment, each.task, self.journal, self.state, run_id)
-            if not keep_state:
-                forget_state(each.experiment, each.folder)
+            self.result = write_outputs(each.folder, each.experiment, each.task, self.journal, self.state, run_id)
+            if not keep_checkpoints:
+                remove_checkpoints(each.experiment, each.folder)
         return self.result
 
 
 @contextmanager
-def recorded(prepared: Prepared, progress: OnRound, *, monitored: bool = True) -> Iterator[Recorder]:
-    """A run's folder and its run in MLflow, from its start or resumption to its end, whichever that is."""
-    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
+def recorded(prepared: PreparedRun, on_round: OnRound, *, monitored: bool = True) -> Iterator[Recorder]:
+    """Open the run's folder and its MLflow run, new or resumed, and close both however the block ends."""
+    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.store_uri
     if prepared.resuming:
         with alone(folder):
             cursor = Cursor.load(folder)
             reopen_run(uri, cursor.run_id)
-            yield from _recording(prepared, cursor, progress, monitored)
+            yield from _recording(prepared, cursor, on_round, monitored)
         return
     try:
         folder.mkdir()
@@ -136,12 +112,12 @@ def recorded(prepared: Prepared, progress: OnRound, *, monitored: bool = True) -
     with alone(folder):
         cursor = Cursor(hide_password(uri), run_id)
         cursor.save(folder)
-        yield from _recording(prepared, cursor, progress, monitored)
+        yield from _recording(prepared, cursor, on_round, monitored)
 
 
-def _recording(prepared: Prepared, cursor: Cursor, progress: OnRound, monitored: bool) -> Iterator[Recorder]:
-    """Open the journal, MLflow and the machine's load, and close all of them."""
-    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.uri
+def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
+    """Start the journal, the thread that sends it, and the measurement of the machine's load; stop them at the end."""
+    experiment, folder, uri = prepared.experiment, prepared.folder, prepared.store_uri
     tags = run_tags(experiment, prepared.task)
     write_config(experiment, folder)
     journal = Journal.open(folder)
@@ -149,17 +125,17 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: OnRound, monitored:
     stop_monitor = monitor_system(
         uri, cursor.run_id, enabled=monitored and experiment.tracking.system_metrics, resume=prepared.resuming
     )
-    recorder = Recorder(prepared, journal, sender, progress, prepared.state)
+    recorder = Recorder(prepared, journal, sender, on_round, prepared.state)
     interrupted = False
     try:
         if not prepared.resuming:
-            recorder.keep(prepared.state)
+            recorder.checkpoint(prepared.state)
         yield recorder
     except KeyboardInterrupt:
         interrupted = True
         raise
     except OSError as error:
-        raise RunFailed(f"cannot go on writing to {folder} ({error}); make room, then resume the run") from error
+        raise RunFailed(f"cannot write to {folder} ({error}); make room, then resume the run") from error
     finally:
         stop_monitor()
         status = "FINISHED" if recorder.result else "KILLED" if interrupted else "FAILED"
@@ -169,11 +145,3 @@ def _recording(prepared: Prepared, cursor: Cursor, progress: OnRound, monitored:
         costs = as_metrics(recorder.result["targets"]) if recorder.result else {}
         if not (sent and close_run(folder, uri, sender.cursor, tags, costs)):
             logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
-
-
-def write_config(experiment: Experiment, folder: Path) -> None:
-    """Write `config.yaml`, every default filled in, and the modules that the experiment's own classes come from."""
-    config = io.StringIO()
-    write_yaml(experiment.plain(), config)
-    plugins.keep(experiment.plain(), folder / PLUGINS)
-    write_atomically(folder / "config.yaml", config.getvalue().encode())

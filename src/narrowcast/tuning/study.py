@@ -22,8 +22,8 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.study_run import StudyStore
-from narrowcast.runs.run_result import git_commit
-from narrowcast.runs.session import writable
+from narrowcast.runs.outputs import git_commit
+from narrowcast.runs.run_folder import make_writable
 from narrowcast.tuning.dispatch import dispatch
 from narrowcast.tuning.holdout import HoldoutEvaluation, HoldoutQueue
 from narrowcast.tuning.selection import best_trials, pareto_front
@@ -64,7 +64,7 @@ def check_study(file: StudyFile) -> SharedData:
 def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     """Check everything, and create the study or join it; raise `UserError` before anything is written."""
     shared = check_study(file)
-    writable(output)
+    make_writable(output)
     folder = StudyFolder(output / file.name)
     if (folder.path / "config.yaml").is_file():
         raise UserError(f"{folder.path} is a run's folder; give the study another name")

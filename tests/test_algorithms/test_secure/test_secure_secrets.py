@@ -36,7 +36,8 @@ SecureAggregation.key_store_process = held_elsewhere
 experiment = load_experiment("scolr-ml100k", sys.argv[2:])
 if sys.argv[1]:
     from narrowcast.runs import session
-    session.run(session.prepare(experiment, Path(sys.argv[1])), lambda row: None)
+    from narrowcast.runs.prepare import prepare
+    session.run(prepare(experiment, Path(sys.argv[1])), lambda row: None)
 else:
     run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))
     outcomes = list(experiment.backend.run(run, start(run)))

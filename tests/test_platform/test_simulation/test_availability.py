@@ -22,7 +22,7 @@ from narrowcast.platform.sampling import rotation_of
 from narrowcast.platform.simulation.availability import Always, Bernoulli, Diurnal
 from narrowcast.platform.simulation.availability_trace import AvailabilityTrace
 from narrowcast.platform.simulation.clock import Clock
-from narrowcast.runs import session
+from narrowcast.runs.prepare import prepare
 from running import play, sha256
 from small_tasks import network_task, rows_task
 
@@ -97,7 +97,7 @@ def test_a_bad_trace_is_one_clear_line(tmp_path: Path, text: str, said: str) -> 
 def test_a_bad_trace_stops_an_experiment_before_it_begins(tmp_path: Path) -> None:
     experiment = load_experiment("fedavg-digits", [f"availability={{kind: trace, path: {write(tmp_path)}}}"])
     with pytest.raises(UserError, match="lacks 197 of 200 clients, first 3"):
-        session.prepare(experiment, tmp_path / "runs")
+        prepare(experiment, tmp_path / "runs")
     with pytest.raises(UserError, match=r"no file nowhere.csv"):
         load_experiment("fedavg-digits", ["availability={kind: trace, path: nowhere.csv}"])
 

@@ -20,7 +20,9 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.runs import recorder as recording
 from narrowcast.runs import session
-from narrowcast.runs.run_result import git_commit, write_result
+from narrowcast.runs.late_delivery import send_missing
+from narrowcast.runs.outputs import git_commit, write_outputs
+from narrowcast.runs.prepare import prepare, prepare_resume
 from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
@@ -30,8 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Played:
     experiment = load("tracking.system_metrics=true")
-    prepared = session.prepare(experiment, tmp_path_factory.mktemp("runs"))
-    client = MlflowClient(prepared.uri)
+    prepared = prepare(experiment, tmp_path_factory.mktemp("runs"))
+    client = MlflowClient(prepared.store_uri)
 
     def wait_for_a_sample(row: Mapping[str, Any]) -> None:
         deadline = time.monotonic() + 60
@@ -113,8 +115,8 @@ def test_what_is_too_large_for_the_store_stays_in_the_folder(
 
 
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: Played, tmp_path: Path) -> None:
-    prepared = session.prepare(load("tracking.system_metrics=false"), tmp_path)
-    client = MlflowClient(prepared.uri)
+    prepared = prepare(load("tracking.system_metrics=false"), tmp_path)
+    client = MlflowClient(prepared.store_uri)
 
     def interrupt(row: Mapping[str, Any]) -> None:
         if row["round"] == 5:  # the last checkpoint is of round 3
@@ -127,7 +129,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: Played, tmp_path
     params = killed.data.params
     played = []
 
-    resumed = session.prepare_resume(prepared.folder, None)
+    resumed = prepare_resume(prepared.folder, None)
     result = session.run(resumed, lambda row: played.append(row["round"]))
     assert played == [4, 5, 6, 7, 8]
     assert result["mlflow_run_id"] == killed.info.run_id
@@ -144,16 +146,16 @@ def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
 ) -> None:
     def write_interrupted(*args: Any) -> dict[str, Any]:
         signal.raise_signal(signal.SIGINT)
-        return write_result(*args)
+        return write_outputs(*args)
 
-    monkeypatch.setattr(recording, "write_result", write_interrupted)
-    prepared = session.prepare(load("tracking.system_metrics=false"), tmp_path)
+    monkeypatch.setattr(recording, "write_outputs", write_interrupted)
+    prepared = prepare(load("tracking.system_metrics=false"), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        session.run(prepared, nothing, keep_state=False)
+        session.run(prepared, nothing, keep_checkpoints=False)
     result = json.loads((prepared.folder / "result.json").read_text())
     assert result["model_sha256"] == finished.result["model_sha256"]
     assert not (prepared.folder / "checkpoint").exists()
-    run = MlflowClient(prepared.uri).get_run(result["mlflow_run_id"])
+    run = MlflowClient(prepared.store_uri).get_run(result["mlflow_run_id"])
     assert (run.info.status, run.data.tags["model_sha256"]) == ("FINISHED", result["model_sha256"])
 
 
@@ -184,24 +186,24 @@ def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_pat
     played = play(tmp_path, load(*settings, f"tracking.uri={server.uri}"))
     assert [math.isnan(value) for _, value, _ in played.history("loss")] == [True] * ROUNDS
     assert "loss" not in played.result["final"]
-    assert session.sync(played.folder, None) == 0
+    assert send_missing(played.folder, None) == 0
 
 
 def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     quiet = "tracking.system_metrics=false"
-    first, second = (session.prepare(load(quiet, f"seed={seed}"), tmp_path) for seed in (1, 2))
+    first, second = (prepare(load(quiet, f"seed={seed}"), tmp_path) for seed in (1, 2))
     result = session.run(first, nothing)
     with pytest.raises(UserError, match=f"another run has just taken {first.folder}; start this one again"):
         session.run(second, nothing)
     client = MlflowClient(first.uri)
     (run,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
     assert run.data.params["seed"] == "1"
-    assert session.prepare_resume(first.folder, None).experiment.seed == 1
+    assert prepare_resume(first.folder, None).experiment.seed == 1
     assert load_checkpoint(first.folder / "checkpoint")[0].uplink_bits == result["uplink_bits"]
 
 
 def test_a_store_that_does_not_know_the_run_is_said(finished: Played, tmp_path: Path) -> None:
     other = load("tracking.system_metrics=true", f"tracking.uri=sqlite:///{tmp_path}/other.db")
-    prepared = session.prepare_resume(finished.folder, other)
+    prepared = prepare_resume(finished.folder, other)
     with pytest.raises(UserError, match=f"other.db cannot go on with MLflow run {finished.run.info.run_id}"):
         session.run(prepared, nothing)

@@ -19,6 +19,8 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_run import Cursor
 from narrowcast.runs import session
+from narrowcast.runs.late_delivery import send_missing
+from narrowcast.runs.prepare import prepare, prepare_resume
 from narrowcast.runs.recorder import OnRound
 from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
 
@@ -55,7 +57,7 @@ def test_a_store_that_dies_costs_the_run_nothing(
     server: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     experiment = load(f"tracking.uri={server.uri}", "tracking.system_metrics=true")
-    prepared = session.prepare(experiment, tmp_path)
+    prepared = prepare(experiment, tmp_path)
     result = session.run(prepared, at({4: server.kill}))
     played = Played(experiment, prepared.folder, result, MlflowClient(server.uri))
     assert [row["round"] for row in played.rounds] == list(range(1, ROUNDS + 1))
@@ -68,17 +70,17 @@ def test_a_store_that_dies_costs_the_run_nothing(
     assert warnings[-1] == f"not all of this run is in MLflow yet: narrowcast sync {prepared.folder}"
 
     with pytest.raises(UserError, match=f"no MLflow store answers at {server.uri} .*start it"):
-        session.sync(prepared.folder, None)
+        send_missing(prepared.folder, None)
     server.start()
     assert played.run.info.status == "RUNNING"
-    assert session.sync(prepared.folder, None) == ROUNDS - kept.sent_rounds
+    assert send_missing(prepared.folder, None) == ROUNDS - kept.sent_rounds
     assert_each_round_is_there_once(played)
     assert played.run.info.status == "FINISHED"
     assert played.run.data.tags["model_sha256"] == result["model_sha256"]
     names = {entry.path for entry in played.client.list_artifacts(played.run.info.run_id)}
     files = {"clients.parquet", "config.yaml", "result.json", "rounds.parquet"}
     assert names == files | {"checkpoint", "partition", "plots"}
-    assert session.sync(prepared.folder, None) == 0
+    assert send_missing(prepared.folder, None) == 0
     assert_each_round_is_there_once(played)
 
 
@@ -92,7 +94,7 @@ def test_a_store_that_comes_back_in_time_has_everything_at_the_end(
 ) -> None:
     monkeypatch.setattr(mlflow_run, "_RETRY_SECONDS", 60.0)  # only a new round, or the end, makes it try again
     experiment = load(f"tracking.uri={server.uri}", "tracking.system_metrics=false")
-    prepared = session.prepare(experiment, tmp_path)
+    prepared = prepare(experiment, tmp_path)
     result = session.run(prepared, at({3: server.kill, back_after: server.start}))
     played = Played(experiment, prepared.folder, result, MlflowClient(server.uri))
     assert_each_round_is_there_once(played)
@@ -136,7 +138,7 @@ def test_an_interrupted_run_that_is_sent_later_is_killed_and_not_failed(tmp_path
     (played.folder / "result.json").unlink()
     for status in ("KILLED", "FAILED"):
         Cursor(Cursor.load(played.folder).uri, played.run.info.run_id, status=status).save(played.folder)
-        assert session.sync(played.folder, None) == ROUNDS
+        assert send_missing(played.folder, None) == ROUNDS
         assert played.run.info.status == status
 
 
@@ -144,7 +146,7 @@ def test_a_sync_that_a_dying_store_cuts_short_can_be_repeated(server: MlflowServ
     """The store has the first rounds twice over: what was sent is forgotten, as if the machine had died."""
     played = play(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
     Cursor(server.uri, played.run.info.run_id, sent_rounds=2).save(played.folder)
-    assert session.sync(played.folder, None) == ROUNDS - 2
+    assert send_missing(played.folder, None) == ROUNDS - 2
     assert_each_round_is_there_once(played)
 
 
@@ -166,18 +168,18 @@ def test_the_stores_password_is_kept_nowhere(
 
     messages = []
     with pytest.raises(UserError, match=r"password of the MLflow store http://\*\*\*@.* tracking.uri=") as asked:
-        session.prepare_resume(played.folder, None)
+        prepare_resume(played.folder, None)
     messages.append(str(asked.value))
     with pytest.raises(UserError, match=r"http://\*\*\*@.*, whose password is not kept; .* --tracking-uri") as asked:
-        session.sync(played.folder, None)
+        send_missing(played.folder, None)
     messages.append(str(asked.value))
-    assert session.sync(played.folder, uri) == 0
-    again = session.prepare_resume(played.folder, whole)
+    assert send_missing(played.folder, uri) == 0
+    again = prepare_resume(played.folder, whole)
     assert session.run(again, nothing)["model_sha256"] == played.result["model_sha256"]
 
     # The store goes away: before a run, in a run that fails, and for good.
-    lost = session.prepare(whole, tmp_path)
-    ready = session.prepare(whole, tmp_path / "other")
+    lost = prepare(whole, tmp_path)
+    ready = prepare(whole, tmp_path / "other")
 
     def fail() -> None:
         server.kill()
@@ -186,8 +188,8 @@ def test_the_stores_password_is_kept_nowhere(
     with pytest.raises(RunFailed, match="for this test"):
         session.run(lost, at({4: fail}))
     for attempt in (
-        lambda: session.prepare(whole, tmp_path),
-        lambda: session.sync(lost.folder, uri),
+        lambda: prepare(whole, tmp_path),
+        lambda: send_missing(lost.folder, uri),
         lambda: session.run(ready, nothing),
     ):
         with pytest.raises(UserError, match=r"http://\*\*\*@127\.0\.0\.1") as refused:
@@ -226,7 +228,7 @@ class _Agreeing(_Refusing):
 
 def test_a_server_that_is_none_of_mlflows_is_no_store(tmp_path: Path) -> None:
     with answering(_Agreeing) as address, pytest.raises(UserError, match=r"no MLflow store answers at .*'{}'"):
-        session.prepare(load(f"tracking.uri=http://{address}"), tmp_path)
+        prepare(load(f"tracking.uri=http://{address}"), tmp_path)
 
 
 @contextmanager
@@ -243,6 +245,6 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 def test_a_store_that_refuses_is_said_without_its_password(tmp_path: Path) -> None:
     with answering(_Refusing) as address, pytest.raises(UserError, match="401 Client Error") as refused:
-        session.prepare(load(f"tracking.uri=http://alice:{SECRET}@{address}"), tmp_path)
+        prepare(load(f"tracking.uri=http://alice:{SECRET}@{address}"), tmp_path)
     assert SECRET not in str(refused.value)
     assert "***" in str(refused.value)

@@ -9,12 +9,15 @@ import pytest
 from mlflow import MlflowClient
 from rich.console import Console
 
+from narrowcast.api.functions import compare
+from narrowcast.cli.run_tables import result_table, targets_table
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.comparison import compare, load_run, result_table
 from narrowcast.platform.tracking.metric_direction import is_better, lower_is_better
 from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
 from narrowcast.runs import session
+from narrowcast.runs.prepare import prepare
+from narrowcast.runs.result import load_result
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -107,10 +110,10 @@ def test_what_is_no_target_is_refused(written: str) -> None:
 
 def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
     settings = ["rounds=12", "evaluate_every=3", "targets.test.accuracy=[0.1,0.99]", "tracking.system_metrics=false"]
-    result = session.run(session.prepare(load_experiment("fedavg-digits", settings), tmp_path), lambda _: None)
+    result = session.run(prepare(load_experiment("fedavg-digits", settings), tmp_path), lambda _: None)
     first, second = json.loads((tmp_path / "fedavg-digits" / "result.json").read_text())["targets"]
     assert first["rounds_to"] in (3, 6, 9, 12)
-    history = load_run(tmp_path / "fedavg-digits").history.to_pylist()
+    history = load_result(tmp_path / "fedavg-digits").history.to_pylist()
     row = history[first["rounds_to"] - 1]
     assert (first["uplink_bits_to"], first["simulated_seconds_to"]) == (
         row["total_uplink_bits"],
@@ -130,8 +133,8 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
 
     console = Console(width=120, color_system=None)
     with console.capture() as capture:
-        console.print(compare([tmp_path / "fedavg-digits"]).targets_table())
-        console.print(result_table(load_run(tmp_path / "fedavg-digits")))
+        console.print(targets_table(compare([tmp_path / "fedavg-digits"])))
+        console.print(result_table(load_result(tmp_path / "fedavg-digits")))
     words = capture.get().split()
     place = words.index("test.accuracy")
     assert words[place : place + 4] == ["test.accuracy", "≥", "0.1", str(first["rounds_to"])]
@@ -140,7 +143,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
 
 def test_a_metric_whose_name_mlflow_refuses_is_a_target_too(tmp_path: Path) -> None:
     settings = ["backend=local", "rounds=1", "targets={test.hr@10: 0}", "tracking.system_metrics=false"]
-    result = session.run(session.prepare(load_experiment("scolr-ml100k", settings), tmp_path), lambda _: None)
+    result = session.run(prepare(load_experiment("scolr-ml100k", settings), tmp_path), lambda _: None)
     run = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(result["mlflow_run_id"]).data
     assert run.metrics["rounds_to/test.hr_at_10/0"] == 1
     assert run.params["targets.test.hr_at_10"] == "[0.0]"
@@ -148,5 +151,5 @@ def test_a_metric_whose_name_mlflow_refuses_is_a_target_too(tmp_path: Path) -> N
 
 def test_a_run_is_refused_whose_target_it_does_not_measure(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"targets.test.hr@10 is no metric of this run; it measures test.accuracy, "):
-        session.prepare(load_experiment("fedavg-digits", ["targets={test.hr@10: 0.5}"]), tmp_path)
+        prepare(load_experiment("fedavg-digits", ["targets={test.hr@10: 0.5}"]), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -46,19 +46,24 @@ UPLINK = Cost("total_uplink_bits", "cumulative uplink", BYTE_UNITS)
 TIME = Cost("simulated_seconds", "simulated time", TIME_UNITS)
 
 
-def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) -> list[Path]:
-    """Write the figures of a run as PNG files, leaving out those for which nothing was measured."""
+def run_figures(rounds: pa.Table, clients: pa.Table, title: str) -> dict[str, Figure]:
+    """Return the figures of a run by name, without those for which nothing was measured."""
     figures = {
-        "accuracy_uplink.png": accuracy_figure(rounds, UPLINK, f"{title}: accuracy against uplink"),
-        "accuracy_time.png": accuracy_figure(rounds, TIME, f"{title}: accuracy against simulated time"),
-        "client_bits_ranks.png": client_figure(clients, f"{title}: ranks and uplink of the clients"),
-        "loss_time.png": loss_figure(rounds, f"{title}: training loss"),
+        "accuracy_uplink": accuracy_figure(rounds, UPLINK, f"{title}: accuracy against uplink"),
+        "accuracy_time": accuracy_figure(rounds, TIME, f"{title}: accuracy against simulated time"),
+        "client_bits_ranks": client_figure(clients, f"{title}: ranks and uplink of the clients"),
+        "loss_time": loss_figure(rounds, f"{title}: training loss"),
     }
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) -> list[Path]:
+    """Write the figures of a run as PNG files and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {folder / name: figure for name, figure in figures.items() if figure is not None}
-    for path, figure in drawn.items():
-        figure.savefig(path, dpi=150)
-    return list(drawn)
+    figures = run_figures(rounds, clients, title)
+    for name, figure in figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=150)
+    return [folder / f"{name}.png" for name in figures]
 
 
 def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:

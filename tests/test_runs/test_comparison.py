@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from narrowcast.cli.run_tables import comparison_table, result_table
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.comparison import compare, load_run, result_table
+from narrowcast.runs.comparison import Comparison
+from narrowcast.runs.result import load_result
 
 N_ROUNDS = 20
 
@@ -56,6 +58,10 @@ def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes:
     return folder
 
 
+def compare(folders: list[Path]) -> Comparison:
+    return Comparison(tuple(load_result(folder) for folder in folders))
+
+
 def cells(table: Table, row: int) -> list[str]:
     columns = [list(column.cells) for column in table.columns]
     return [str(column[row]) for column in columns]
@@ -69,18 +75,18 @@ def printed(table: Table) -> str:
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "lr=0.1" / "adaptive"))
+    run = load_result(write_run(tmp_path / "lr=0.1" / "adaptive"))
     assert run.folder == tmp_path / "lr=0.1" / "adaptive"
-    assert run.result.name == "adaptive"
-    assert run.result.uplink_bits == 160_000_000
-    assert run.result.best["test.hr@10"].round == 15
+    assert run.name == "adaptive"
+    assert run.uplink_bits == 160_000_000
+    assert run.best["test.hr@10"].round == 15
     assert run.history.num_rows == N_ROUNDS
     assert "lr" not in run.history.column_names
 
 
 def test_the_table_has_the_numbers_of_the_files(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "adaptive"), write_run(tmp_path / "full", 0.6931, 20, algorithm="fedmf")]
-    table = compare(folders).table()
+    table = comparison_table(compare(folders))
     assert cells(table, 0)[:6] == ["adaptive", "scolr", "ml-1m", "20", "68.41 %", "40.12 %"]
     assert cells(table, 0)[6:] == ["20.0 MB", "1/16.2", "1.00 GB", "1 h 23 min", "1 min 23 s"]
     assert cells(table, 1)[:8] == ["full", "fedmf", "ml-1m", "20", "69.31 %", "40.12 %", "400 MB", "1.23 x"]
@@ -95,7 +101,7 @@ def bold_rows(table: Table) -> list[int]:
 
 def test_the_best_hit_rate_is_bold(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(index), value) for index, value in enumerate((0.5, 0.7, 0.6))]
-    assert bold_rows(compare(folders).table()) == [1]
+    assert bold_rows(comparison_table(compare(folders))) == [1]
 
 
 def test_runs_on_different_data_are_told_apart(tmp_path: Path) -> None:
@@ -104,13 +110,13 @@ def test_runs_on_different_data_are_told_apart(tmp_path: Path) -> None:
         write_run(tmp_path / "b", 0.7, data="ml-100k"),
         write_run(tmp_path / "c", 0.6),
     ]
-    table = compare(folders).table()
+    table = comparison_table(compare(folders))
     assert "Different data sets (ml-1m, ml-100k)" in str(table.caption)
     assert bold_rows(table) == [1, 2]
 
 
 def test_an_unmeasured_metric_is_a_dash_and_never_the_best(tmp_path: Path) -> None:
-    table = compare([write_run(tmp_path / "a", final={})]).table()
+    table = comparison_table(compare([write_run(tmp_path / "a", final={})]))
     assert cells(table, 0)[4] == "-"
     assert bold_rows(table) == []
 
@@ -121,13 +127,13 @@ def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
 
 
 def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path) -> None:
-    assert "run[red]" in printed(compare([write_run(tmp_path / "run[red]")]).table())
+    assert "run[red]" in printed(comparison_table(compare([write_run(tmp_path / "run[red]")])))
 
 
 def test_no_number_is_cut_in_a_narrow_terminal(tmp_path: Path) -> None:
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        console.print(compare([write_run(tmp_path / "adaptive")]).table())
+        console.print(comparison_table(compare([write_run(tmp_path / "adaptive")])))
     assert "…" not in capture.get()
     assert "23 s" in capture.get()
 
@@ -169,17 +175,17 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
 def test_the_figure_is_written_as_its_suffix_says(tmp_path: Path) -> None:
     comparison = compare([write_run(tmp_path / "adaptive")])
     path = tmp_path / "new" / "comparison.png"
-    comparison.draw(path)
+    comparison.plot(path)
     image = matplotlib.image.imread(path)
     assert image[..., :3].std() > 0.02
-    comparison.draw(tmp_path / "comparison.svg")
+    comparison.plot(tmp_path / "comparison.svg")
     assert "<svg" in (tmp_path / "comparison.svg").read_text(encoding="utf-8")
 
 
 def test_a_suffix_that_is_no_figure_is_refused(tmp_path: Path) -> None:
     comparison = compare([write_run(tmp_path / "adaptive")])
     with pytest.raises(UserError, match=r"comparison\.docx: not the name of a figure; end it in one of .*\.png"):
-        comparison.draw(tmp_path / "comparison.docx")
+        comparison.plot(tmp_path / "comparison.docx")
 
 
 def test_runs_without_an_evaluation_have_no_figure(tmp_path: Path) -> None:
@@ -191,7 +197,7 @@ def test_runs_without_an_evaluation_have_no_figure(tmp_path: Path) -> None:
 
 
 def test_the_result_of_a_run_in_two_columns(tmp_path: Path) -> None:
-    table = result_table(load_run(write_run(tmp_path / "adaptive")))
+    table = result_table(load_result(write_run(tmp_path / "adaptive")))
     rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
     assert rows == {
         "test HR@10": "68.41 % (best 69.02 % in round 15)",
@@ -266,7 +272,7 @@ def test_a_run_that_is_not_whole_is_refused_in_one_line(break_run: Any, message:
     folder = write_run(tmp_path / "adaptive")
     break_run(folder)
     with pytest.raises(UserError, match=message) as caught:
-        load_run(folder)
+        load_result(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""What came of a run: its tables, its plots and `result.json`, and the tags by which it is found."""
+"""The outputs of a finished run: tables, plots, the trained model and `result.json`, and the tags of its MLflow run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
 
 from narrowcast import __version__
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
@@ -21,15 +24,18 @@ from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.run_plots import draw_plots
 from narrowcast.platform.tracking.targets import reached
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.run_folder import MODEL, RESULT
 
 
-def write_result(
+def write_outputs(
     folder: Path, experiment: Experiment, task: Task, journal: Journal, state: RunState, run_id: str
 ) -> dict[str, Any]:
-    """Write tables, plots and `result.json`."""
+    """Write everything that a finished run leaves and return the content of `result.json`, which comes last."""
     rounds, clients = journal.write_tables(task.profiles)
     write_partition(task.data, folder / "partition")
     draw_plots(rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
+    write_model(experiment.algorithm.final(state.server), folder / MODEL)
     participations = sum(row["clients"] for row in journal.rounds)
     result = {
         "name": folder.name,
@@ -52,12 +58,17 @@ def write_result(
         "git_commit": git_commit(),
         "narrowcast_version": __version__,
     }
-    write_atomically(folder / "result.json", json.dumps(result, indent=2).encode())
+    write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
 
 
+def write_model(model: Arrays, path: Path) -> None:
+    """Write the global model's arrays by name to a safetensors file."""
+    write_atomically(path, save({name: np.ascontiguousarray(values) for name, values in model.items()}))
+
+
 def full_upload_bits(experiment: Experiment, task: Task) -> int:
-    """What one upload of the whole model weighs in float32; of an item matrix, every row and the row mask."""
+    """Return the bits of one upload of the whole model in float32; for item factors, all rows and the row mask."""
     model = experiment.model.init_server(task.data, experiment.seed)
     if ITEM_FACTORS in model:
         n_items, dimension = model[ITEM_FACTORS].shape
@@ -66,7 +77,7 @@ def full_upload_bits(experiment: Experiment, task: Task) -> int:
 
 
 def run_tags(experiment: Experiment, task: Task) -> dict[str, str]:
-    """The tags that runs are found by."""
+    """Return the tags of the run in MLflow."""
     return {
         "algorithm": experiment.algorithm.kind,
         "data": experiment.data.kind,
@@ -79,10 +90,10 @@ def run_tags(experiment: Experiment, task: Task) -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that narrowcast is imported from, marked where it has changes; None elsewhere."""
+    """Return the commit of the checkout that narrowcast is imported from, `-dirty` if it has changes, or None."""
     git = ["git", "-C", str(Path(__file__).parent)]
     commands = (
-        # fails where another project's checkout surrounds us
+        # fails if narrowcast is installed inside the checkout of another project
         [*git, "ls-files", "--error-unmatch", Path(__file__).name],
         [*git, "describe", "--always", "--dirty", "--abbrev=40"],
     )

@@ -1,0 +1,235 @@
+"""The functions of the public API: run, tune, compare, submit, load_run and rounds.
+
+They raise `UserError` for bad input and `RunFailed` for a run that could not be finished. All of them may be called
+from a script, a notebook, a thread, or a coroutine (`await asyncio.to_thread(nc.run, ...)` keeps its loop responsive).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+
+from narrowcast.api.cluster_job import ClusterJob
+from narrowcast.platform.errors import RunFailed
+from narrowcast.runs.result import Result, load_result
+from narrowcast.runs.run_folder import find_run
+
+if TYPE_CHECKING:
+    from narrowcast.experiment import Experiment
+    from narrowcast.platform.outcome import Outcome
+    from narrowcast.runs.comparison import Comparison
+    from narrowcast.runs.prepare import PreparedRun
+    from narrowcast.tuning.study_result import StudyResult
+
+    Source = str | Path | Experiment
+Overrides = Mapping[str, Any]
+Backend = Literal["local", "ray"]
+OnRound = Callable[[Mapping[str, Any]], None]
+logger = logging.getLogger(__name__)
+
+
+def run(
+    experiment: Source | None = None,
+    overrides: Overrides | None = None,
+    *,
+    backend: Backend | None = None,
+    address: str | None = None,
+    output: str | Path = "runs",
+    resume: bool | str | Sequence[str] = False,
+    progress: bool | OnRound = True,
+    **renamed: Backend,
+) -> Result | Any:
+    """Run an experiment and return its result.
+
+    Args:
+        experiment: the name of a packaged experiment, the path of a YAML file, or an `Experiment`.
+        overrides: values by dotted path, such as `{"algorithm.rank": 8, "rounds": 200}`.
+        backend: `local` for this process or `ray` for Ray actors; the experiment's own by default.
+        address: a running Ray cluster to join, as `HOST:PORT` or `auto`; implies Ray.
+        output: folder of all runs; the run writes `output/NAME`, or `NAME-2` and so on if that exists.
+        resume: True to resume the run of the experiment's name if there is one in `output`; or the name of a run, or
+            several, to resume, for which `experiment` may be left out.
+        progress: False for no output, or a function that is called with the journal's row of each round.
+        renamed: `executor` is accepted as the former name of `backend`.
+
+    Returns:
+        A `Result`, or a list of them if the experiment has several replicas.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        RunFailed: the run could not be finished.
+        KeyboardInterrupt: it was interrupted; `resume` continues from the last finished round.
+
+    """
+    from narrowcast.runs import session
+
+    settings = session.with_backend(_as_text(overrides), _new_name(backend, renamed), address)
+    names = () if isinstance(resume, bool) else (resume,) if isinstance(resume, str) else tuple(resume)
+    runs = session.prepare_runs(_source(experiment), settings, Path(output), names, resume_if_begun=resume is True)
+    with _on_round(runs, progress) as on_round, _noting_resume(runs):
+        outcomes = session.run_all(runs, on_round)
+    if failed := session.failures(runs, outcomes):
+        raise RunFailed(failed)
+    results = [load_result(each.folder) for each in runs]
+    return results[0] if len(results) == 1 else results
+
+
+def rounds(
+    experiment: Source, overrides: Overrides | None = None, *, backend: Backend | None = None
+) -> Iterator[Outcome]:
+    """Run an experiment without a folder and without MLflow, and yield the outcome of each round.
+
+    An outcome has `record` (bits, seconds and loss of the round), `ledger` (the same by client), `metrics` (empty if
+    the round was not evaluated) and `state` (a checkpoint, if one is due; the last round always has one).
+    """
+    from narrowcast.experiment import load_experiment
+    from narrowcast.platform.run import Run
+    from narrowcast.platform.state import start
+    from narrowcast.runs import session
+
+    loaded = load_experiment(_source(experiment) or "", session.with_backend(_as_text(overrides), backend, None))
+    task = loaded.task(loaded.data.load())
+    run = Run(loaded, loaded.secured_algorithm, task)
+    loaded.backend.check(run)
+    yield from loaded.backend.run(run, start(run))
+
+
+def load_run(run: str | Path, *, output: str | Path = "runs") -> Result:
+    """Return a finished run, given by its name in the output folder or by the path of its folder."""
+    return load_result(find_run(run, Path(output)))
+
+
+def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs") -> Comparison:
+    """Return a comparison of finished runs: `.table` is a DataFrame, `.plot()` a figure."""
+    from narrowcast.runs.comparison import Comparison
+
+    return Comparison(tuple(each if isinstance(each, Result) else load_run(each, output=output) for each in runs))
+
+
+def tune(
+    study: str | Path,
+    overrides: Overrides | None = None,
+    *,
+    backend: Backend | None = None,
+    address: str | None = None,
+    storage: str | None = None,
+    output: str | Path = "runs",
+) -> StudyResult:
+    """Tune an experiment's hyperparameters and return what the study found.
+
+    Args:
+        study: the name of a packaged study, or the path of a YAML file.
+        overrides: values by dotted path, such as `{"study.trials": 20, "experiment.rounds": 50}`.
+        backend: `local` for this process or `ray` for Ray workers.
+        address: a running Ray cluster to join; implies Ray.
+        storage: a database URL, or a journal file, that several machines can reach.
+        output: folder of all runs and studies. Calling `tune` again resumes the study.
+
+    """
+    from rich.console import Console
+
+    from narrowcast.tuning.study import prepare_study, run_study
+    from narrowcast.tuning.study_display import StudyDisplay
+    from narrowcast.tuning.study_file import load_study
+
+    kind = "ray" if address is not None else backend
+    given = {"study.backend": kind, "study.address": address, "study.storage": storage}
+    options = {path: value for path, value in given.items() if value is not None}
+    prepared = prepare_study(load_study(str(study), _as_text({**(overrides or {}), **options})), Path(output))
+    file = prepared.file
+    with StudyDisplay(file.name, file.settings.objectives, prepared.client.n_trials, Console()) as display:
+        return run_study(prepared, display)
+
+
+def submit(
+    source: Source,
+    overrides: Overrides | None = None,
+    *,
+    address: str,
+    name: str | None = None,
+    output: str = "/runs",
+    environment: Mapping[str, str] | None = None,
+    send_package: bool = False,
+) -> ClusterJob:
+    """Submit an experiment or a study to a Ray cluster and return its job, without waiting for it.
+
+    Submitting the same again joins the job while it runs, and resumes it from its last checkpoint if it failed or was
+    stopped.
+
+    Args:
+        source: an experiment, or the name or path of a study.
+        overrides: values by dotted path.
+        address: the dashboard of the cluster's head, as `http://HEAD:8265`.
+        name: the name of the job and of its run; by default from the configuration.
+        output: folder of all runs on the cluster.
+        environment: variables for the job; everybody on the cluster can read them.
+        send_package: send this version of narrowcast along, if the cluster has none or another one.
+
+    """
+    from narrowcast.cluster.dashboard import reach
+    from narrowcast.runs import submission
+
+    dashboard = reach(address)
+    with TemporaryDirectory(prefix="narrowcast-") as folder:
+        path = source if isinstance(source, str | Path) else source.save(Path(folder, f"{source.name}.yaml"))
+        variables = [f"{key}={value}" for key, value in (environment or {}).items()]
+        sent = submission.prepare(str(path), _as_text(overrides), name=name, output=output, environment=variables)
+        job, _ = submission.submit(sent, dashboard, send_package=send_package, say=logger.warning)
+    return ClusterJob(job.name, dashboard)
+
+
+def _source(experiment: Source | None) -> str | Experiment | None:
+    return str(experiment) if isinstance(experiment, Path) else experiment
+
+
+def _as_text(overrides: Overrides | None) -> list[str]:
+    """Return overrides as the command line takes them; JSON is YAML too."""
+    return [f"{path}={json.dumps(value, default=_plain)}" for path, value in (overrides or {}).items()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return json.loads(value.model_dump_json())
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist()  # of an array or a number of NumPy
+
+
+def _new_name(backend: Backend | None, renamed: Mapping[str, Backend]) -> Backend | None:
+    if unknown := renamed.keys() - {"executor"}:
+        raise TypeError(f"run() got an unexpected keyword argument '{min(unknown)}'")
+    if renamed:
+        warnings.warn("executor= is now called backend=", DeprecationWarning, stacklevel=3)
+    return backend or renamed.get("executor")
+
+
+@contextmanager
+def _on_round(runs: Sequence[PreparedRun], progress: bool | OnRound) -> Iterator[OnRound]:
+    """Show the progress, call the user's function, or do nothing."""
+    from narrowcast.runs.progress import ProgressDisplay
+
+    if callable(progress):
+        yield progress
+        return
+    with ProgressDisplay.of(runs) if progress else nullcontext() as display:
+        yield (lambda _: None) if display is None else display.show
+
+
+@contextmanager
+def _noting_resume(runs: Sequence[PreparedRun]) -> Iterator[None]:
+    """Add the call that resumes these runs to what ends them early."""
+    try:
+        yield
+    except (RunFailed, KeyboardInterrupt) as error:
+        names = [each.folder.name for each in runs]
+        shown = repr(names[0] if len(names) == 1 else names)
+        error.add_note(f"resume with nc.run(resume={shown}, output={str(runs[0].folder.parent)!r})")
+        raise

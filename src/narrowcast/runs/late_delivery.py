@@ -1,0 +1,41 @@
+"""Rounds and files of a run that MLflow missed while its store was down, sent later."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.tracking.journal import Journal, alone
+from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
+from narrowcast.platform.tracking.store_address import hide_password, is_hidden
+from narrowcast.platform.tracking.targets import as_metrics
+from narrowcast.runs.run_folder import RESULT
+
+_TIMEOUT_SECONDS = 3600.0
+
+
+def send_missing(folder: Path, uri: str | None) -> int:
+    """Send the rounds and files that the MLflow store lacks of a run; return the number of rounds sent.
+
+    `uri` overrides the store that the run started with. Raise `UserError` if its password is needed and not given,
+    `RunFailed` if the store stops answering.
+    """
+    cursor = Cursor.load(folder)
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or cursor.uri
+    if uri == cursor.uri and is_hidden(uri):
+        raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
+    with alone(folder):
+        check_store(uri)
+        cursor = Cursor.load(folder)
+        journal = Journal.open(folder)
+        sender = Sender(folder, uri, cursor, journal.rounds)
+        path, status, tags, costs = folder / RESULT, cursor.status, {}, {}
+        if path.is_file():
+            result = json.loads(path.read_text())
+            status, tags = "FINISHED", {"model_sha256": result["model_sha256"]}
+            costs = as_metrics(result.get("targets", []))
+        if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
+            raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
+    return len(journal.rounds) - cursor.sent_rounds

@@ -1,0 +1,129 @@
+"""The checks of a run before anything is written: data, parts, backend, targets, store, folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform import plugins
+from narrowcast.platform.checkpoint import check_place, load_checkpoint
+from narrowcast.platform.config import PLUGINS
+from narrowcast.platform.contracts import Dataset, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.evaluation import measure
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import RunState, start
+from narrowcast.platform.tracking.journal import Journal, alone
+from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.platform.tracking.targets import check_targets
+from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that has passed every check and has written nothing yet; `store_uri` is that of MLflow."""
+
+    experiment: Experiment
+    run: Run
+    state: RunState
+    folder: Path
+    store_uri: str
+    resuming: bool = False
+
+    @property
+    def task(self) -> Task:
+        """The run's task."""
+        return self.run.task
+
+
+def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> PreparedRun:
+    """Check a new run and choose its folder in `output`; `data` is loaded here unless given."""
+    run = _checked(experiment, data)
+    state = start(run)
+    _check_targets(run, experiment, state)
+    make_writable(output)
+    uri = experiment.tracking.resolve(output)
+    check_store(uri)
+    folder = free_folder(output, experiment.name)
+    if experiment.checkpoint_path is not None:
+        check_place(checkpoint_place(experiment, folder))
+    return PreparedRun(experiment, run, state, folder, uri)
+
+
+def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
+    """Check a run that is to be resumed; `changed` may differ only in settings that results do not depend on."""
+    path = folder / CONFIG
+    if not path.is_file():
+        known = sorted(entry.parent.name for entry in folder.parent.glob(f"*/{CONFIG}"))
+        raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
+    if changed is not None:
+        plugins.check_same(changed.plain(), folder / PLUGINS)
+    for file in plugins.changed(folder / PLUGINS):
+        logger.warning("%s has changed since the run began; it resumes with the copy in %s", file, folder / PLUGINS)
+    saved = load_experiment(str(path))
+    experiment = changed or saved
+    if changed is not None:
+        _check_same(folder, saved, changed)
+        if changed.checkpoint_path not in (None, saved.checkpoint_path):
+            check_place(checkpoint_place(changed, folder))
+    make_writable(folder)
+    with alone(folder):
+        state, digest = load_checkpoint(checkpoint_place(saved, folder))
+        written = Journal.open(folder).last_round
+    if digest != experiment.digest():
+        raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")
+    if written < state.round_index:
+        raise UserError(
+            f"{folder / 'journal.jsonl'} ends at round {written}, the checkpoint at {state.round_index}; "
+            "start the run again"
+        )
+    if experiment.rounds < written:
+        raise UserError(
+            f"{folder.name} has finished {written} rounds already and rounds = {experiment.rounds}; raise rounds"
+        )
+    run = _checked(experiment)
+    _check_targets(run, experiment, state)
+    uri = experiment.tracking.resolve(folder.parent)
+    check_store(uri)
+    return PreparedRun(experiment, run, replace(state, settled_round=written), folder, uri, resuming=True)
+
+
+def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
+    """Check that runs can go in lockstep in this process, and let them share the data of the first."""
+    first = runs[0]
+    for each in runs:
+        if each.experiment.backend.kind != "local":
+            raise UserError("replicas run in lockstep in this process; add --backend local")
+        if each.experiment.secure.kind != "none":
+            raise UserError("replicas cannot run in lockstep with secure; start each run by itself")
+        if each.experiment.schedule.kind != "synchronous":
+            raise UserError("replicas cannot run in lockstep with a buffered schedule; start each run by itself")
+        if each.task.data.digest != first.task.data.digest:
+            raise UserError(f"{each.folder.name} and {first.folder.name} have different data; run them one by one")
+    return [replace(each, run=replace(each.run, task=replace(each.task, data=first.task.data))) for each in runs]
+
+
+def _check_same(folder: Path, saved: Experiment, changed: Experiment) -> None:
+    before, now = saved.identity(), changed.identity()
+    if differing := sorted(key for key in before | now if before.get(key) != now.get(key)):
+        shown = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in differing[:3])
+        raise UserError(f"{folder.name} was run with another configuration: {shown}; resume with its own")
+
+
+def _checked(experiment: Experiment, data: Dataset | None = None) -> Run:
+    """Return the run of an experiment after the checks of its parts and of its backend."""
+    task = experiment.task(experiment.data.load() if data is None else data)
+    run = Run(experiment, experiment.secured_algorithm, task)
+    experiment.backend.check(run)
+    return run
+
+
+def _check_targets(run: Run, experiment: Experiment, state: RunState) -> None:
+    """Raise `UserError` for a target whose metric an evaluation does not give; evaluate only if there are targets."""
+    if experiment.targets:
+        check_targets(experiment.targets, measure(run, state))

@@ -1,0 +1,318 @@
+"""A finished run, read from its folder: metrics, costs, tables, figures and the trained model.
+
+Reading executes no code: the tables are Parquet, the model is safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from narrowcast.platform.atomic_files import read_tensors
+from narrowcast.platform.config import validate
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import run_plots as plots
+from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.metric_direction import relation
+from narrowcast.platform.tracking.targets import Reached
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from narrowcast.experiment import Experiment
+
+ModelFormat = Literal["safetensors", "torch"]
+
+
+class Best(BaseModel):
+    """The best value of a metric and the first round that had it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    round: int
+
+
+class ResultFile(BaseModel):
+    """The content of `result.json`; `full_uplink_bits`: the cost if each upload were the whole model in float32."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    algorithm: str
+    data: str
+    backend: str | None = Field(None, validation_alias=AliasChoices("backend", "executor"))  # executor: version 0.1
+    seed: int
+    rounds: int
+    final: Mapping[str, float]
+    best: Mapping[str, Best]
+    targets: tuple[Reached, ...] = ()
+    uplink_bits: int
+    downlink_bits: int
+    full_uplink_bits: int
+    simulated_seconds: float
+    wall_seconds: float
+    model_sha256: str
+    mlflow_run_id: str | None = None
+    git_commit: str | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A finished run.
+
+    Attributes:
+        folder: the run's folder.
+        file: the content of `result.json`; its entries other than `rounds` are attributes of the result too.
+        history: the rounds as an Arrow table, one row each.
+
+    """
+
+    folder: Path
+    file: ResultFile
+    history: pa.Table
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.file.name
+
+    @property
+    def final(self) -> Mapping[str, float]:
+        """The metrics of the last evaluation, named `split.metric`, and the training loss of the last round."""
+        return self.file.final
+
+    @property
+    def best(self) -> Mapping[str, Best]:
+        """The best value of each metric and its round; the lowest of a loss."""
+        return self.file.best
+
+    @property
+    def targets(self) -> tuple[Reached, ...]:
+        """The cost of each of the experiment's `targets`."""
+        return self.file.targets
+
+    @property
+    def uplink_bits(self) -> int:
+        """Bits sent by all clients over the run, lost uploads included."""
+        return self.file.uplink_bits
+
+    @property
+    def downlink_bits(self) -> int:
+        """Bits received by all clients over the run."""
+        return self.file.downlink_bits
+
+    @property
+    def full_uplink_bits(self) -> int:
+        """Bits of the same uploads if each were the whole model in float32."""
+        return self.file.full_uplink_bits
+
+    @property
+    def simulated_seconds(self) -> float:
+        """Duration of the run on the virtual clock."""
+        return self.file.simulated_seconds
+
+    @property
+    def wall_seconds(self) -> float:
+        """Measured duration of the rounds."""
+        return self.file.wall_seconds
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return self.file.seed
+
+    @property
+    def model_sha256(self) -> str:
+        """The sha256 of the global model and of the state that clients keep."""
+        return self.file.model_sha256
+
+    @property
+    def mlflow_run_id(self) -> str | None:
+        """The id of the run in MLflow."""
+        return self.file.mlflow_run_id
+
+    @cached_property
+    def rounds(self) -> DataFrame:
+        """One row per round: bits, seconds, loss, and the metrics of evaluated rounds (NaN elsewhere)."""
+        return self.history.to_pandas()
+
+    @cached_property
+    def clients(self) -> DataFrame:
+        """One row per participation of a client in a round: bits, rank, seconds, delivered, loss."""
+        return self._client_table.to_pandas()
+
+    @cached_property
+    def config(self) -> Experiment:
+        """The experiment, as `config.yaml` has it."""
+        from narrowcast.experiment import load_experiment
+
+        return load_experiment(str(self.folder / CONFIG))
+
+    def arrays(self) -> Arrays:
+        """Return the parameters of the trained global model by name."""
+        path = self.folder / MODEL
+        if path.is_file():
+            return read_tensors(path)[0]
+        from narrowcast.platform.checkpoint import load_checkpoint  # runs of version 0.1 have no model.safetensors
+        from narrowcast.runs.run_folder import checkpoint_place
+
+        state, _ = load_checkpoint(checkpoint_place(self.config, self.folder))
+        return dict(self.config.algorithm.final(state.server))
+
+    def model(self) -> Any:
+        """Return the trained global model.
+
+        A torch module in evaluation mode for networks, whose input shape is taken from the data set; the arrays by
+        name for matrix factorisation, whose user factors never leave the clients.
+        """
+        build = getattr(self.config.model, "module", None)
+        if build is None:
+            return self.arrays()
+        import torch
+
+        module = build(self.config.data.load())
+        module.load_state_dict({name: torch.from_numpy(np.array(each)) for name, each in self.arrays().items()})
+        return module.eval()
+
+    def export(self, path: str | Path, model_format: ModelFormat = "safetensors") -> Path:
+        """Write the trained global model to a file and return its path.
+
+        `safetensors` keeps the arrays by name; `torch` is a state_dict for `torch.load(path, weights_only=True)`.
+        """
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if model_format == "safetensors":
+                from narrowcast.runs.outputs import write_model
+
+                write_model(self.arrays(), path)
+            else:
+                import torch
+
+                torch.save({name: torch.from_numpy(np.array(each)) for name, each in self.arrays().items()}, path)
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}); give another file") from error
+        return path
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures of the run by name: accuracy_uplink, accuracy_time, client_bits_ranks, loss_time."""
+        title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
+        return plots.run_figures(self.history, self._client_table, title)
+
+    def plot(self, figure: str = "accuracy_uplink") -> Figure:
+        """Return one of the `figures`."""
+        known = self.figures()
+        if figure not in known:
+            raise UserError(f"{self.name} has no figure {figure}; it has {', '.join(known)}")
+        return known[figure]
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the summary as pairs of a label and a formatted value."""
+        rows = []
+        for split in ("test", "validation"):
+            for metric, (label, _) in plots.METRICS.items():
+                name = f"{split}.{metric}"
+                if name in self.final:
+                    best = self.best.get(name)
+                    peak = f" (best {units.format_percent(best.value)} in round {best.round})" if best else ""
+                    rows.append((f"{split} {label}", units.format_percent(self.final[name]) + peak))
+        rows += [(goal(each), target_cost(each)) for each in self.targets]
+        ratio = units.format_ratio(self.uplink_bits, self.full_uplink_bits)
+        return [
+            *rows,
+            ("uplink", f"{units.format_bits(self.uplink_bits)} ({self.uplink_bits:,} bits)"),
+            ("of full model", f"{ratio} of {units.format_bits(self.full_uplink_bits)}"),
+            ("downlink", units.format_bits(self.downlink_bits)),
+            ("simulated time", units.format_seconds(self.simulated_seconds)),
+            ("wall time", units.format_seconds(self.wall_seconds)),
+            ("seed", str(self.seed)),
+            ("model sha256", self.model_sha256[:12]),
+        ]
+
+    def __repr__(self) -> str:
+        head = f"{self.name}: {self.file.algorithm} on {self.file.data}, {self.file.rounds} rounds, in {self.folder}"
+        return "\n".join([head, *(f"  {label:<20} {value}" for label, value in self.summary())])
+
+    def _repr_html_(self) -> str:
+        head = f"{self.name}: {self.file.algorithm} on {self.file.data}, {self.file.rounds} rounds"
+        body = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
+            for label, value in self.summary()
+        )
+        return f"<table><caption>{escape(head)}</caption>{body}</table>"
+
+    @cached_property
+    def _client_table(self) -> pa.Table:
+        return _read_table(self.folder / "clients.parquet", ("round", "client"))
+
+
+def load_result(folder: Path) -> Result:
+    """Read a finished run, or raise one `UserError` that says what is wrong with its folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder of a run, the one with {RESULT} in it")
+    for name in (RESULT, "rounds.parquet"):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}: has no {name}, so it is no finished run; {_finish(folder)}")
+    file = _read_result(folder / RESULT)
+    history = _read_table(folder / "rounds.parquet", ("round", plots.UPLINK.column, plots.TIME.column))
+    last = int(plots.column(history, "round").max(initial=0))
+    if last != file.rounds:
+        raise UserError(
+            f"{folder}: rounds.parquet ends at round {last} and {RESULT} at round {file.rounds}, "
+            f"so it is no finished run; {_finish(folder)}"
+        )
+    return Result(folder, file, history)
+
+
+def goal(target: Reached) -> str:
+    """Return a target as text, such as `test.accuracy ≥ 0.8`."""
+    return f"{target.metric} {relation(target.metric)} {target.value:g}"
+
+
+def target_cost(target: Reached) -> str:
+    """Return the cost of a target as text."""
+    if target.rounds_to is None or target.uplink_bits_to is None or target.simulated_seconds_to is None:
+        return "not reached"
+    time, uplink = units.format_seconds(target.simulated_seconds_to), units.format_bits(target.uplink_bits_to)
+    return f"after {time}, {uplink} uplink, {target.rounds_to} rounds"
+
+
+def _read_result(path: Path) -> ResultFile:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: unreadable ({_first_line(error)}); {_finish(path.parent)}") from error
+    return validate(ResultFile, content, str(path))
+
+
+def _read_table(path: Path, needed: tuple[str, ...]) -> pa.Table:
+    try:
+        # Without partitioning=None a folder called lr=0.1 would become a column.
+        table = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: unreadable ({_first_line(error)}); run the experiment again") from error
+    if missing := [name for name in needed if name not in table.column_names]:
+        raise UserError(f"{path}: has no column {', '.join(missing)}; run the experiment again")
+    return table
+
+
+def _finish(folder: Path) -> str:
+    return f"let it finish or resume it with: narrowcast run --resume {folder.name} --output {folder.parent}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,74 @@
+"""The folder of a run: its path, whether it may be written, and whether it holds a run to resume."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from narrowcast.platform import plugins
+from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.config import PLUGINS, write_yaml
+from narrowcast.platform.errors import UserError
+
+if TYPE_CHECKING:
+    from narrowcast.experiment import Experiment
+
+CONFIG, RESULT, MODEL = "config.yaml", "result.json", "model.safetensors"
+_WRITTEN_BEFORE_ROUND_1 = {"journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS}
+
+
+def find_run(run: str | Path, output: Path) -> Path:
+    """Return the folder of a run given by its name in the output folder, or by its own path."""
+    return output / run if (output / run).is_dir() or not Path(run).is_dir() else Path(run)
+
+
+def free_folder(output: Path, name: str) -> Path:
+    """Return OUTPUT/NAME, or OUTPUT/NAME-2 and so on if that exists."""
+    folder, number = output / name, 1
+    while folder.exists():
+        number += 1
+        folder = output / f"{name}-{number}"
+    return folder
+
+
+def make_writable(folder: Path) -> None:
+    """Create the folder; raise `UserError` if no file can be written in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}); give another folder with --output") from error
+
+
+def has_run(folder: Path) -> bool:
+    """Return whether the folder holds a run to resume; remove one that stopped before its `config.yaml` was written."""
+    if not folder.is_dir():
+        return False
+    names = {entry.name for entry in folder.iterdir()}
+    if CONFIG not in names and {name.removesuffix(".part") for name in names} <= _WRITTEN_BEFORE_ROUND_1:
+        shutil.rmtree(folder)
+        return False
+    return True
+
+
+def write_config(experiment: Experiment, folder: Path) -> None:
+    """Write `config.yaml`, every default filled in and no password, and the modules of the experiment's own classes."""
+    config = io.StringIO()
+    write_yaml(experiment.plain(), config)
+    plugins.keep(experiment.plain(), folder / PLUGINS)
+    write_atomically(folder / CONFIG, config.getvalue().encode())
+
+
+def checkpoint_place(experiment: Experiment, folder: Path) -> str:
+    """Return the folder or URL of the run's checkpoints."""
+    elsewhere = experiment.checkpoint_path
+    return str(folder / "checkpoint") if elsewhere is None else f"{elsewhere}/{folder.name}"
+
+
+def remove_checkpoints(experiment: Experiment, folder: Path) -> None:
+    """Remove the checkpoints of a finished run from this machine, if there are any."""
+    shutil.rmtree(checkpoint_place(experiment, folder), ignore_errors=True)
