@@ -126,7 +126,8 @@ def load_experiment(source: str | Experiment, overrides: Iterable[str] = ()) -> 
     """Return a packaged experiment by its name, one from a YAML file, or a given one, with overrides `a.b=value`."""
     experiments = load_replicas(source, overrides)
     if len(experiments) > 1:
-        raise UserError(f"{experiments[0].name}: {len(experiments)} replicas; leave them out here")
+        name = source.name if isinstance(source, Experiment) else source
+        raise UserError(f"{name} has {len(experiments)} replicas; leave them out here")
     return experiments[0]
 
 

@@ -14,7 +14,7 @@ from narrowcast.tuning.study_settings import COSTS
 from narrowcast.tuning.trial_record import TrialRecord
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # type: ignore[import-untyped]
+    from pandas import DataFrame
 
     from narrowcast.tuning.holdout import HoldoutEvaluation
 
