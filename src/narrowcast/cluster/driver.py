@@ -15,7 +15,7 @@ from narrowcast.cluster.hosts import Hosts, Wish
 from narrowcast.cluster.key_service import RemoteVault, start_key_service
 from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.cluster.ray_executor import RayExecutor
-from narrowcast.platform.contracts import Executor, KeepsSecrets
+from narrowcast.platform.contracts import Executor
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
@@ -42,8 +42,8 @@ class Driver:
         # A reference inside a list arrives as a reference, so that the hosts read the same object.
         (run,) = shared
         self._run: Run = ray.get(run)
-        algorithm = self._run.algorithm
-        self._key_service = start_key_service(algorithm) if isinstance(algorithm, KeepsSecrets) else None
+        self._secure = self._run.algorithm.secure_sums
+        self._key_service = None if self._secure is None else start_key_service(self._secure)
         self._hosts = Hosts(wish, run, self._key_service)
         self._policy = policy
         self._stopping = threading.Event()
@@ -62,10 +62,9 @@ class Driver:
         batch, sent_at = Batch(), time.monotonic()
         metrics = RunMetrics(self._run.plan.name)
         executor: Executor = Metered(pool, metrics)
-        if isinstance(self._run.algorithm, KeepsSecrets):
-            executor = self._run.algorithm.over(executor, RemoteVault(self._key_service), self._run.task)
+        secure = self._secure and self._secure.rounds(RemoteVault(self._key_service), self._run.task)
         try:
-            for outcome in rounds(self._run, executor, state):
+            for outcome in rounds(self._run, executor, state, secure):
                 metrics.record(outcome)
                 batch.outcomes.append(outcome)
                 if outcome.state is not None or time.monotonic() - sent_at > _BATCH_SECONDS:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from narrowcast.platform.contracts import KeepsSecrets
+from narrowcast.platform.contracts import SecureSums
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.types import Arrays, PayloadError
 
@@ -17,18 +17,18 @@ from narrowcast.platform.types import Arrays, PayloadError
 class KeyService:
     """Holds the keys of a run in its own process, and dies with the driver that started it."""
 
-    def __init__(self, algorithm: KeepsSecrets) -> None:
-        self._vault = algorithm.key_store()
+    def __init__(self, secure: SecureSums) -> None:
+        self._vault = secure.key_store()
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """What the key_store answers."""
         return self._vault.call(method, round_index, arrays)
 
 
-def start_key_service(algorithm: KeepsSecrets) -> Any:
+def start_key_service(secure: SecureSums) -> Any:
     """The key service on this node, which has the key files of a run whose keys were made offline."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return KeyService.options(scheduling_strategy=here).remote(algorithm)  # type: ignore[attr-defined]
+    return KeyService.options(scheduling_strategy=here).remote(secure)  # type: ignore[attr-defined]
 
 
 class RemoteVault:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from narrowcast.platform.chunks import make_chunks
-from narrowcast.platform.contracts import Broadcast, StalenessWeighted
+from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.downloads import download_bits
 from narrowcast.platform.in_flight import AsyncState, InFlight
 from narrowcast.platform.open_round import TrainingCall
@@ -101,7 +101,7 @@ def next_clients(live: LiveState, state: AsyncState, count: int, now: float) -> 
 def depart(live: LiveState, broadcast: Broadcast, clients: IntArray, now: float) -> InFlight:
     """Return the record of clients that are sent the present model now."""
     run, task = live.run, live.run.task
-    uplink_bits = run.upload_bits(broadcast, clients)
+    uplink_bits = run.algorithm.upload_bits(broadcast.arrays, task, clients)
     assert uplink_bits is not None, "Run.check() has seen to it"
     profiles, downlink_bits = task.profiles.take(clients), download_bits(live, broadcast, clients)
     seconds = run.plan.clock.client_seconds(
@@ -125,15 +125,16 @@ def close_step(live: LiveState, opened: OpenStep, results: Sequence[ChunkResult]
 def weighted_partials(live: LiveState, opened: OpenStep, results: Sequence[ChunkResult]) -> list[Arrays]:
     """Return the partial sums of all chunks, scaled down by their staleness."""
     algorithm = live.run.algorithm
-    assert isinstance(algorithm, StalenessWeighted), "Run.check() has seen to it"
-    partials = []
+    partials: list[Arrays] = []
     chunks = [chunk for call in opened.calls for chunk in call.chunks]
     for chunk, result in zip(chunks, results, strict=True):
         if result.dropped:
             continue
         staleness = live.round_index + 1 - chunk.round_index
         factor = (1.0 + staleness) ** -_schedule(live.run).staleness_exponent
-        partials.append(algorithm.weighted_by_staleness(result.partial, factor) if staleness else result.partial)
+        partial = algorithm.weighted_by_staleness(result.partial, factor) if staleness else result.partial
+        assert partial is not None, "Run.check() has seen to it"
+        partials.append(partial)
     return partials
 
 

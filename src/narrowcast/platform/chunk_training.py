@@ -1,4 +1,4 @@
-"""One chunk trained, wherever that happens, with what can go wrong there said in one line."""
+"""The training of one chunk on a client host, with errors of one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from narrowcast.platform.contracts import SECRET, ClientKeyStore
+from narrowcast.platform.contracts import ClientKeyStore
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -16,10 +16,13 @@ _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
 
 def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyStore | None = None) -> ChunkResult:
-    """Train a chunk, or raise `RunFailed` that names the chunk size where memory does not suffice."""
+    """Train a chunk, with its clients' secrets if there is a key store.
+
+    Raise `RunFailed` that names the chunk size if the memory does not suffice.
+    """
     if key_store is not None:
-        held = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients})
-        broadcast = {**broadcast, **{SECRET + name: values for name, values in held.items()}}
+        secrets = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients})
+        chunk = replace(chunk, secrets=secrets)
     with naming_chunk_size(chunk.round_index, len(chunk.clients)):
         began = time.perf_counter()
         result = run.algorithm.train(broadcast, chunk, run.task)
@@ -28,7 +31,7 @@ def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyS
 
 @contextmanager
 def naming_chunk_size(round_index: int, clients: int) -> Iterator[None]:
-    """Say what to do where memory does not suffice for this many clients at once."""
+    """Raise `RunFailed` that says what to do if the memory does not suffice for this many clients at once."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""What a model, an algorithm and an executor must offer; the round loop knows nothing else of them."""
+"""What a data set, model, training, algorithm and executor must offer; the round loop relies on nothing else."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Split = Literal["validation", "test"]
 
 
 class Dataset(Protocol):
-    """The clients' data, held once and indexed by client."""
+    """The data of all clients, held once and indexed by client."""
 
     @property
     def name(self) -> str:
-        """What the set is called."""
+        """The name of the data set."""
         ...
 
     @property
     def source(self) -> str:
-        """Where it was read."""
+        """Where the data was read."""
         ...
 
     @property
     def digest(self) -> str:
-        """The sha256 of everything a run can see of it."""
+        """The sha256 of everything that a run can see of the data."""
         ...
 
     @property
@@ -53,20 +53,20 @@ class Dataset(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """What a reader wants to know of its size."""
+        """The sizes to report with a run, such as the number of items or classes."""
         ...
 
 
 class DataSource(Protocol):
-    """A data set as an experiment names it: a frozen model whose `kind` picks it from the catalog."""
+    """A data set as an experiment names it: a frozen model whose fields are its settings."""
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The source's name in the catalog."""
         ...
 
     def load(self) -> Any:
-        """Read the `Dataset`, or raise a `UserError` that says where it was looked for and how to fetch it."""
+        """Read the `Dataset`; raise `UserError` with the folders searched and the command that fetches it."""
         ...
 
 
@@ -75,7 +75,7 @@ class Fleet(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The fleet's name in the catalog."""
         ...
 
     def profiles(self, examples: IntArray, seed: int) -> Profiles:
@@ -88,23 +88,23 @@ class Model(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The model's name in the catalog."""
         ...
 
     def check(self, data: Any) -> None:
-        """Raise a `UserError` where the model cannot be trained on this `Dataset`."""
+        """Raise `UserError` if the model cannot be trained on this `Dataset`."""
         ...
 
     def init_server(self, data: Any, seed: int) -> Arrays:
-        """The global parameters before round 1."""
+        """Return the global parameters before round 1."""
         ...
 
     def init_clients(self, data: Any, seed: int) -> Arrays:
-        """The private parameters of all clients before round 1, [U, ...] each."""
+        """Return the private parameters of all clients before round 1, [U, ...] each."""
         ...
 
     def evaluate(self, server: Arrays, clients: Arrays, data: Any, split: Split) -> Mapping[str, float]:
-        """Metrics over all clients on one held-out split; empty where the split is."""
+        """Return metrics over all clients on one held-out split; empty if the split is."""
         ...
 
 
@@ -113,24 +113,24 @@ class Training(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The training's name in the catalog."""
         ...
 
     @property
     def device(self) -> str:
-        """Where tensors live meanwhile, cpu or cuda."""
+        """The device of the tensors during training, cpu or cuda."""
         ...
 
     def check(self, task: Task) -> None:
-        """Raise a `UserError` where the training does not fit the model."""
+        """Raise `UserError` if the training does not fit the model."""
         ...
 
     def mode(self, task: Task) -> Literal["batched", "per_client"]:
-        """Whether a chunk's clients train as one program or one after the other; recorded with the run."""
+        """Return whether a chunk's clients train as one program or one after the other; recorded with the run."""
         ...
 
     def samples(self, task: Task, clients: IntArray) -> IntArray:
-        """The samples that each client trains on in an epoch, known before it does, [C]."""
+        """Return the samples that each client trains on in one epoch, [C]; known before the training."""
         ...
 
     def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
@@ -138,7 +138,7 @@ class Training(Protocol):
         ...
 
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the chunks of several runs, as one program where their shapes allow; the results of one by one."""
+        """Train the chunks of several runs, as one program if their shapes allow; results are those of `train`."""
         ...
 
 
@@ -146,8 +146,8 @@ class Training(Protocol):
 class Broadcast:
     """What the server sends at the start of a round.
 
-    `arrays` is what the clients compute from. `full` is the download of a client that holds nothing; `update` that of
-    a client that followed up to the previous round, None where there is nothing smaller than `full`.
+    `arrays` is what the clients compute from. `full` is the download of a client that holds nothing; `update` is that
+    of a client that followed up to the previous round, None if nothing is smaller than `full`.
     """
 
     arrays: Arrays
@@ -159,7 +159,7 @@ class Broadcast:
 class Task:
     """What every client host holds for the whole run, and what an algorithm may look at.
 
-    `data`, `model` and `training` belong together; their `check` says where they do not.
+    `data`, `model` and `training` belong together; their `check` methods raise if they do not.
     """
 
     data: Any
@@ -171,7 +171,7 @@ class Task:
 
 @dataclass(frozen=True)
 class LocalCall:
-    """One call of `Training.train`, decided and not yet made, so that those of several runs can be made together."""
+    """The arguments of one call of `Training.train`, so that the calls of several runs can be made together."""
 
     server: Arrays
     chunk: Chunk
@@ -181,9 +181,9 @@ class LocalCall:
 
 @dataclass(frozen=True)
 class RateDistortion:
-    """What an algorithm can make of bits, before a round. Shapes: least_bits [C], below which a client sends nothing.
+    """The error of each client's update as a function of its bits, before a round.
 
-    `errors` says how much is lost at so many bits, for the allocations that weigh it.
+    Shapes: least_bits [C], below which a client sends nothing. `errors` are the curves that link allocations minimise.
     """
 
     least_bits: IntArray
@@ -192,7 +192,7 @@ class RateDistortion:
 
 @dataclass(frozen=True)
 class LinkAllocation:
-    """What a radio gives a cohort in a round, all [C]; None where nothing limits anyone, or no upload is lost."""
+    """The links of a cohort in one round, all [C]; None if nothing limits the uploads, or if none is lost."""
 
     budget_bits: IntArray | None
     lost: BoolArray | None
@@ -202,110 +202,123 @@ class LinkAllocation:
 
 @runtime_checkable
 class Radio(Protocol):
-    """The links between clients and server, from round to round; a frozen model."""
+    """The links between clients and server from round to round: a frozen model whose fields are its settings."""
 
     def share(
         self, profiles: Profiles, rate_distortion: RateDistortion | None, seed: int, round_index: int
     ) -> LinkAllocation:
-        """What this cohort has in this round: pure, and keyed by seed, round and client."""
+        """Return the links of a cohort in this round; depends on the seed, the round and the clients alone."""
         ...
 
     def download_seconds(self, bits: IntArray, rates: FloatArray) -> FloatArray:
-        """Seconds until each client has what the server sends it, [C]."""
-        ...
-
-
-@runtime_checkable
-class BitBudgeted(Protocol):
-    """An algorithm that fits what its clients send to what their links carry."""
-
-    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
-        """What its clients can make of bits; None where it has nothing to say."""
-        ...
-
-
-@runtime_checkable
-class KnowsUploads(Protocol):
-    """An algorithm whose uploads can be weighed before a training of as many epochs as the task says."""
-
-    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """What each client sends where nothing limits it, [C]; None where that, or its epochs, are not known."""
-        ...
-
-
-@runtime_checkable
-class StalenessWeighted(Protocol):
-    """An algorithm that can let a part of the updates count less."""
-
-    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
-        """A chunk's partial sum with its updates times `factor`, and what they are divided by as it is."""
+        """Return the seconds until each client has received its download, [C]."""
         ...
 
 
 class Algorithm(Protocol):
-    """A federated algorithm: both halves, and no state of its own."""
+    """A federated algorithm: both halves, and no state of its own.
+
+    `rate_distortion`, `upload_bits`, `weighted_by_staleness`, `local_call` with `upload`, and `secure_sums` are
+    optional: an algorithm that derives from `AlgorithmDefaults` overrides those that it offers.
+    """
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The algorithm's name in the catalog."""
         ...
 
     def check(self, task: Task) -> None:
-        """Raise a `UserError` where algorithm, model and data do not fit together."""
+        """Raise `UserError` if algorithm, model and data do not fit together."""
         ...
 
     def init(self, task: Task) -> Arrays:
-        """The server state before round 1."""
+        """Return the server state before round 1."""
         ...
 
     def init_clients(self, task: Task) -> Arrays:
-        """What every client keeps between rounds, [U, ...] each; zeros may be given as a broadcast zero."""
+        """Return the state that every client keeps between rounds, [U, ...] each; zeros may be a broadcast zero."""
         ...
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """What the server sends in this round."""
+        """Return what the server sends in this round."""
         ...
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """The client half: train a chunk of clients and put together what they send."""
+        """Return the client half: train the clients of a chunk, and encode and sum up their uploads."""
         ...
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Put the chunks' parts together, in the order of the chunks."""
+        """Return the sum of the chunks' partial sums, taken in the order of the chunks."""
         ...
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """The server half: the next state, from what `fold` made of all chunks."""
+        """Return the server half: the next state, from the sum over all chunks."""
         ...
 
     def final(self, server: Arrays) -> Arrays:
-        """The global parameters that a server state stands for."""
+        """Return the global parameters that a server state stands for."""
         ...
 
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
+        """Return what the link allocation may know of the cohort's updates; None if uploads do not follow budgets."""
+        ...
 
-@runtime_checkable
-class TrainsThenUploads(Protocol):
-    """An algorithm whose `train` can be cut in two, so that the local training of several runs can be one program."""
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the bits that each client will send if nothing limits it, [C]; None if only the training can tell."""
+        ...
+
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
+        """Return a partial sum with its updates times `factor` and their weights unchanged; None if that is undefined.
+
+        An empty partial sum asks whether it is defined.
+        """
+        ...
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
-        """The local training that `train` begins with; None where this model is trained by a program of its own."""
+        """Return the local training that `train` begins with; None if this model is trained by another program."""
         ...
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """The rest of `train`: what the clients send and keep."""
+        """Return the rest of `train` after `local_call`: what the clients send and keep."""
+        ...
+
+    @property
+    def secure_sums(self) -> SecureSums | None:
+        """How the sums of this algorithm are protected from the server; None if they are not."""
         ...
 
 
-SECRET = "secret/"
-"""Before the names of what a key_store gives the host of a chunk's clients, among what it trains from."""
+class AlgorithmDefaults:
+    """The optional methods of `Algorithm` for an algorithm that does not offer them."""
 
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
+        """Return None: uploads do not follow budgets."""
+        del task, cohort
+        return None
 
-class ClientKeyStore(Protocol):
-    """What the clients hold and the server does not, in another process; it answers by name."""
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return None: the size of an upload is known only after the training."""
+        del broadcast, task, clients
+        return None
 
-    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        """What the clients of a round give out when they are asked."""
-        ...
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
+        """Return None: updates cannot be weighted by their staleness."""
+        del partial, factor
+        return None
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
+        """Return None: `train` is one program of its own."""
+        del broadcast, chunk, task
+        return None
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Raise: an algorithm that has `local_call` has to have this too."""
+        raise NotImplementedError(f"{type(self).__name__} has local_call and lacks upload")
+
+    @property
+    def secure_sums(self) -> SecureSums | None:
+        """None: the server sees the partial sums of the chunks."""
+        return None
 
 
 class Executor(Protocol):
@@ -316,44 +329,56 @@ class Executor(Protocol):
         ...
 
 
-@runtime_checkable
-class Gathers(Protocol):
-    """An executor whose chunks' sums are closed, and opened once a round."""
+class ClientKeyStore(Protocol):
+    """What the clients hold and the server must not see, in a process other than the server's."""
 
-    def gather(self, results: list[ChunkResult]) -> list[ChunkResult]:
-        """The results of a round with the opened sum in each place; may find that nobody delivered."""
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Return what the clients of a round reveal when asked by `method`.
+
+        `secrets` is asked by the host of some clients, and answers with what `Chunk.secrets` is to hold.
+        """
         ...
 
 
-@runtime_checkable
-class KeepsSecrets(Protocol):
-    """An algorithm whose clients hold what the server must not see."""
+class SecureRounds(Protocol):
+    """The server's side of secure aggregation within one run, called around the training of each round."""
 
-    def check(self, task: Task) -> None:
-        """Raise a `UserError` where algorithm, model and data do not fit together."""
+    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Return the chunks with `relayed` filled in; the first call of a round has its clients make their keys."""
         ...
 
-    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
-        """What the server sends each client of a cohort beside the broadcast, [C]; `budget_bits` as `Chunk` has it."""
+    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
+        """Return the results of a round with the opened sum in place of each partial sum.
+
+        If too few clients delivered, no sum is opened and no client counts as delivered.
+        """
         ...
 
-    def public_key_bits(self, task: Task) -> int:
-        """What the public key weighs that every client is sent once."""
-        ...
+
+class SecureSums(Protocol):
+    """Secure aggregation as the platform sees it: the keys' place, their bits, and the hooks around a round."""
 
     @property
     def keys_last(self) -> bool:
         """Whether a resumed run has the keys that it began with."""
         ...
 
+    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
+        """Return each client's download besides the broadcast, [C]; `budget_bits` [C] as in `Chunk`."""
+        ...
+
+    def public_key_bits(self, task: Task) -> int:
+        """Return the size of the public key, which every client is sent once."""
+        ...
+
     def key_store(self) -> ClientKeyStore:
-        """What the clients hold, made new; for a process that is not the server's."""
+        """Return a new key store; for a process that is not the server's."""
         ...
 
     def key_store_process(self) -> AbstractContextManager[ClientKeyStore]:
-        """The same in a process of its own on this machine."""
+        """Start a key store in a process of its own on this machine."""
         ...
 
-    def over(self, executor: Executor, key_store: ClientKeyStore, task: Task) -> Executor:
-        """An executor that opens the sum of each round."""
+    def rounds(self, key_store: ClientKeyStore, task: Task) -> SecureRounds:
+        """Return the server's side of one run."""
         ...

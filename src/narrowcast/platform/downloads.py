@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.platform.contracts import Broadcast, KeepsSecrets
+from narrowcast.platform.contracts import Broadcast, SecureSums
 from narrowcast.platform.state import LiveState
 from narrowcast.platform.types import IntArray
 
@@ -22,8 +22,8 @@ def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> I
     return np.where(follows, np.minimum(sent_before[-1] - sent_before[missed], full), full)
 
 
-def key_bits(live: LiveState, algorithm: KeepsSecrets, cohort: IntArray) -> tuple[IntArray, IntArray]:
+def key_bits(live: LiveState, secure: SecureSums, cohort: IntArray) -> tuple[IntArray, IntArray]:
     """Return the size of the public key for clients that lack it, [C] each: on first participation, after a resume."""
-    bits, last_round = algorithm.public_key_bits(live.run.task), live.population.last_round[cohort]
-    since = 0 if algorithm.keys_last else live.keys_since()
+    bits, last_round = secure.public_key_bits(live.run.task), live.population.last_round[cohort]
+    since = 0 if secure.keys_last else live.keys_since()
     return bits * (last_round == 0), bits * ((last_round > 0) & (last_round <= since))

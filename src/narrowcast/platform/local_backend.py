@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.chunk_training import train_chunk
-from narrowcast.platform.contracts import ClientKeyStore, KeepsSecrets
+from narrowcast.platform.contracts import ClientKeyStore
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
@@ -33,12 +33,11 @@ class LocalBackend(BaseModel):
 
     def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
         """Run the rounds after `state` and yield the outcome of each."""
-        if not isinstance(run.algorithm, KeepsSecrets):
+        if (secure := run.algorithm.secure_sums) is None:
             yield from rounds(run, LocalExecutor(run), state)
             return
-        with run.algorithm.key_store_process() as key_store:
-            executor = run.algorithm.over(LocalExecutor(run, key_store), key_store, run.task)
-            yield from rounds(run, executor, state)
+        with secure.key_store_process() as key_store:
+            yield from rounds(run, LocalExecutor(run, key_store), state, secure.rounds(key_store, run.task))
 
 
 @dataclass(frozen=True)

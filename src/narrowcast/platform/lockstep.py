@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from narrowcast.platform.chunk_training import naming_chunk_size
-from narrowcast.platform.contracts import LocalCall, TrainsThenUploads
+from narrowcast.platform.contracts import LocalCall
 from narrowcast.platform.open_round import TrainingCall
 from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates
@@ -23,8 +23,6 @@ class _ChunkCall:
 
     def local_call(self) -> LocalCall | None:
         """Return the local training to do together with other runs, or None if the algorithm trains by itself."""
-        if not isinstance(self.run.algorithm, TrainsThenUploads):
-            return None
         return self.run.algorithm.local_call(self.broadcast, self.chunk, self.run.task)
 
     def result(self, updates: LocalUpdates | None) -> ChunkResult:
@@ -33,7 +31,7 @@ class _ChunkCall:
         if updates is None:
             result = self.run.algorithm.train(self.broadcast, self.chunk, self.run.task)
         else:
-            result = self.run.algorithm.upload(self.broadcast, self.chunk, self.run.task, updates)  # type: ignore[attr-defined]
+            result = self.run.algorithm.upload(self.broadcast, self.chunk, self.run.task, updates)
         return replace(result, seconds=time.perf_counter() - began)
 
 

@@ -39,6 +39,10 @@ class OpenRound:
         """One call: all chunks train from the round's broadcast."""
         return [TrainingCall(self.broadcast.arrays, self.chunks)]
 
+    def upload_bits(self) -> IntArray | None:
+        """Return the bits that each client will send if nothing limits it, [C]; None if only the training can tell."""
+        return self.run.algorithm.upload_bits(self.broadcast.arrays, self.run.task, self.cohort)
+
     def seconds_until_done(self, examples: IntArray, uplink_bits: IntArray) -> FloatArray:
         """Return the seconds from the start of the round until each client's upload is in, [C] in cohort order."""
         upload_seconds = uplink_bits / self.link_allocation.uplink_bits_per_second

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from narrowcast.platform.chunks import make_chunks
-from narrowcast.platform.contracts import BitBudgeted, KeepsSecrets, LinkAllocation
+from narrowcast.platform.contracts import LinkAllocation
 from narrowcast.platform.downloads import download_bits, key_bits
 from narrowcast.platform.open_round import OpenRound
 from narrowcast.platform.plan import Plan
@@ -28,9 +28,9 @@ def open_round(live: LiveState) -> OpenRound:
     link_allocation = allocate_links(run, cohort, round_index)
     broadcast = run.algorithm.broadcast(live.server, run.task, round_index)
     downlink_bits, renewed_bits = download_bits(live, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
-    if isinstance(run.algorithm, KeepsSecrets):
-        relayed_bits = run.algorithm.relayed_bits(run.task, cohort, round_index, link_allocation.budget_bits)
-        first, renewed_bits = key_bits(live, run.algorithm, cohort)
+    if (secure := run.algorithm.secure_sums) is not None:
+        relayed_bits = secure.relayed_bits(run.task, cohort, round_index, link_allocation.budget_bits)
+        first, renewed_bits = key_bits(live, secure, cohort)
         downlink_bits = downlink_bits + relayed_bits + first
     rates = link_allocation.downlink_bits_per_second
     radio = run.plan.radio if len(cohort) else None
@@ -59,5 +59,4 @@ def allocate_links(run: Run, cohort: IntArray, round_index: int) -> LinkAllocati
     profiles = task.profiles.take(cohort)
     if plan.radio is None or not len(cohort):
         return LinkAllocation(None, None, profiles.uplink_bits_per_second, profiles.downlink_bits_per_second)
-    rate_distortion = algorithm.rate_distortion(task, cohort) if isinstance(algorithm, BitBudgeted) else None
-    return plan.radio.share(profiles, rate_distortion, plan.seed, round_index)
+    return plan.radio.share(profiles, algorithm.rate_distortion(task, cohort), plan.seed, round_index)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 
 from narrowcast.platform.asynchronous import OpenStep, close_step, open_step
-from narrowcast.platform.contracts import Executor
+from narrowcast.platform.contracts import Executor, SecureRounds
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.lockstep import train_together
 from narrowcast.platform.open_round import OpenRound, TrainingCall
@@ -30,19 +30,21 @@ Train = Callable[[Sequence[tuple[Run, Calls]]], list[list[ChunkResult]]]
 """Trains the calls of each run; the results of a run are in the order of its calls and their chunks."""
 
 
-def rounds(run: Run, executor: Executor, state: RunState | None = None) -> Generator[Outcome, None, None]:
+def rounds(
+    run: Run, executor: Executor, state: RunState | None = None, secure: SecureRounds | None = None
+) -> Generator[Outcome, None, None]:
     """Run the rounds after `state`, or all of them, and yield the outcome of each.
 
     Raise `Interrupted` if stopped within a round, and `RunFailed` if the global model is no longer finite.
     """
 
     def train(work: Sequence[tuple[Run, Calls]]) -> list[list[ChunkResult]]:
-        return [
-            [result for call in calls for result in executor.train(call.broadcast, call.chunks)] for _, calls in work
-        ]
+        return [[result for call in calls for result in train_call(call)] for _, calls in work]
 
-    gather = getattr(executor, "gather", None)
-    with closing(_loop([run], [state or start(run)], train, gather)) as loop:
+    def train_call(call: TrainingCall) -> list[ChunkResult]:
+        return executor.train(call.broadcast, call.chunks if secure is None else secure.before(call.chunks))
+
+    with closing(_loop([run], [state or start(run)], train, secure)) as loop:
         for outcomes in loop:
             if isinstance(outcome := outcomes[0], RunFailed):
                 raise outcome
@@ -63,7 +65,7 @@ def _loop(
     runs: Sequence[Run],
     states: Sequence[RunState],
     train: Train,
-    after: Callable[[list[ChunkResult]], list[ChunkResult]] | None = None,
+    secure: SecureRounds | None = None,
 ) -> Rounds:
     live = [LiveState.of(run, state) for run, state in zip(runs, states, strict=True)]
     going = [place for place, each in enumerate(live) if each.rounds_left]
@@ -78,8 +80,8 @@ def _loop(
                 repeated = train([(each.run, calls) for each, calls in zip(opened, late, strict=True)])
                 results = [replaced(*each) for each in zip(results, repeated, strict=True)]
                 trained = time.perf_counter()
-                if after is not None:
-                    results = [after(each) for each in results]
+                if secure is not None:
+                    results = [secure.after(each) for each in results]
             closed = [_close(*each) for each in zip([live[place] for place in going], opened, results, strict=True)]
         moments = (began, ready, trained, time.perf_counter())
         everything = [result for its_results in results for result in its_results]

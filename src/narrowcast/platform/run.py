@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from narrowcast.platform.contracts import Algorithm, Broadcast, KnowsUploads, StalenessWeighted, Task
+from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
-from narrowcast.platform.types import IntArray
 
 
 @dataclass(frozen=True)
@@ -37,23 +36,17 @@ class Run:
         plan, algorithm, task = self.plan, self.algorithm, self.task
         plan.availability.check(task.data.n_clients)
         buffered = plan.schedule.kind == "buffered"
-        if buffered and not isinstance(algorithm, StalenessWeighted):
+        if buffered and algorithm.weighted_by_staleness({}, 1.0) is None:
             raise UserError(
                 f"schedule = buffered: {algorithm.kind} cannot count stale updates less; use fedavg or fedprox"
             )
         if not (buffered or plan.stragglers == "partial"):
             return
         nobody = np.empty(0, dtype=np.int64)
-        if self.upload_bits(algorithm.broadcast(algorithm.init(task), task, 1), nobody) is None:
+        broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+        if algorithm.upload_bits(broadcast, task, nobody) is None:
             setting, advice = ("schedule = buffered", "synchronous") if buffered else ("stragglers = partial", "drop")
             raise UserError(
                 f"{setting}: how long the clients of {algorithm.kind} take here is known only after their training; "
                 f"use {advice}, or fedavg without a codec"
             )
-
-    def upload_bits(self, broadcast: Broadcast, clients: IntArray) -> IntArray | None:
-        """Return the bits that each client will send if nothing limits it, [C]; None if training has to decide."""
-        algorithm = self.algorithm
-        return (
-            algorithm.upload_bits(broadcast.arrays, self.task, clients) if isinstance(algorithm, KnowsUploads) else None
-        )

@@ -91,12 +91,15 @@ class PayloadError(ValueError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A fixed part of a round's cohort: what one call to a client host works on.
+    """A fixed part of a round's cohort: the work of one call to a client host.
 
     Shapes: clients [C] ascending by place in the chunk; state holds each of these clients' private arrays, [C, ...];
-    budget_bits [C], what each may send in this round, None where nothing limits it; lost [C], whose upload an outage
-    takes or comes too late, None where none does: it is paid for and does not enter the sum; epochs [C], the most that
-    each has time for, None where all have time for the training's.
+    budget_bits [C], what each may send in this round, None if nothing limits it; lost [C], whose upload an outage
+    takes or comes too late, None if there is none: it is paid for and does not enter the sum; epochs [C], the most
+    that each has time for, None if all have time for the training's.
+
+    Under secure aggregation, `relayed` is what the server passes on to all clients of the round besides the broadcast,
+    and `secrets` is what these clients alone hold: their host fills it in, and it never leaves the host.
     """
 
     round_index: int
@@ -106,6 +109,8 @@ class Chunk:
     budget_bits: IntArray | None = None
     lost: BoolArray | None = None
     epochs: IntArray | None = None
+    relayed: Arrays = field(default_factory=dict)
+    secrets: Arrays = field(default_factory=dict, repr=False)
 
     def affords(self, bits: IntArray) -> BoolArray:
         """Who may send so many bits, [C]."""

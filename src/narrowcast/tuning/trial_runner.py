@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from narrowcast.experiment import Experiment
-from narrowcast.platform.contracts import Dataset, KeepsSecrets
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
@@ -92,7 +92,7 @@ def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluati
 
 def _rounds_of(runs: Sequence[Run]) -> Rounds:
     """Run in lockstep, or under secure aggregation in turn, a round each, with a key store for each run."""
-    if not any(isinstance(run.algorithm, KeepsSecrets) for run in runs):
+    if all(run.algorithm.secure_sums is None for run in runs):
         yield from lockstep(runs)
         return
     running = {index: LocalBackend().run(run, start(run)) for index, run in enumerate(runs)}

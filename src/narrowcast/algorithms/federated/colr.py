@@ -39,7 +39,7 @@ from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_components, train_cohort_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples
 from narrowcast.algorithms.local_training.subspace import Subspace
-from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalUpdates
@@ -47,7 +47,7 @@ from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, Int
 _BASIS, _UPDATE, _CHANGED = "basis", "update", "changed_rows"
 
 
-class LowRank(BaseModel):
+class LowRank(AlgorithmDefaults, BaseModel):
     """The fields that CoLR and SCoLR share; `rank` is r, and r_g of SCoLR."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -14,7 +14,7 @@ from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.codec_state import init_codec_state
 from narrowcast.algorithms.federated.dense_uploads import Uploads
-from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Task
 from narrowcast.platform.types import (
     NO_RANK,
     Arrays,
@@ -34,7 +34,7 @@ SUM, WEIGHT = "sum/", "weight"
 """Names in a partial sum: `sum/NAME` for every tensor, and the sum of the weights."""
 
 
-class LocalThenUpload(BaseModel):
+class LocalThenUpload(AlgorithmDefaults, BaseModel):
     """What the algorithms share whose clients train by `task.training` alone, and then send, in float32 or a codec."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

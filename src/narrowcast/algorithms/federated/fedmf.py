@@ -24,7 +24,7 @@ from narrowcast.algorithms.federated.row_uploads import Aggregation, Sending
 from narrowcast.algorithms.federated.sums import add_up
 from narrowcast.algorithms.local_training.cohort import train_cohort_rows
 from narrowcast.algorithms.local_training.streams import draw_samples
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.seeds import stream_keys
@@ -34,7 +34,7 @@ _CHANGED, _SENT, _KEY = "changed_rows", "sent", "downlink_key"
 _REMEMBER = ("error_feedback", "power_sgd")
 
 
-class FedMF(BaseModel):
+class FedMF(AlgorithmDefaults, BaseModel):
     """Clients train the rows of Q they touch and send the changes; the server adds their mean.
 
     Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation, Algorithm 1's weights are

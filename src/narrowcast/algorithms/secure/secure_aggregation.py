@@ -20,26 +20,24 @@ from narrowcast.algorithms.secure.participation import Participation, Participat
 from narrowcast.algorithms.secure.protected_upload import UploadProtector
 from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
-from narrowcast.algorithms.secure.unmasking import PARTICIPATION, SHARED, SecureExecutor, protected_sums
+from narrowcast.algorithms.secure.unmasking import PARTICIPATION, SumOpener, protected_sums
 from narrowcast.platform.contracts import (
-    SECRET,
+    AlgorithmDefaults,
     Broadcast,
     ClientKeyStore,
-    Executor,
     RateDistortion,
     Task,
-    TrainsThenUploads,
 )
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray, LocalUpdates
 
 
 @dataclass(frozen=True)
-class SecureAggregation:
+class SecureAggregation(AlgorithmDefaults):
     """`algorithm` with its sum protected by `scheme`, in rounds of at most `max_cohort` clients.
 
     Clients train as under the plain algorithm, one by one or as a batch; each rounds its own contribution to integers,
-    protects and signs it. Chunks hold protected sums; the executor of `over` opens the round's.
+    protects and signs it. Chunks hold protected sums; `SumOpener` opens the round's.
     """
 
     algorithm: Any
@@ -119,12 +117,10 @@ class SecureAggregation:
         return self.messages(task).public_key_bits()
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train a chunk with the keys that come with the broadcast."""
-        shared, secrets = (_without_prefix(broadcast, prefix) for prefix in (SHARED, SECRET))
-        plain = {name: values for name, values in broadcast.items() if not name.startswith((SHARED, SECRET))}
-        clients, ranks, uplink_bits = (np.asarray(shared[name]) for name in PARTICIPATION)
-        keys = RoundKeys.of(Participation(clients, ranks, uplink_bits), shared, shared)
-        return self.train_protected(plain, chunk, task, keys, ClientSecrets.of(secrets))
+        """Train a chunk with the keys that the server relayed, and with the secrets of its clients."""
+        clients, ranks, uplink_bits = (np.asarray(chunk.relayed[name]) for name in PARTICIPATION)
+        keys = RoundKeys.of(Participation(clients, ranks, uplink_bits), chunk.relayed, chunk.relayed)
+        return self.train_protected(broadcast, chunk, task, keys, ClientSecrets.of(chunk.secrets))
 
     def train_protected(
         self, broadcast: Arrays, chunk: Chunk, task: Task, keys: RoundKeys, secrets: ClientSecrets
@@ -164,19 +160,20 @@ class SecureAggregation:
         """Start a key store in a process of its own on this machine."""
         return key_store_process(self.scheme)
 
-    def over(self, executor: Executor, key_store: ClientKeyStore, task: Task) -> Executor:
-        """Return an executor that opens the sum of each round."""
-        return SecureExecutor(self.participation_policy(task), executor, key_store, task)
+    @property
+    def secure_sums(self) -> SecureAggregation:
+        """The algorithm itself protects its sums."""
+        return self
 
-
-def _without_prefix(arrays: Arrays, prefix: str) -> Arrays:
-    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+    def rounds(self, key_store: ClientKeyStore, task: Task) -> SumOpener:
+        """Return the server's side of one run."""
+        return SumOpener(self.participation_policy(task), key_store, task)
 
 
 def _train_each(algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
     """Return the result of each client alone, trained by one program if the algorithm trains chunks by one."""
     alone = [_one_client(chunk, place) for place in range(len(chunk.clients))]
-    if isinstance(algorithm, TrainsThenUploads) and (call := algorithm.local_call(broadcast, chunk, task)):
+    if (call := algorithm.local_call(broadcast, chunk, task)) is not None:
         updates = task.training.train(call.server, chunk, task, call.terms)
         return [algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)]
     return [algorithm.train(broadcast, one, task) for one in alone]

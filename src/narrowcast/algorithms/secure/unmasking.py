@@ -19,13 +19,10 @@ from narrowcast.algorithms.secure.participation import Participation, Participat
 from narrowcast.algorithms.secure.protection import Masked, PublicKey
 from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.algorithms.secure.shamir import SHARE_BYTES
-from narrowcast.platform.contracts import ClientKeyStore, Executor, Task
+from narrowcast.platform.contracts import ClientKeyStore, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)
-
-SHARED = "shared/"
-"""Before the names of what the server gives all hosts beside the broadcast."""
 
 PARTICIPATION = ("clients", "ranks", "uplink_bits")
 _SUM, _SENDERS = "sum/", "senders/"
@@ -41,28 +38,26 @@ def protected_sums(inbox: Inbox) -> Arrays:
     return arrays
 
 
-class SecureExecutor:
-    """An executor whose chunks' sums are opened once a round, with what clients reveal."""
+class SumOpener:
+    """Opens the sum of each round once, with what its clients reveal."""
 
-    def __init__(
-        self, participation_policy: ParticipationPolicy, executor: Executor, key_store: ClientKeyStore, task: Task
-    ) -> None:
-        self._policy, self._executor, self._key_store, self._task = participation_policy, executor, key_store, task
+    def __init__(self, participation_policy: ParticipationPolicy, key_store: ClientKeyStore, task: Task) -> None:
+        self._policy, self._key_store, self._task = participation_policy, key_store, task
         self._of_run = dict(key_store.call("public", 0, {}))
         self._round = self._asked = 0
         self._keys: RoundKeys | None = None
-        self._shared: Arrays = {}
+        self._relayed: Arrays = {}
 
-    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """Train all chunks; the participants of a round make their keys before its first training."""
+    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Return the chunks with the round's public keys; its participants make their keys at the first call."""
         if chunks and chunks[0].round_index != self._round:
             self._round = chunks[0].round_index
             participation = self._participation(chunks)
             of_round = self._key_store.call("begin", self._round, {"clients": participation.clients})
             self._keys = RoundKeys.of(participation, self._of_run, of_round)
-            known = {**self._of_run, **of_round, **{name: getattr(participation, name) for name in PARTICIPATION}}
-            self._shared = {SHARED + name: values for name, values in known.items()}
-        return self._executor.train({**broadcast, **self._shared}, chunks)
+            participants = {name: getattr(participation, name) for name in PARTICIPATION}
+            self._relayed = {**self._of_run, **of_round, **participants}
+        return [replace(chunk, relayed=self._relayed) for chunk in chunks]
 
     def _participation(self, chunks: Sequence[Chunk]) -> Participation:
         clients = np.concatenate([chunk.clients for chunk in chunks])
@@ -71,7 +66,7 @@ class SecureExecutor:
         budget_bits = np.concatenate(budgets)[order] if budgets else None
         return self._policy.of(self._task, clients[order], self._round, budget_bits)
 
-    def gather(self, results: list[ChunkResult]) -> list[ChunkResult]:
+    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
         """Put the opened sum in the place of every chunk's; a sum of too few clients is not opened."""
         if not results:
             return results

@@ -18,7 +18,7 @@ def predict_stragglers(opened: OpenRound) -> tuple[IntArray | None, BoolArray | 
     An entry is None if nothing limits the epochs, and if lateness is known only after the training.
     """
     plan, task = opened.run.plan, opened.run.task
-    bits = None if plan.waits_for_all else opened.run.upload_bits(opened.broadcast, opened.cohort)
+    bits = None if plan.waits_for_all else opened.upload_bits()
     if bits is None:
         return None, None
     if opened.link_allocation.budget_bits is not None:
