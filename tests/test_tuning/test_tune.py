@@ -110,6 +110,32 @@ def test_several_objectives_are_pruned_on_one_of_them(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "plots" / "pareto.png").is_file()
 
 
+def test_trials_under_secure_aggregation_cost_what_the_run_costs(tmp_path: Path) -> None:
+    settings = ("experiment.secure=masked", "experiment.rounds=4", "study.trials=1")
+    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, *settings)
+    assert (said.status, said.err) == (0, "")
+    assert narrowcast("run", tmp_path / "digits" / "best.yaml", "--output", tmp_path, "name=again").status == 0
+    assert (
+        narrowcast("run", tmp_path / "digits" / "best.yaml", "--output", tmp_path, "name=plain", "secure=none").status
+        == 0
+    )
+    (row,) = trials(tmp_path / "digits")
+    again, plain = result(tmp_path / "again"), result(tmp_path / "plain")
+    assert float(row["uplink_bits"]) == again["uplink_bits"] != plain["uplink_bits"]
+    assert float(row["downlink_bits"]) == again["downlink_bits"] != plain["downlink_bits"]
+    assert result(tmp_path / "digits" / "trials" / "00000")["model_sha256"] == [again["model_sha256"]]
+
+
+def test_seeds_under_secure_aggregation_are_averaged(tmp_path: Path) -> None:
+    said = narrowcast(
+        "tune", write_study(tmp_path), "--output", tmp_path, "experiment.secure=masked", "experiment.rounds=4",
+        "study.trials=1", "study.seeds=2", "study.objectives={validation.loss: minimize}",
+    )  # fmt: skip
+    assert (said.status, said.err) == (0, "")
+    assert len(set(result(tmp_path / "digits" / "trials" / "00000")["model_sha256"])) == 2
+    assert "%" not in said.out.partition("Best trials")[2]  # a loss is no share
+
+
 def test_a_budget_ends_a_trial_and_its_configuration(tmp_path: Path) -> None:
     whole = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, "--name", "whole", "study.trials=1")
     assert whole.status == 0

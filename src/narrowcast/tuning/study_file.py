@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.experiment import Experiment, build_experiment
-from narrowcast.platform.config import apply_overrides, read_yaml, set_value, validate
+from narrowcast.experiment import Experiment, build_experiment, load_experiment
+from narrowcast.platform import plugins
+from narrowcast.platform.config import apply_overrides, plugin_folders, read_yaml, set_value, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.state import start
@@ -129,7 +130,7 @@ def _rename_keys(study: Any, origin: str) -> None:
     """Translate the keys of version 0.1, in place."""
     for former, name in _RENAMED.items():
         if isinstance(study, dict) and former in study:
-            logger.warning("%s: study.%s is now called study.%s", origin, former, name)
+            logger.warning("%s: study.%s is now study.%s", origin, former, name)
             study[name] = _merged(study.get(name, {}), study.pop(former))
 
 
@@ -141,6 +142,8 @@ def _experiment(section: Any, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin}: experiment: name a packaged one or a file, or write one here; got {section!r}")
     base = section.pop("base", None)
     values = packaged.read_experiment(str(base))[0] if base is not None else {}
+    if base is not None and plugins.files_of(values, plugin_folders(str(base))):
+        load_experiment(str(base))  # imports its classes from its own folder
     if "replicas" in {**values, **section}:
         raise UserError(f"{origin}: experiment.replicas: a study has study.seeds and study.trials_together instead")
     return _merged(values, section)

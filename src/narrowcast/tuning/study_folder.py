@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.platform.config import write_yaml
+from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.tuning.trial_record import TrialRecord
 
 JOURNAL = "study.journal"
@@ -24,11 +25,12 @@ class StudyFolder:
     path: Path
 
     def write_yaml(self, name: str, values: Mapping[str, Any]) -> Path:
-        """Write nested plain values atomically; return the file's path."""
-        text = io.StringIO()
+        """Write nested plain values atomically, and the modules of the user's own classes; return the file's path."""
+        path, text = self.path / name, io.StringIO()
         write_yaml(values, text)
-        write_atomically(self.path / name, text.getvalue().encode())
-        return self.path / name
+        plugins.keep(values, path.parent / PLUGINS)
+        write_atomically(path, text.getvalue().encode())
+        return path
 
     def write_json(self, name: str, values: Any) -> None:
         """Write plain values atomically as JSON."""
@@ -85,7 +87,7 @@ class StudyFolder:
         return folder / f"trial-{number}-seed-{offset}.json"
 
     def artifacts(self) -> list[Path]:
-        """Return what goes to the store: everything but the trials, which have runs of their own, and the journal."""
+        """Return what goes to MLflow: everything but the trials, which have runs of their own, and the journal."""
         return [path for path in sorted(self.path.iterdir()) if path.name not in ("trials", JOURNAL)]
 
 
