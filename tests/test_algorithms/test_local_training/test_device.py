@@ -20,6 +20,7 @@ from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.plan import Plan
+from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays
 from per_client import make_task as make_factorisation
 from per_client import synthetic
@@ -68,4 +69,4 @@ def test_compiled_loops_are_for_a_cpu() -> None:
 def test_a_missing_gpu_is_one_line() -> None:
     task = make_task(digits(COUNTS), device="cuda")
     with pytest.raises(UserError, match="this machine has no CUDA device; use cpu, or another machine"):
-        LocalBackend().check(Plan(), task)
+        LocalBackend().check(Run(Plan(), FedAvg(), task))

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_local_training import Cohort, random_cohort
 
 import narrowcast
+from cohorts import Cohort, random_cohort
 from narrowcast.algorithms.federated.colr import draw_basis
 from narrowcast.algorithms.local_training import fused
 from narrowcast.algorithms.local_training.batches import draw_batches

@@ -1,12 +1,10 @@
-"""The batched program against the slow reference, and what its batches are made of."""
-
-from dataclasses import dataclass
-from functools import cache
+"""The batched program of matrix factorisation against the slow per-client reference."""
 
 import numpy as np
 import pytest
 import torch
 
+from cohorts import Cohort, random_cohort
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
@@ -14,19 +12,15 @@ from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
 from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.subspace import Subspace
-from narrowcast.platform.contracts import Algorithm, Task
-from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.data.movielens import MovieLens100K
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.contracts import Algorithm
+from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Chunk, ChunkResult
 from per_client import (
     Array,
     LowRankPart,
     Trained,
-    client_batches,
     make_task,
     relative_error,
     synthetic,
@@ -34,42 +28,6 @@ from per_client import (
 )
 
 FLOAT32_BOUND, FLOAT64_BOUND = 1e-6, 1e-12
-
-
-@cache
-def ml_100k() -> Interactions:
-    return MovieLens100K().load()
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """A chunk of random clients in a random round, ready to be trained."""
-
-    task: Task
-    chunk: Chunk
-    item_factors: Array
-
-
-def random_cohort(case: int) -> Cohort:
-    """The settings go through all pairs; few clients where batches are small, as the reference takes its time."""
-    random = np.random.default_rng(case)
-    batch_size = (7, 64, 256)[case % 3]
-    data = ml_100k()
-    clients = np.sort(random.choice(data.n_users, random.integers(1, 61 if batch_size > 7 else 13), replace=False))
-    task = make_task(
-        data,
-        dimension=64,
-        seed=int(random.integers(2**62)),
-        # so that `bandwidth` gives ranks from 0 to r_g: a touched row of rank 8 weighs 256 bits
-        uplink=random.uniform(0, 300 * 5 * data.examples),
-        batch_size=batch_size,
-        epochs=1 + case % 7 % 3,
-        weight_decay=(5e-4, 0.0)[case % 2],
-        train_negatives=("clean", "leaky")[case % 5 % 2],
-    )
-    users = task.model.init_clients(data, task.seed)[USER_FACTORS][clients]
-    item_factors = task.model.init_server(data, task.seed)[ITEM_FACTORS]
-    return Cohort(task, Chunk(int(random.integers(1, 1000)), 0, clients, {USER_FACTORS: users}), item_factors)
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -181,97 +139,6 @@ def test_a_diverged_client_leaves_the_others_of_its_chunk_alone(bad: int, name: 
     assert np.array_equal(sick.ledger.loss[others], healthy.ledger.loss[others])
     assert np.isnan(sick.state[USER_FACTORS][bad]).all()
     assert all(np.isfinite(values).all() for values in sick.partial.values())
-
-
-@pytest.mark.parametrize("train_negatives", ["clean", "leaky"])
-def test_batches_do_not_depend_on_company(train_negatives: str) -> None:
-    training = FactorisationSGD(batch_size=32, train_negatives=train_negatives)
-    clients = np.sort(np.random.default_rng(1).choice(943, 40, replace=False))
-    together = client_batches(draw_batches(ml_100k(), clients, training, seed=5, round_index=9))
-    for client, steps in zip(clients, together, strict=True):
-        (alone,) = client_batches(draw_batches(ml_100k(), np.array([client]), training, seed=5, round_index=9))
-        assert len(alone) == len(steps)
-        for mine, theirs in zip(alone, steps, strict=True):
-            assert np.array_equal(mine[0], theirs[0])
-            assert np.array_equal(mine[1], theirs[1])
-
-
-@pytest.mark.parametrize(("batch_size", "epochs", "negatives"), [(7, 3, 4), (64, 2, 1), (256, 1, 4), (16, 2, 0)])
-def test_each_epoch_visits_each_sample_once(batch_size: int, epochs: int, negatives: int) -> None:
-    training = FactorisationSGD(batch_size=batch_size, epochs=epochs, negatives=negatives)
-    data, clients = ml_100k(), np.array([3, 12, 500, 942])
-    batches = draw_batches(data, clients, training, seed=1, round_index=2)
-    for client, steps in zip(clients, client_batches(batches), strict=True):
-        own = data.items[data.indptr[client] : data.indptr[client + 1]]
-        per_epoch = len(steps) // epochs
-        visited = []
-        for epoch in range(epochs):
-            part = steps[epoch * per_epoch : (epoch + 1) * per_epoch]
-            assert [len(items) for items, _ in part[:-1]] == [batch_size] * (per_epoch - 1)
-            items, labels = (np.concatenate(column) for column in zip(*part, strict=True))
-            assert np.array_equal(np.sort(items[labels]), own)
-            assert len(items) == len(own) * (1 + negatives)
-            visited.append((np.sort(items).tolist(), items.tolist()))
-        assert len({str(same) for same, _ in visited}) == 1
-        assert len({str(order) for _, order in visited}) == epochs  # shuffled anew
-    assert np.array_equal(batches.samples, data.examples[clients[batches.order]] * (1 + negatives))
-
-
-def negatives_of(data: Interactions, training: FactorisationSGD, round_index: int) -> list[Array]:
-    steps = client_batches(draw_batches(data, np.arange(data.n_users), training, seed=3, round_index=round_index))
-    return [np.concatenate([items[~labels] for items, labels in each]) for each in steps]
-
-
-@pytest.mark.parametrize("train_negatives", ["clean", "leaky"])
-def test_what_is_never_a_negative(train_negatives: str) -> None:
-    data = synthetic([5, 30, 12, 140], n_items=150, n_negatives=20)
-    training = FactorisationSGD(epochs=1, negatives=40, train_negatives=train_negatives)
-    for user, drawn in enumerate(negatives_of(data, training, 1)):
-        own = set(data.items[data.indptr[user] : data.indptr[user + 1]])
-        held_out = {data.test[user], data.validation[user], *data.negatives[user]}
-        never = own | held_out | (set(range(data.n_items)) - set(data.items)) if train_negatives == "leaky" else own
-        allowed = set(range(data.n_items)) - never
-        assert set(drawn) <= allowed
-        if len(drawn) > 20 * len(allowed):
-            assert set(drawn) == allowed  # held-out items too, where they are clean
-    assert len(set(data.items)) < data.n_items
-
-
-def chi_square_deviations(counts: Array) -> float:
-    """How many of its standard deviations the statistic of a uniform draw lies above its mean."""
-    expected, freedom = counts.sum() / len(counts), len(counts) - 1
-    return float((((counts - expected) ** 2).sum() / expected - freedom) / (2 * freedom) ** 0.5)
-
-
-def test_negatives_are_uniform_over_the_allowed_items() -> None:
-    data = synthetic([10, 10, 10], n_items=60)
-    training = FactorisationSGD(epochs=1, negatives=2000)
-    for user, drawn in enumerate(negatives_of(data, training, 1)):
-        counts = np.bincount(drawn, minlength=60)
-        allowed = np.setdiff1d(np.arange(60), data.items[10 * user : 10 * user + 10])
-        assert len(drawn) == 20_000
-        assert abs(chi_square_deviations(counts[allowed])) < 4
-    assert chi_square_deviations(np.append(counts[allowed], 0)) > 30  # the statistic does see a missing item
-
-
-def test_shuffles_are_uniform() -> None:
-    data = synthetic([4], n_items=60)
-    training = FactorisationSGD(epochs=1, negatives=4, batch_size=256)
-    counts = np.zeros(20)
-    for round_index in range(1, 1001):
-        ((_, labels),) = client_batches(draw_batches(data, np.array([0]), training, 0, round_index))[0]
-        counts[np.flatnonzero(labels)] += 1
-    assert counts.sum() == 4000
-    assert abs(chi_square_deviations(counts)) < 4
-
-
-def test_negatives_differ_between_rounds_and_stay_over_the_epochs() -> None:
-    data, training = synthetic([20, 20]), FactorisationSGD(epochs=2)
-    first, again, other = (negatives_of(data, training, round_index) for round_index in (1, 1, 2))
-    assert np.array_equal(first[0], again[0])
-    assert sorted(first[0]) != sorted(other[0])
-    assert sorted(first[0]) != sorted(first[1])
-    assert sorted(first[0][:80]) == sorted(first[0][80:])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -56,7 +56,7 @@ class Branches(nn.Module):
         return self.first(x) if x.mean() > 0.3 else self.second(x)
 
 
-HERE = "test_network_training"
+HERE = "test_network"
 MODELS: list[Classifier] = [
     Softmax(),
     MLP(hidden=(16,)),
