@@ -147,4 +147,4 @@ def test_missing_data_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path / "empty"))
     monkeypatch.setenv("HOME", str(tmp_path))
     said = narrowcast("reproduce", "colr-table4", "--output", tmp_path / "out")
-    assert_refused(said, "ml-1m is not here", "narrowcast data fetch ml-1m")
+    assert_refused(said, "ml-1m was not found", "narrowcast data fetch ml-1m")

@@ -1,4 +1,4 @@
-"""What is judged of the low-rank paper: verdicts, the minutes of Table 2, and the components of Figure 2."""
+"""Reproduction of the low-rank paper: verdicts, the minutes of Table 2, the components of Figure 2."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from narrowcast.reproduce.verdict import Verdict, judge_mean
 
 
 def exact(points: Any, shift: float = 0.0) -> dict[str, list[dict[str, Any]]]:
-    """The results of three seeds whose mean is the paper's, plus `shift` points."""
+    """Return results of three seeds with the paper's mean plus `shift` points."""
     return {
         point.run.label: [
             {
@@ -65,7 +65,7 @@ def test_the_spread_is_that_of_a_sample_and_one_seed_has_none() -> None:
 
 
 @pytest.mark.parametrize("points", [TABLE_4, FIGURE_3, FIGURE_4], ids=["table 4", "figure 3", "figure 4"])
-def test_values_read_off_a_plot_have_more_room(points: Any) -> None:
+def test_values_read_from_a_plot_have_a_larger_tolerance(points: Any) -> None:
     read_off = points is not TABLE_4
     for shift, agrees in ((0.0, True), (0.99, True), (1.01, read_off), (1.29, read_off), (1.31, False)):
         verdicts = judge_points(points, exact(points, shift))
@@ -73,12 +73,12 @@ def test_values_read_off_a_plot_have_more_room(points: Any) -> None:
         assert {verdict.verdict.startswith("reproduced") for verdict in verdicts} == {agrees}, shift
 
 
-def test_who_is_ahead_is_read_from_the_means() -> None:
+def test_the_order_is_that_of_the_means() -> None:
     judged = judge_order(COLR, SVD, exact(FIGURE_4))
-    assert (judged.paper, judged.ours, judged.verdict) == ("-0.60 to +4.80", "-0.60 to +4.80", "the same order")
-    assert judged.what == "HR@10, CoLR less SVD at 32, 16, 8, 4, 2, 1"
+    assert (judged.paper, judged.ours, judged.verdict) == ("-0.60 to +4.80", "-0.60 to +4.80", "same order")
+    assert judged.what == "HR@10, CoLR minus SVD at 32, 16, 8, 4, 2, 1"
     better = {**exact(FIGURE_4), **exact(COLR, shift=0.5)}
-    assert judge_order(COLR, SVD, better).verdict == "another order at 32, 16, 8"
+    assert judge_order(COLR, SVD, better).verdict == "different order at 32, 16, 8"
 
 
 def test_every_run_is_an_experiment_of_its_own() -> None:
@@ -92,8 +92,8 @@ def test_every_run_is_an_experiment_of_its_own() -> None:
     assert all(len({each.label for each in target.runs}) == len(target.runs) for target in TARGETS.values())
 
 
-def test_the_points_of_a_size_weigh_the_same() -> None:
-    """4 N r bytes, but for the vectors V of the SVD."""
+def test_points_of_equal_size_cost_the_same() -> None:
+    """All cost 4 N r bytes, except for the vectors V of the SVD."""
     n_items, dimension = 3706, 64
     for point in FIGURE_4:
         experiment = load_experiment(point.run.experiment, [*point.run.overrides, "backend.kind=local"])
@@ -118,7 +118,7 @@ def test_the_formula_gives_the_computation_of_the_published_timings() -> None:
     assert colr_times.computation_minutes(9.945 / 500, 2.597 / 500) == pytest.approx(169.07, abs=0.005)
 
 
-def test_the_times_are_judged_beside_the_constant(tmp_path: Path) -> None:
+def test_times_are_judged_without_the_constant(tmp_path: Path) -> None:
     results = {each.label: [{"client_seconds": 0.02, "server_seconds": 0.002}] for each in colr_times.timed_runs()}
     verdicts = {verdict.what: verdict for verdict in colr_times.judge_times(results)}
     assert verdicts["communication, Top-K@16"].verdict == "reproduced, within 0.1"

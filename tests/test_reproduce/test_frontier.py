@@ -1,4 +1,4 @@
-"""How series are compared where they weigh the same."""
+"""Comparison of series at equal bits."""
 
 from __future__ import annotations
 

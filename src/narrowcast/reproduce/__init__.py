@@ -1,1 +1,1 @@
-"""Tables and figures of papers, computed anew and set beside what was published."""
+"""Tables and figures of papers, recomputed and compared with the published numbers."""

@@ -1,6 +1,6 @@
-"""How long the slowest client and the server take, with every client trained alone.
+"""CPU time of the slowest client and of the server per round, with every client trained alone.
 
-Seconds are those of the processor on the one thread that trains, so that other work on the machine counts little.
+Seconds are CPU seconds of the one thread that trains, so that other load on the machine has little effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from narrowcast.platform.threads import one_thread
 
 
 def measure_times(run: Run) -> Mapping[str, Any]:
-    """Seconds of the slowest client and of the server, mean over the rounds but the first, which compiles."""
+    """Return the seconds of the slowest client and of the server, mean over the rounds after the first."""
     plan, algorithm, task = run.plan, run.algorithm, run.task
     live = LiveState.of(run, start(run))
     slowest, server = [], []

@@ -1,10 +1,10 @@
-"""Table 4 and Figures 3 and 4 of Nguyen et al., WWW 2024 (arXiv:2401.03748) on MovieLens-1M: ranks against accuracy.
+"""Table 4 and Figures 3 and 4 of Nguyen et al., WWW 2024 (arXiv:2401.03748) on MovieLens-1M: accuracy against rank.
 
-The paper gives Table 4 in numbers. Figures 3 and 4 were read off the plots that its authors published with their code,
-to 0.3 points. All of it is HR@10 and NDCG@10 after round 1000, in percent.
+The paper prints the numbers of Table 4. Figures 3 and 4 were read from the plots that its authors published with their
+code, to within 0.3 points. All values are HR@10 and NDCG@10 after round 1000, in percent.
 
-Top-K keeps k / 64 of all values and sends their places too, so that it weighs as much as rank 2 k. The plot says only
-"the same payload reduction"; its values are those of k = r / 2, and lie one to six points below those of k = r.
+Top-K keeps k / 64 of all values and also sends their indices, so that it costs as much as rank 2 k. The plot says only
+"the same payload reduction"; its values are those of k = r / 2, one to six points below those of k = r.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import Verdict, judge_mean
 
 TOLERANCE, READ_OFF = 1.0, 0.3
-"""Points of HR or NDCG that count as reproduced, and how far a value that was read off a plot may be wrong."""
+"""Largest difference in points that counts as reproduced, and the error of a value read from a plot."""
 DIMENSION = 64
 _SIZES = {"FedMF": "d", "SCoLR": "r_g"}
 _COLOURS = {"FedMF": BLACK, "CoLR": BLUE, "SCoLR": BLUE, "SVD": VERMILLION, "Top-K": GREEN}
@@ -27,7 +27,7 @@ _COLOURS = {"FedMF": BLACK, "CoLR": BLUE, "SCoLR": BLUE, "SVD": VERMILLION, "Top
 
 @dataclass(frozen=True)
 class Point:
-    """A published point: `size` is d of FedMF, the rank of the others, and of Top-K the rank that weighs as much."""
+    """A published point. `size`: d of FedMF; the rank of CoLR, SCoLR and SVD; for Top-K, the rank of equal cost."""
 
     series: str
     size: int
@@ -37,7 +37,7 @@ class Point:
 
     @property
     def run(self) -> RunSpec:
-        """The run that gives it."""
+        """The run that reproduces the point."""
         size = self.size
         if self.series == "FedMF":
             return RunSpec(f"fedmf-ml1m-d-{size}", "fedmf-ml1m", (f"model.embedding_dim={size}",))
@@ -51,14 +51,14 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Its label in a table."""
+        """The label of the point in a table."""
         if self.series == "Top-K":
             return f"Top-K k = {self.size / 2:g} of 64"
         return f"{self.series} {_SIZES.get(self.series, 'r')} = {self.size}"
 
 
 def released_codec(series: str, size: float) -> str:
-    """SVD of rank `size` or Top-K of `size` 64ths as the released code has them, for a client's and the mean change."""
+    """Return the codec of the released code, for uplink and downlink: SVD of rank `size`, or Top-K of `size` / 64."""
     if series == "SVD":
         return f"{{kind: svd, rank: {size}, parts: usv}}"
     return f"{{kind: top_k, fraction: {size / DIMENSION}, indices: int32}}"
@@ -84,7 +84,7 @@ FIGURE_4 = (*COLR, *SVD, *TOP_K)
 
 
 def judge_points(points: tuple[Point, ...], results: Results) -> list[Verdict]:
-    """HR@10 and NDCG@10 of every point, our mean over the seeds beside the paper's."""
+    """Compare HR@10 and NDCG@10 of every point, mean over the seeds, with the paper."""
     return [
         judge_mean(
             f"{METRICS[metric][0]}, {point.name}", paper, values_of(point, metric, results), round(point.tolerance, 1)
@@ -96,12 +96,12 @@ def judge_points(points: tuple[Point, ...], results: Results) -> list[Verdict]:
 
 
 def values_of(point: Point, metric: str, results: Results) -> list[float]:
-    """The last round's metric of each seed, in percent."""
+    """Return the metric after the last round for each seed, in percent."""
     return [100 * result["final"][f"test.{metric}"] for result in results[point.run.label]]
 
 
 def judge_order(series: tuple[Point, ...], rivals: tuple[Point, ...], results: Results) -> Verdict:
-    """Who of two series has the higher HR@10 at each of the rivals' sizes, in the paper's plot and here."""
+    """Compare the sign of the difference in HR@10 between two series, at each size of the rivals, with the paper."""
     own = {point.size: point for point in series}
     paper = [own[rival.size].hr - rival.hr for rival in rivals]
     ours = [
@@ -111,15 +111,15 @@ def judge_order(series: tuple[Point, ...], rivals: tuple[Point, ...], results: R
     differing = [rival.size for rival, one, other in zip(rivals, paper, ours, strict=True) if one * other <= 0]
     sizes = ", ".join(f"{rival.size}" for rival in rivals)
     return Verdict(
-        f"HR@10, {series[0].series} less {rivals[0].series} at {sizes}",
+        f"HR@10, {series[0].series} minus {rivals[0].series} at {sizes}",
         f"{min(paper):+.2f} to {max(paper):+.2f}",
         f"{min(ours):+.2f} to {max(ours):+.2f}",
-        f"another order at {', '.join(map(str, differing))}" if differing else "the same order",
+        f"different order at {', '.join(map(str, differing))}" if differing else "same order",
     )
 
 
 def plot_points(points: tuple[Point, ...], results: Results, title: str, path: Path) -> None:
-    """Accuracy against size: lines with a bar of one standard deviation are ours, rings are the paper's."""
+    """Plot accuracy against size: lines with error bars of one standard deviation are ours, rings the paper's."""
     figure, panels = new_figure(title, panels=2)
     base = FEDMF[0]
     for axes, metric in zip(panels, ("hr@10", "ndcg@10"), strict=True):
@@ -137,7 +137,7 @@ def plot_points(points: tuple[Point, ...], results: Results, title: str, path: P
         sizes = sorted({point.size for point in points})
         axes.set_xticks(sizes, [f"{size}" for size in sizes])
         axes.invert_xaxis()
-        axes.set(xlabel="payload (of 64): d, rank, or twice k of Top-K", ylabel=f"test {METRICS[metric][0]} (%)")
+        axes.set(xlabel="payload, in columns of 64: d, rank, or 2 k of Top-K", ylabel=f"test {METRICS[metric][0]} (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
         handles,

@@ -1,10 +1,10 @@
-"""Figure 2 of Nguyen et al., WWW 2024 (arXiv:2401.03748): how many principal components a client's update has.
+"""Figure 2 of Nguyen et al., WWW 2024 (arXiv:2401.03748): number of principal components of a client's update.
 
-N95 and N99 are the least numbers of components that explain 95 % and 99 % of the variance of a client's change of Q
-[N, d] by principal component analysis, with the N items as observations, those that the client did not touch too. The
-paper plots their mean and standard deviation over the participants of each round, without numbers, and its released
-code has no part of it. Here every tenth round of FedMF with d = 64 is measured; and, which the paper does not show, the
-mean of the round's changes, which is what the server adds to Q and sends.
+N95 and N99 are the smallest numbers of components that explain 95 % and 99 % of the variance of a client's update of Q
+[N, d] in a principal component analysis with all N items as observations, untouched ones included. The paper plots
+their mean and standard deviation over the participants of each round without numbers, and its released code does not
+contain the analysis. Here every tenth round of FedMF with d = 64 is measured. In addition to the paper, the mean update
+of the round is measured, which the server adds to Q and sends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ RUN = RunSpec("components-fedmf-64", "fedmf-ml1m", ("evaluate_every=1000",), "co
 
 
 def count_components(change: NDArray[np.float32], n_items: int, share: float | Sequence[float]) -> list[int]:
-    """The least numbers of components with these shares of the variance; `change` [m, d] is all rows but zeros."""
+    """Return the smallest numbers of components that explain these shares of the variance.
+
+    Shapes: `change` [m, d] holds the non-zero rows of an update of `n_items` rows.
+    """
     exact = change.astype(np.float64)
     mean = exact.sum(axis=0) / n_items
     variances = np.linalg.eigvalsh(exact.T @ exact - n_items * np.outer(mean, mean))[::-1].clip(min=0)
@@ -44,15 +47,15 @@ def count_components(change: NDArray[np.float32], n_items: int, share: float | S
 
 
 @dataclass
-class Watched:
-    """Trains chunks in this process and counts the components of what each client learnt in every tenth round."""
+class ComponentCounter:
+    """A local executor that counts the components of each client's update in every tenth round."""
 
     run: Run
     counts: dict[int, list[list[int]]] = field(default_factory=dict)
     of_mean: list[list[int]] = field(default_factory=list)
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
-        """As an executor does."""
+        """Train the chunks of a round, and count components if the round is measured."""
         results = [self.run.algorithm.train(broadcast, chunk, self.run.task) for chunk in chunks]
         round_index = chunks[0].round_index
         if round_index == 1 or round_index % EVERY == 0:
@@ -65,7 +68,7 @@ class Watched:
         task, ones = self.run.task, np.ones(len(chunk.clients), dtype=np.float32)
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         result = train_cohort_rows(np.asarray(broadcast[ITEM_FACTORS]), chunk, task, samples, ones, keep_changes=True)
-        assert result.row_changes is not None, "they were to be kept"
+        assert result.row_changes is not None, "keep_changes=True returns them"
         shares = list(SHARES.values())
         return [
             count_components(result.row_changes[start:stop], task.data.n_items, shares)
@@ -74,19 +77,19 @@ class Watched:
 
 
 def measure_components(run: Run) -> Mapping[str, Any]:
-    """Mean and standard deviation over the participants of each measured round."""
-    watched = Watched(run)
-    for _ in rounds(run, watched):
+    """Return N95 and N99 of each measured round: mean, standard deviation and maximum over the participants."""
+    counter = ComponentCounter(run)
+    for _ in rounds(run, counter):
         pass
-    counts = [np.array(each) for each in watched.counts.values()]
+    counts = [np.array(each) for each in counter.counts.values()]
     return {
-        "round": list(watched.counts),
+        "round": list(counter.counts),
         **{
             name: {
                 "mean": [float(each[:, place].mean()) for each in counts],
                 "spread": [float(each[:, place].std()) for each in counts],
                 "most": [int(each[:, place].max()) for each in counts],
-                "of_mean": [each[place] for each in watched.of_mean],
+                "of_mean": [each[place] for each in counter.of_mean],
             }
             for place, name in enumerate(SHARES)
         },
@@ -94,7 +97,7 @@ def measure_components(run: Run) -> Mapping[str, Any]:
 
 
 def judge_components(results: Results) -> list[Verdict]:
-    """The paper says that updates stay low-rank, and gives no number."""
+    """Report the mean components; the paper says that updates stay low-rank, and prints no number."""
     verdicts, seeds = [], results[RUN.label]
     for name, share in SHARES.items():
         of_clients = [float(np.mean(result[name]["mean"])) for result in seeds]
@@ -114,17 +117,17 @@ def _row(what: str, paper: str, values: list[float], verdict: str) -> Verdict:
 
 
 def plot_components(results: Results, path: Path) -> None:
-    """N95 and N99 by round: means over participants and seeds; the band is a standard deviation over participants."""
+    """Plot N95 and N99 by round: means over participants and seeds; the band is one standard deviation."""
     figure, (axes,) = new_figure("Figure 2: principal components of an update, FedMF-64 on ml-1m", panels=1)
     seeds = results[RUN.label]
     for name, colour in zip(SHARES, (BLUE, GREEN), strict=True):
-        played, label = seeds[0]["round"], name.upper()
+        measured, label = seeds[0]["round"], name.upper()
         mean, spread, of_mean = (
             np.mean([result[name][key] for result in seeds], axis=0) for key in ("mean", "spread", "of_mean")
         )
-        axes.plot(played, mean, color=colour, linewidth=1.5, label=f"{label} of a client's change")
-        axes.fill_between(played, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(played, of_mean, "--", color=colour, linewidth=1.2, label=f"{label} of the mean change")
+        axes.plot(measured, mean, color=colour, linewidth=1.5, label=f"{label} of a client's update")
+        axes.fill_between(measured, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(measured, of_mean, "--", color=colour, linewidth=1.2, label=f"{label} of the mean update")
     axes.set_yscale("log", base=2)
     ticks = [2**power for power in range(7)]
     axes.set_yticks(ticks, list(map(str, ticks)))

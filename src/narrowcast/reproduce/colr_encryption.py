@@ -1,13 +1,13 @@
-"""Table 3 of Nguyen et al., WWW 2024 (arXiv:2401.03748): what encryption costs on MovieLens-1M, N = 3,706 items.
+"""Table 3 of Nguyen et al., WWW 2024 (arXiv:2401.03748): cost of encryption on MovieLens-1M, N = 3,706 items.
 
-Sizes name the scheme that the paper does not: its CKKS ciphertext of 3,073 KB holds 32,768 slots, a ring of 65,536 with
-three primes. A sum needs no products, so that a ring of 8,192 and one prime do at 192-bit security. Its Paillier
-ciphertexts of 837 bytes are those of a 3,072-bit key in a pickle.
+The paper does not state the parameters of its schemes; the sizes imply them. A CKKS ciphertext of 3,073 KB holds 32,768
+slots: a ring of 65,536 with three primes. Since a sum needs no products, a ring of 8,192 with one prime suffices here,
+at 192-bit security. Paillier ciphertexts of 837 bytes are those of a 3,072-bit key in a pickle.
 
-Differs from the paper: 1. our updates carry a signature and the counts that each item is divided by. 2. a client's
-seconds are those for its update and for opening the sum, which with us one client does for all. 3. the server's are for
-60 updates, checked and added. 4. Paillier is measured on some values and scaled to all. Seconds are those of one
-processor of the machine at hand.
+Differs from the paper: 1. our updates carry a signature, and the counts by which each item is divided. 2. a client's
+seconds are those of its update and of decrypting the sum, which here one client does for all. 3. the server's seconds
+are those of verifying and adding 60 updates. 4. Paillier is measured on some values and scaled to all. Seconds are CPU
+seconds of one core of the present machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPEATS, PAILLIER_VALUES = 5, 48
 
 @dataclass(frozen=True)
 class EncryptionCost:
-    """Seconds of a client and of the server in a round, and a client's update with and without encryption."""
+    """Seconds per round of a client and of the server, and kilobytes of an update with and without encryption."""
 
     client_seconds: float
     server_seconds: float
@@ -61,7 +61,7 @@ PAPER: dict[str, EncryptionCost] = {
 
 
 def measure_costs() -> dict[str, EncryptionCost]:
-    """Every row of the table on this machine."""
+    """Measure every row of the table on this machine."""
     unit = _paillier_unit()
     costs = {}
     for method in PAPER:
@@ -75,7 +75,7 @@ def measure_costs() -> dict[str, EncryptionCost]:
 
 
 def _ckks(rank: int) -> EncryptionCost:
-    """Updates of this rank under CKKS, from the contribution of a client to the opened sum."""
+    """Measure updates of this rank under CKKS, from a client's contribution to the decrypted sum."""
     random = np.random.default_rng(0)
     whole = Group((Part("sum", None, ITEMS * rank),), (Part("weight", None, ITEMS),))
     scheme = CKKS()
@@ -103,7 +103,7 @@ def _ckks(rank: int) -> EncryptionCost:
     began = time.thread_time()
     opened = scheme.decrypt_sum(key_store.secret, whole, total, messages.fixed_point)
     opening_seconds = time.thread_time() - began
-    assert np.array_equal(opened, integers * CLIENTS), "the sum of sixty is sixty times one"
+    assert np.array_equal(opened, integers * CLIENTS), "the sum of equal updates is a multiple of one"
     in_all = float(np.median(client_seconds)) + opening_seconds
     return EncryptionCost(in_all, sum(server_seconds), len(sent) / 1024, 4 * ITEMS * rank / 1024)
 
@@ -123,7 +123,7 @@ class _TimedKeyStore(KeyStore):
 
 
 def _paillier_unit() -> EncryptionCost:
-    """One value: a client encrypts it and decrypts the sum, the server adds 60."""
+    """Measure one value: a client encrypts it and decrypts the sum, the server adds 60."""
     public, secret = paillier.make_keys()
     values = np.random.default_rng(0).integers(-(2**20), 2**20, PAILLIER_VALUES).tolist()
     encrypted = paillier.encrypt(public, values)
@@ -144,7 +144,7 @@ def _median(work: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def judge_costs(costs: dict[str, EncryptionCost]) -> list[Verdict]:
-    """Sizes, client seconds and server seconds of every method."""
+    """Compare sizes, client seconds and server seconds of every method with the paper."""
     columns: Sequence[tuple[str, str, Callable[[EncryptionCost], float], int]] = (
         ("ciphertext", "KB", lambda cost: cost.ciphertext_kb, 0),
         ("plaintext", "KB", lambda cost: cost.plaintext_kb, 0),
@@ -171,14 +171,14 @@ def judge_costs(costs: dict[str, EncryptionCost]) -> list[Verdict]:
 
 
 def security_notes() -> str:
-    """What the parameters behind the numbers are worth."""
+    """Return the parameters of CKKS and their security level in bits."""
     scheme = CKKS()
     level = ckks.security_bits(scheme.ring, scheme.prime_bits)
     return f"CKKS: ring {scheme.ring}, primes of {scheme.prime_bits} bits, {level}-bit security"
 
 
 def plot_costs(costs: dict[str, EncryptionCost], path: Path) -> None:
-    """Bytes and client seconds on logarithmic scales."""
+    """Plot ciphertext sizes and client seconds on logarithmic axes."""
     figure, axes = new_figure(f"Table 3: encryption on ml-1m ({security_notes()})", panels=2)
     places = np.arange(len(PAPER))
     for each, label, field in (

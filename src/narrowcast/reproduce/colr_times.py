@@ -1,12 +1,12 @@
 """Table 2 of Nguyen et al., WWW 2024 (arXiv:2401.03748): minutes of 1000 rounds on MovieLens-1M.
 
-Communication is S / B_down + S / B_up with B_down = 0.75 and B_up = 0.25 MiB/s and the S = 4 N r bytes of one message
-both ways (8 N r of Top-K: value and place); bases, row masks and V of the SVD are left out. Computation is C_comp =
-10 s a round, R_comp = 7 times the slowest client, and the server, so that 166.67 of some 169 minutes are the constant.
-With these sizes the paper's model of section 5.2 gives all of its communication cells to 0.01 minutes.
+Communication is S / B_down + S / B_up with B_down = 0.75 and B_up = 0.25 MiB/s, and S = 4 N r bytes per message in
+either direction (8 N r for Top-K: value and index); bases, row masks and V of the SVD are not counted. Computation is
+C_comp = 10 s per round plus R_comp = 7 times the slowest client plus the server, so that 166.67 of about 169 minutes
+are constant. With these sizes the paper's model of section 5.2 gives all of its communication cells to 0.01 minutes.
 
-Differs from the paper: our client and server times are those of compiled loops on the machine at hand, on which every
-client is trained alone and timed, drawing its negatives included; each client takes part once, in 101 rounds.
+Differs from the paper: 1. client and server times are those of compiled loops on the present machine. 2. every client
+is trained and timed alone, including the drawing of negatives. 3. each client takes part once, in 101 rounds.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ PAPER: dict[str, tuple[float, float]] = {
     "Top-K@8": (20.11, 169.92),
     "Top-K@16": (40.21, 170.14),
 }
-"""Method -> minutes of communication and of computation."""
+"""Method -> minutes of communication, minutes of computation."""
 
 
 def communication_minutes(method: str) -> float:
-    """The first column."""
+    """Return the first column, from the sizes alone."""
     series, size = _split(method)
     message = 4 * ITEMS * size * (2 if series == "Top-K" else 1)
     return ROUNDS * (message / DOWNLINK + message / UPLINK) / 60
 
 
 def computation_minutes(client_seconds: float, server_seconds: float) -> float:
-    """The second column, from the mean over rounds of the slowest client's and of the server's seconds."""
+    """Return the second column, from the mean seconds per round of the slowest client and of the server."""
     return ROUNDS * (OVERHEAD_SECONDS + SLOWDOWN * client_seconds + server_seconds) / 60
 
 
 def timed_runs() -> tuple[RunSpec, ...]:
-    """Every method, to be timed over one pass of all clients."""
+    """Return the timings of all methods, each over one pass of all clients."""
     return tuple(_run(method) for method in PAPER)
 
 
@@ -85,15 +85,15 @@ def _split(method: str) -> tuple[str, int]:
 
 
 def judge_times(results: Results) -> list[Verdict]:
-    """Both columns and their sum; only the first does not depend on the machine."""
+    """Compare both columns and their sum with the paper; only the first is independent of the machine."""
     verdicts = [
         judge_mean(f"communication, {method}", paper, [communication_minutes(method)], 0.1)
         for method, (paper, _) in PAPER.items()
     ]
     for method, (communication, paper) in PAPER.items():
         ours = _minutes(method, results)
-        beside = f"beside the constant {CONSTANT_MINUTES:.2f}: {paper - CONSTANT_MINUTES:.2f} there"
-        beside += f", {np.mean(ours) - CONSTANT_MINUTES:.2f} here"
+        remainder = f"without the constant {CONSTANT_MINUTES:.2f}: {paper - CONSTANT_MINUTES:.2f} in the paper"
+        remainder += f", {np.mean(ours) - CONSTANT_MINUTES:.2f} here"
         for what, published, values in (
             ("computation", paper, ours),
             ("total", communication + paper, [communication_minutes(method) + each for each in ours]),
@@ -103,7 +103,7 @@ def judge_times(results: Results) -> list[Verdict]:
                     f"{what}, {method}",
                     f"{published:.2f}",
                     mean_and_spread(values),
-                    beside if what == "computation" else f"within {abs(np.mean(values) / published - 1):.1%}",
+                    remainder if what == "computation" else f"within {abs(np.mean(values) / published - 1):.1%}",
                     f"{np.mean(values) - published:+.2f}",
                     tuple(values),
                 )
@@ -119,7 +119,7 @@ def _minutes(method: str, results: Results) -> list[float]:
 
 
 def plot_times(results: Results, path: Path) -> None:
-    """What is beside the constant of 166.67 minutes: communication, and computation there and here."""
+    """Plot communication, and computation without the constant of 166.67 minutes."""
     figure, (left, right) = new_figure("Table 2: minutes of 1000 rounds on ml-1m", panels=2)
     places = np.arange(len(PAPER))
     left.barh(places, [communication_minutes(method) for method in PAPER], color=BLUE, height=0.6)

@@ -1,9 +1,8 @@
-"""Accuracy against uplink bits: ranks and levels from the channel beside other ways to spend the bits.
+"""Accuracy against uplink bits: channel-adapted ranks and levels compared with other compression methods.
 
-The channel-aware series play on a shared band with Rayleigh fading, whose time is set so that a cohort can send about
-so much of its full updates in float32. The rivals have links that neither fade nor fail: each client sends what its
-codec makes of its update, through the same entropy coder, and they are compared where they weigh the same. That is more
-than the band would give them.
+The channel-aware series run on a shared band with Rayleigh fading, whose upload time is set so that a cohort can send
+about a given fraction of its full updates in float32. The rivals have links without fading or loss: each client sends
+its encoded update through the same entropy coder, and methods are compared at equal bits. This favours the rivals.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _BAND = "radio={channel: {kind: rayleigh, access: shared}, allocation: %s, uploa
 
 @dataclass(frozen=True)
 class Series:
-    """A way to send at several settings: overrides of all of them, and of each.
+    """A compression method at several settings: common overrides, and those of each setting.
 
-    `rates`: the server's learning rate of each setting.
+    `rates`: the server's learning rate for each setting.
     """
 
     name: str
@@ -39,13 +38,13 @@ class Series:
     colour: str
 
     def run(self, setting: str) -> RunSpec:
-        """The run of a setting."""
+        """Return the run of a setting."""
         label = re.sub("[^a-z0-9.]+", "-", f"{self.experiment} {self.name} {setting}".lower()).strip("-")
         rate = f"algorithm.server_learning_rate={self.rates[setting]:g}"
         return RunSpec(label, self.experiment, (*self.overrides, *self.settings[setting], rate))
 
     def at_rate(self, setting: str, rate: float) -> RunSpec:
-        """The same at another learning rate of the server, judged on validation users."""
+        """Return the run at another learning rate of the server, evaluated on validation users."""
         other = replace(self, rates={setting: rate}).run(setting)
         return replace(
             other, label=f"{other.label}-rate-{rate:g}", overrides=(*other.overrides, "data.validation=random")
@@ -54,9 +53,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Series to be compared; `full_bits` are a round's updates in float32, `aims` percent at 1 / key of them.
+    """Series to compare.
 
-    The plot ends at `lowest` percent; what is below stands at its foot, as an arrow.
+    `full_bits`: bits of a round's updates in float32. `aims`: target accuracy in percent at 1 / key of those bits. The
+    plot ends at `lowest` percent; points below are drawn as arrows at its bottom.
     """
 
     title: str
@@ -71,11 +71,11 @@ class Frontier:
 
     @property
     def runs(self) -> tuple[RunSpec, ...]:
-        """All runs."""
+        """All runs of the study."""
         return (self.reference, *(series.run(each) for series in self._series for each in series.settings))
 
     def judge(self, results: Results) -> list[Verdict]:
-        """The channel-aware series at each budget, beside its aim and beside the best rival at the bits it took."""
+        """Compare the channel-aware series at each budget with its aim, and with the best rival at equal bits."""
         full = _accuracies(results[self.reference.label], self.metric)
         verdicts = [Verdict("full updates in float32", "", mean_and_spread(full), "reference", by_seed=tuple(full))]
         for budget in self.budgets:
@@ -104,7 +104,7 @@ class Frontier:
         return verdicts
 
     def plot(self, results: Results, path: Path) -> None:
-        """Mean and standard deviation over the seeds against what was sent."""
+        """Plot mean and standard deviation over the seeds against the fraction of bits sent."""
         figure, (axes,) = new_figure(self.title, panels=1)
         for series in self._series:
             shares, values = self._points(results, series)
@@ -139,26 +139,26 @@ class Frontier:
         return float(np.mean([seed["uplink_bits"] / (seed["rounds"] * self.full_bits) for seed in seeds]))
 
     def _points(self, results: Results, series: Series) -> tuple[FloatArray, FloatArray]:
-        """What the settings of a series took, ascending [S], and their accuracies [S, seeds]."""
+        """Return the bit fractions of a series' settings, ascending [S], and their accuracies [S, seeds]."""
         runs = sorted(map(series.run, series.settings), key=lambda each: self._share(results, each))
         shares = np.array([self._share(results, each) for each in runs])
         return shares, np.array([_accuracies(results[each.label], self.metric) for each in runs])
 
     def _at(self, results: Results, series: Series, share: float) -> FloatArray:
-        """A series' accuracies for so much: on straight lines in the logarithm of the bits; nothing below its least."""
+        """Return a series' accuracy per seed at a bit fraction, interpolated in log bits; zero below its lowest."""
         shares, values = self._points(results, series)
         means = values.mean(axis=1)
-        # More bits than are useful need not be sent.
+        # A method need not spend bits that do not help it.
         useful = [int(np.argmax(means[: place + 1])) for place in range(len(means))]
         return np.array([np.interp(np.log(share), np.log(shares), each, left=0.0) for each in values[useful].T])
 
 
 Tried = tuple[tuple[Series, str, tuple[float, ...]], ...]
-"""Of which series at which setting, which learning rates of the server are tried."""
+"""Series, setting, and the learning rates of the server to try."""
 
 
 def judge_rates(tried: Tried, results: Results, metric: str) -> list[Verdict]:
-    """What each learning rate gives on validation users, and which is the best of a setting."""
+    """Report the validation accuracy of each learning rate, and mark the best of each setting."""
     verdicts = []
     for series, setting, rates in tried:
         values = {rate: _accuracies(results[series.at_rate(setting, rate).label], metric) for rate in rates}
@@ -177,12 +177,12 @@ def judge_rates(tried: Tried, results: Results, metric: str) -> list[Verdict]:
 
 
 def band(allocation: str, seconds_for_all: float, budgets: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
-    """Settings on a shared band that carries a cohort's full updates in so many seconds, for 1 / budget of them."""
+    """Return settings for 1 / budget of the bits, on a shared band that carries full updates in `seconds_for_all`."""
     return {f"{each}": (_BAND % (allocation, seconds_for_all / each),) for each in budgets}
 
 
 def _against(ahead: FloatArray, rival: str) -> str:
-    """Where the differences of the same seeds put us: level where their mean's 95 % interval has zero in it."""
+    """Return the order by paired differences: level if the 95 % interval of their mean contains zero."""
     mean, half = float(np.mean(ahead)), 0.0
     if len(ahead) > 1:
         half = float(stdtrit(len(ahead) - 1, 0.975) * np.std(ahead, ddof=1) / np.sqrt(len(ahead)))

@@ -1,7 +1,7 @@
 """The frontier on MovieLens-1M: 1000 rounds of 60 clients, HR@10 against a fraction of FedMF-64's float32 uplink.
 
-The learning rate of the server is 1, and lower for the shared basis; `frontier-ml1m-rates` tries `TRIED` on validation
-users, and `frontier-ml1m-tuned` plays those for whom another one is best at that.
+The server's learning rate is 1, and lower for the shared basis; `frontier-ml1m-rates` tries the rates of `TRIED` on
+validation users, and `frontier-ml1m-tuned` runs the methods whose best rate is not 1 at their best rate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from narrowcast.reproduce.run_spec import RunSpec
 BUDGETS = (64, 128, 256, 512, 1024, 2048)
 _BEYOND = (3072, 4096, 8192)
 _SECONDS = 48.7
-_RARELY = ("checkpoint_every=1000", "checkpoint_seconds=100000")  # a memory of errors for all clients is gigabytes
+_RARELY = ("checkpoint_every=1000", "checkpoint_seconds=100000")  # the errors of all clients are gigabytes
 _MORE = ("#56B4E9", "#8C6D31", "0.5")
 
 
@@ -60,7 +60,7 @@ RANKS = Series(
     "SCoLR, ranks only",
     _SCOLR,
     ("algorithm.codec={kind: cast, dtype: bfloat16}",),
-    band("max_min", _SECONDS, BUDGETS[:4]),  # which takes 1/140 to 1/3125
+    band("max_min", _SECONDS, BUDGETS[:4]),  # uses 1/140 to 1/3125
     dict.fromkeys(map(str, BUDGETS[:4]), 1.0),
     PURPLE,
 )
@@ -74,7 +74,7 @@ COLR = Series(
 )
 QUANTISED = _fedmf("FedMF, quantised", BLACK, 1.0, {f"k = {k}": _codec(_levels(k)) for k in (4, 12, 40)})
 EDEN = _fedmf("FedMF, EDEN", _MORE[1], 1.0, {f"{k} levels": _codec(f"{{kind: eden, levels: {k}}}") for k in (2, 4)})
-_FINE = ((1, 16), (1, 64), (4, 64))  # with coarser ones error feedback diverges
+_FINE = ((1, 16), (1, 64), (4, 64))  # error feedback diverges with coarser levels
 SVD = _fedmf("SVD", VERMILLION, 1.0, _factors("svd", ((1, 3), (1, 5), *_FINE)))
 POWER_SGD = _fedmf("PowerSGD", _MORE[2], 1.0, _factors("power_sgd", _FINE, "error_feedback"))
 TOP_K = _fedmf(
@@ -101,7 +101,7 @@ ML1M = Frontier(
 
 
 def _tuned(series: Series, rate: float, *settings: str) -> Series:
-    """Some settings of a series at another learning rate of the server."""
+    """Return some settings of a series at another learning rate of the server."""
     return replace(
         series,
         name=f"{series.name}, rate {rate:g}",

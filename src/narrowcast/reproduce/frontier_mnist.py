@@ -1,8 +1,8 @@
 """The frontier of a network on MNIST: 30 rounds of 10 clients, accuracy against a fraction of FedAvg's float32 uplink.
 
-100 clients with Dirichlet(0.5) labels and the LeNet-like network of `scolr-mnist`. Over steady links, SCoLR has what
-the rivals have: the same bits for every client in every round. The learning rate of the server is 1 throughout: every
-client sends in every round here, and each tensor's mean is over all that do.
+100 clients with Dirichlet(0.5) labels and the LeNet-like network of `scolr-mnist`. On constant links SCoLR has the same
+conditions as the rivals: equal bits for every client in every round. The learning rate of the server is 1 throughout,
+since every client of a cohort sends, and each tensor's mean is over all of them.
 """
 
 from __future__ import annotations

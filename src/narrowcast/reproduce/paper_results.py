@@ -1,4 +1,4 @@
-"""The tables and figures that `narrowcast reproduce` knows: what each needs, and how it is judged and drawn."""
+"""The targets of `narrowcast reproduce`: the runs of each table or figure, its verdicts and its plots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import Verdict
 
 COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
-OWN = "no paper: narrowcast's own study"
+OWN = "no paper: a study of narrowcast"
 WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
 
 
@@ -37,9 +37,9 @@ Finished = tuple[list[Verdict], list[Path]]
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure; `finish` gives the verdicts and draws PNG files, PATH.png or beside it, which it names.
+    """A table or figure. `finish` takes the results and a path, and returns the verdicts and the PNG files drawn.
 
-    `alone`: its runs are timed, and so played one at a time.
+    `takes`: time for three seeds on 2 cores. `alone`: its runs are timed, so they run one at a time.
     """
 
     source: str
@@ -124,7 +124,7 @@ def _rates(tried: Tried, metric: str) -> Target:
 
     return Target(
         OWN,
-        "frontier-ml1m's learning rates of the server, on validation users",
+        "learning rates of frontier-ml1m, on validation users",
         f"{len(runs)} runs a seed, 3 h",
         finish,
         runs,
@@ -153,9 +153,8 @@ TARGETS: Mapping[str, Target] = {
     ),
     "colr-fig3": Target(COLR, "Figure 3: CoLR and FedMF", "13 runs a seed, 8 min", _figure_3, _runs(FIGURE_3)),
     "colr-fig4": Target(COLR, "Figure 4: CoLR, SVD, Top-K", "18 runs a seed, 25 min", _figure_4, _runs(FIGURE_4)),
-    "frontier-ml1m": _frontier("accuracy against bits, ml-1m", "3 h", ML1M),
-    "frontier-mnist": _frontier("the same of a network on MNIST", "1 h", MNIST),
+    "frontier-ml1m": _frontier("accuracy against uplink, ml-1m", "3 h", ML1M),
+    "frontier-mnist": _frontier("accuracy against uplink, a network on MNIST", "1 h", MNIST),
     "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),
-    "frontier-ml1m-tuned": _frontier("frontier-ml1m at the learning rates that are best", "1 h", TUNED),
+    "frontier-ml1m-tuned": _frontier("frontier-ml1m at tuned learning rates", "1 h", TUNED),
 }
-"""`takes` is for three seeds on 2 cores."""

@@ -1,4 +1,4 @@
-"""Verdicts as a table on the terminal, in CSV and in Markdown."""
+"""Verdicts as a terminal table, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("", "paper", "ours", "difference", "verdict")
 
 
 def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
-    """One row a verdict."""
+    """Return a terminal table with one row per verdict; empty columns are omitted."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     rows = [_COLUMNS, *map(_cells, verdicts)]
     shown = [place for place in range(len(_COLUMNS)) if any(row[place] for row in rows[1:])]
@@ -28,14 +28,14 @@ def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
 
 
 def as_markdown(title: str, verdicts: Sequence[Verdict], notes: Sequence[str]) -> str:
-    """A heading, the notes and the table."""
+    """Return a heading, the notes and the table as Markdown."""
     rows = [_COLUMNS, ("---", "--:", "--:", "--:", "---"), *map(_cells, verdicts)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([f"# {title}", "", *notes, "", *lines, ""])
 
 
 def as_csv(verdicts: Sequence[Verdict]) -> str:
-    """The cells, and the value of each seed."""
+    """Return the table as CSV, with the value of each seed."""
     stream = StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["what", *_COLUMNS[1:], "by_seed"])

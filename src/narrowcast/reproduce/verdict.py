@@ -1,4 +1,4 @@
-"""A published number, ours, and what to make of the two."""
+"""The comparison of a published number with ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row of a reproduction's table; `by_seed` are the values that `ours` is the mean of."""
+    """One row of a reproduction's table; `ours` is the mean of the values `by_seed`."""
 
     what: str
     paper: str
@@ -21,7 +21,7 @@ class Verdict:
 
 
 def judge_mean(what: str, paper: float, ours: Sequence[float], tolerance: float, digits: int = 2) -> Verdict:
-    """Reproduced where our mean over the seeds is within the tolerance of the published number, in its unit."""
+    """Return the verdict on our mean over the seeds: reproduced if within the tolerance of the published number."""
     difference = float(np.mean(ours)) - paper
     agrees = abs(difference) <= tolerance + 1e-9
     return Verdict(
@@ -35,6 +35,6 @@ def judge_mean(what: str, paper: float, ours: Sequence[float], tolerance: float,
 
 
 def mean_and_spread(values: Sequence[float], digits: int = 2) -> str:
-    """`64.47 ± 0.21`: the mean and the standard deviation (n - 1) over seeds, where there are several."""
+    """Format the mean and, for several seeds, the standard deviation (n - 1): `64.47 ± 0.21`."""
     mean = f"{np.mean(values):.{digits}f}"
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean

@@ -1,8 +1,8 @@
 """Table 1 and the numbers of section 3.1 of N. Mehrotra's report, Federated Learning at the Wireless Edge.
 
-The report states neither the dimension nor the condition number of Table 1. Its two thresholds, 2^5.37 and 2^6.43, are
-those of d = 100, L / mu = 4 and gamma = 1 / (4 L), and no other natural choice was found that gives both; L / mu = 4 is
-that of a least-squares matrix with condition number 2, which the report speaks of.
+The report states neither the dimension nor the condition number of Table 1. Its two thresholds, 2^5.37 and 2^6.43,
+follow from d = 100, L / mu = 4 and gamma = 1 / (4 L); no other natural choice was found that gives both. L / mu = 4
+corresponds to a least-squares matrix with condition number 2, which the report mentions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from narrowcast.reproduce.wireless_theory import QuantisedDescent
 
 REPORT = QuantisedDescent(smoothness=4, convexity=1, step_size=1 / 16, dimension=100, constants="report")
 FIRST_LINK, BOTH_LINKS = 9, 14
-"""log2 of the levels that user 1, and both users together, can send."""
+"""log2 of the levels that user 1 can send, and that both users together can send."""
 PAPER: dict[int, tuple[tuple[int, int], tuple[int, int] | None]] = {
     6: ((8, 6), None),
     7: ((7, 7), (7, 7)),
@@ -34,13 +34,13 @@ PAPER: dict[int, tuple[tuple[int, int], tuple[int, int] | None]] = {
 }
 """Table 1: log2 of user 2's levels -> log2 of the levels given to both on the uplink, and on the downlink.
 
-That the downlink's cell of the first row is the empty one is read from the counts: it has one entry fewer.
+The downlink has one entry fewer than the uplink; its empty cell is taken to be that of the first row.
 """
 
 
 @dataclass(frozen=True)
 class Allocated:
-    """One cell of Table 1: log2 of levels throughout; `exact` and `whole` are None where nothing is feasible."""
+    """One cell of Table 1, in log2 of levels; `exact` and `whole` are None if no allocation is feasible."""
 
     link: Literal["uplink", "downlink"]
     second_link: int
@@ -52,7 +52,7 @@ class Allocated:
 
 
 def compute_table1() -> list[Allocated]:
-    """The ten cells of Table 1, by exact allocation and in whole levels."""
+    """Return the ten cells of Table 1, by exact allocation and in whole levels."""
     rows = []
     for second_link, (uplink, downlink) in PAPER.items():
         up, down = REPORT.uplink_errors(2), REPORT.downlink_errors(2)
@@ -83,7 +83,7 @@ def _pair(values: FloatArray) -> tuple[float, float]:
 
 
 def judge_table1(rows: list[Allocated]) -> list[Verdict]:
-    """Table 1 beside the report's."""
+    """Compare Table 1 with the report."""
     verdicts = [
         Verdict(
             "least uplink levels", "2^5.37", f"2^{rows[0].threshold:.2f}", _same(round(rows[0].threshold, 2) == 5.37)
@@ -107,7 +107,7 @@ def judge_table1(rows: list[Allocated]) -> list[Verdict]:
 
 
 def judge_section31(condition: float = 4.0) -> list[Verdict]:
-    """The example of section 3.1, w = 1 / (73 kappa) and gamma = 1 / (4 L), by Theorem 1 and Corollary 1."""
+    """Compare the example of section 3.1, w = 1 / (73 kappa) and gamma = 1 / (4 L), by Theorem 1 and Corollary 1."""
     descent = QuantisedDescent(smoothness=condition, convexity=1, step_size=1 / (4 * condition), dimension=100)
     w = 1 / (73 * condition)
     up, down = descent.neighbourhood(w, 0.0), descent.downlink_neighbourhood(w)
@@ -121,7 +121,7 @@ def judge_section31(condition: float = 4.0) -> list[Verdict]:
             "downlink only, neighbourhood / ||x*||^2",
             "4/1387 = 0.00288",
             f"(19 - 2/kappa)/73 = {down:.4f}",
-            f"differs: 1387 = 73 x 19, the 19 belongs above the line; uplink is worse by {up / down:.2f}, not by 99",
+            f"differs: 1387 = 73 x 19, the 19 belongs in the numerator; uplink is worse by {up / down:.2f}, not by 99",
         ),
         Verdict(
             "w within the downlink's condition",
@@ -137,7 +137,7 @@ def _same(agrees: bool) -> str:
 
 
 def plot_table1(rows: list[Allocated], path: Path) -> None:
-    """The rate regions of Table 1 with the thresholds and what is allocated, as a PNG file."""
+    """Plot the rate regions of Table 1 with the thresholds and the allocations, as a PNG file."""
     figure, panels = new_figure("Exact allocation in the five rate regions of Table 1 (log2 of levels)", panels=2)
     for axes, link in zip(panels, ("uplink", "downlink"), strict=True):
         mine = [row for row in rows if row.link == link]

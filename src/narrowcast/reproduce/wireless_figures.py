@@ -1,8 +1,8 @@
 """Figures 2 to 4 of N. Mehrotra's report: gradient descent on least squares with quantised uplinks and downlinks.
 
-The report states a well-conditioned linear regression with condition number 2, and nothing else. Here: d = 100, a
-matrix with condition number 2 (so L / mu = 4), gamma = 1 / (4 L), exact measurements, x_0 = 0; all as Table 1's
-thresholds have it. Levels: "8 bit" are 2^8. Differs from the report: the curves are root mean squares over many runs.
+The report specifies a well-conditioned linear regression with condition number 2, and nothing else. Here: d = 100, a
+matrix with condition number 2 (so L / mu = 4), gamma = 1 / (4 L), exact measurements, x_0 = 0, consistent with the
+thresholds of Table 1. "8 bit" means 2^8 levels. Differs from the report: the curves are root mean squares of many runs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ DIMENSION, CONDITION, RUNS, STEPS, BUDGET = 100, 2.0, 40, 400, 8
 _LAST = slice(-100, None)
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE)
 FULL: None = None
-"""In place of bits: full precision."""
+"""Full precision, in place of a number of bits."""
 LINKS: dict[int, tuple[tuple[int | None, int | None], ...]] = {
     2: ((FULL, FULL), (8, FULL), (16, FULL), (FULL, 8), (FULL, 16)),
     3: ((4, 4), (4, 8), (8, 4), (8, 8)),
     4: ((8, 8), (8, 16), (16, 8), (16, 16)),
 }
-"""Figure -> the bits of uplink and downlink of each curve; figure 2 has no channel, 3 and 4 have budgets of 8 bits."""
+"""Figure -> (uplink bits, downlink bits) of each curve; figures 3 and 4 have links of 8 bits, figure 2 none."""
 
 
 @dataclass(frozen=True)
 class DescentCurve:
-    """Relative distance ||x_k - x*|| / ||x*|| after each step, [STEPS + 1], root mean square over the runs."""
+    """Relative distance ||x_k - x*|| / ||x*|| after each step [STEPS + 1], root mean square over the runs."""
 
     figure: int
     uplink: int | None
@@ -42,18 +42,18 @@ class DescentCurve:
 
     @property
     def floor(self) -> float:
-        """Where it ends: the root mean square over the last 100 steps."""
+        """The final error level: root mean square over the last 100 steps."""
         return float(np.sqrt((self.distance[_LAST] ** 2).mean()))
 
     @property
     def name(self) -> str:
-        """Its label in a legend."""
+        """The label of the curve in a legend."""
         up, down = ("full" if bits is None else f"{bits} bit" for bits in (self.uplink, self.downlink))
         return f"uplink {up}, downlink {down}"
 
 
 def compute_figures(seed: int = 0) -> list[DescentCurve]:
-    """All curves of the three figures; the same problem and the same start for each."""
+    """Return all curves of the three figures, with the same problem and start for each."""
     return [
         DescentCurve(figure, uplink, downlink, descend(figure, uplink, downlink, seed))
         for figure, links in LINKS.items()
@@ -62,7 +62,7 @@ def compute_figures(seed: int = 0) -> list[DescentCurve]:
 
 
 def descend(figure: int, uplink: int | None, downlink: int | None, seed: int) -> FloatArray:
-    """One curve: eqs. (2) and (3) for a single user, with eq. (6) between quantiser and receiver, [STEPS + 1]."""
+    """Return one curve [STEPS + 1]: eqs. (2) and (3) for a single user, with the channel of eq. (6)."""
     problem = generator(seed, "least squares")
     left, right = (np.linalg.qr(problem.standard_normal((DIMENSION, DIMENSION)))[0] for _ in range(2))
     A = left * np.linspace(1.0, CONDITION, DIMENSION) @ right.T
@@ -89,7 +89,7 @@ def descend(figure: int, uplink: int | None, downlink: int | None, seed: int) ->
 
 
 def judge_figures(curves: list[DescentCurve]) -> list[Verdict]:
-    """What the report says of its figures, beside the floors of the curves."""
+    """Compare the report's statements on its figures with the final error levels of the curves."""
     floor = {(curve.figure, curve.uplink, curve.downlink): curve.floor for curve in curves}
 
     def decades(worse: tuple[int, int | None, int | None], better: tuple[int, int | None, int | None]) -> float:
@@ -126,7 +126,7 @@ def judge_figures(curves: list[DescentCurve]) -> list[Verdict]:
             "fig. 3: 4 bit on the uplink against the downlink",
             "uplink a lot worse",
             f"{uplink:.2f} against {downlink:.2f} decades lost",
-            "the order agrees, a lot does not" if downlink < uplink < 2 * downlink else _same(uplink > downlink),
+            "the order agrees, the size does not" if downlink < uplink < 2 * downlink else _same(uplink > downlink),
         ),
         Verdict("fig. 4: best of four", "8 and 8 bit", _best(curves, 4), _same(_best(curves, 4) == "8 and 8 bit")),
         Verdict(
@@ -154,7 +154,7 @@ def _same(agrees: bool) -> str:
 
 
 def plot_figures(curves: list[DescentCurve], folder: Path) -> list[Path]:
-    """The three figures as PNG files."""
+    """Draw the three figures as PNG files, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     titles = {
         2: "Figure 2: quantised links without errors",

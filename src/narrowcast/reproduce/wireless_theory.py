@@ -1,4 +1,4 @@
-"""How quantised links slow down gradient descent: Theorem 1 and Corollary 1 of the wireless report.
+"""Convergence of gradient descent over quantised links: Theorem 1 and Corollary 1 of the wireless report.
 
 The report: N. Mehrotra, Federated Learning at the Wireless Edge. Letters: L smoothness, mu strong convexity, gamma step
 size, d dimension, k quantisation levels, w variance factor of a quantiser, t = gamma L, "up" uplink, "down" downlink.
@@ -21,12 +21,12 @@ class QuantisedDescent(BaseModel):
 
     x' = mean over users of Q_up(y - gamma grad f_i(y)), y = Q_down(x), with unbiased quantisers of variance w ||x||^2.
 
-    Differs from the paper, with `constants: corrected`: 1. n users average their quantisers' errors, so that Theorem 1
-    holds, where they share a minimiser, with the uplink factor (w_1 + ... + w_n) / n^2, and no user has a condition of
-    its own; the report (eq. 9) adds up n single-user bounds. 2. the levels of two users that use up their sum stand in
-    the ratio D_2 / D_1; eq. (12) has a square root beside it that stationarity does not give. 3. a quantiser's factor
-    is min(d / 4 k^2, sqrt(d) / k); the report has the former, the looser one for k < sqrt(d) / 4. With
-    `constants: report` all three are the report's.
+    Differs from the paper, with `constants: corrected`: 1. the quantisation errors of n users are averaged, so that
+    Theorem 1 holds for users with a common minimiser with the uplink factor (w_1 + ... + w_n) / n^2, without a
+    condition per user; the report (eq. 9) adds n single-user bounds. 2. the levels of two users that exhaust their sum
+    rate have the ratio D_2 / D_1; eq. (12) has an additional square root that stationarity does not give. 3. a
+    quantiser's factor is min(d / 4 k^2, sqrt(d) / k); the report uses the former, the looser one for k < sqrt(d) / 4.
+    With `constants: report` all three follow the report.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,11 +51,11 @@ class QuantisedDescent(BaseModel):
 
     @property
     def contraction(self) -> float:
-        """Product mu gamma, by which an exact step shortens the squared distance."""
+        """The product mu gamma, the relative decrease of the squared distance in an exact step."""
         return self.convexity * self.step_size
 
     def variance(self, levels: FloatArray | float) -> FloatArray:
-        """The factor w of a quantiser with so many levels, of any shape; raises `UserError` for none."""
+        """Return the variance factor w of a quantiser for an array of levels; raise `UserError` for levels <= 0."""
         levels = np.asarray(levels, dtype=np.float64)
         if not (levels > 0).all():
             raise UserError(f"levels = {levels}; a quantiser has more than 0")
@@ -63,43 +63,43 @@ class QuantisedDescent(BaseModel):
         return dithered if self.constants == "report" else np.minimum(dithered, np.sqrt(self.dimension) / levels)
 
     def uplink_limit(self, down: float = 0.0) -> float:
-        """The w_up at and above which Theorem 1 has no contraction left, its first condition."""
+        """Return the w_up at and above which Theorem 1 gives no contraction, its first condition."""
         return self.contraction / (4 * self.growth * (1 + 2 * down))
 
     def downlink_limit(self) -> float:
-        """The largest w_down of Theorem 1's second condition; negative for steps t above 1/2."""
+        """Return the largest w_down of Theorem 1's second condition; negative for t above 1/2."""
         gamma, L = self.step_size, self.smoothness
         return self.convexity / 4 * (1 - 2 * gamma * L) / (2 * gamma * L**2 + 2 / gamma + L - self.convexity)
 
     def uplink_levels(self, down: float = 0.0) -> float:
-        """The k_up of `uplink_limit`."""
+        """Return the k_up at `uplink_limit`."""
         return float(np.sqrt(self.dimension / (4 * self.uplink_limit(down))))
 
     def downlink_levels(self) -> float:
-        """The k_down of `downlink_limit`; infinite where no downlink is fine enough."""
+        """Return the k_down at `downlink_limit`; infinite if no number of levels suffices."""
         limit = self.downlink_limit()
         return float(np.sqrt(self.dimension / (4 * limit))) if limit > 0 else float("inf")
 
     def rate(self, up: float, down: float) -> float:
-        """The factor of the squared distance in one step (Theorem 1; Corollary 1 at up = 0)."""
+        """Return the factor of the squared distance per step (Theorem 1; Corollary 1 at up = 0)."""
         return 1 - self.contraction + 4 * up * self.growth * (1 + 2 * down)
 
     def downlink_neighbourhood(self, down: float) -> float:
-        """The squared distance left where only the downlink is quantised (Corollary 1), its condition unchecked."""
+        """Return the limit of the squared distance with a quantised downlink only (Corollary 1), unchecked."""
         return 2 * self.optimum * self._first(down) / self.contraction
 
     def neighbourhood(self, up: float, down: float) -> float:
-        """The squared distance that is left (Theorem 1); raises `UserError` where a condition of it is violated."""
+        """Return the limit of the squared distance (Theorem 1); raise `UserError` if a condition is violated."""
         self.check(up, down)
         second = 2 * up + 4 * up * down * self.growth
         return 2 * self.optimum * (self._first(down) + second) / (1 - self.rate(up, down))
 
     def _first(self, down: float) -> float:
-        """C_1, what the downlink adds; the report's C_2 is the uplink's."""
+        """Return C_1, the contribution of the downlink; the report's C_2 is that of the uplink."""
         return self.step_size * down * (self.smoothness - self.convexity) + 2 * down * self.growth
 
     def check(self, up: float, down: float) -> None:
-        """Raise `UserError` where Theorem 1 does not hold for these factors."""
+        """Raise `UserError` if Theorem 1 does not hold for these factors."""
         if not (up >= 0 and down >= 0):
             raise UserError(f"variance factors {up:g} (up) and {down:g} (down); they cannot be negative")
         if down > self.downlink_limit():
@@ -112,15 +112,15 @@ class QuantisedDescent(BaseModel):
             )
 
     def total_neighbourhood(self, up: FloatArray, down: float = 0.0) -> float:
-        """What eq. (9) minimises, for the uplink factors [n]: the sum over users, or Theorem 1 at their mean error."""
+        """Return the objective of eq. (9) for factors [n]: a sum over users, or Theorem 1 at the mean error."""
         if self.constants == "report":
             return sum(self.neighbourhood(float(each), down) for each in up)
         return self.neighbourhood(float(up.sum()) / len(up) ** 2, down)
 
     def uplink_errors(self, n_users: int, down: float = 0.0) -> Neighbourhoods:
-        """Eq. (9) as a function of the uplinks' bits, but for a constant.
+        """Return eq. (9) as a function of the uplink bits, up to a constant.
 
-        Corrected, it is the variance that grows with the sum of the users' 1 / k^2, and so has no pole.
+        Corrected, the variance grows with the sum of the users' 1 / k^2, so there is no pole.
         """
         if self.constants == "corrected":
             weight, pole = self.dimension / (4 * n_users**2), 0.0
@@ -132,7 +132,7 @@ class QuantisedDescent(BaseModel):
         return Neighbourhoods(np.full(n_users, weight), np.full(n_users, pole), self.dimension)
 
     def downlink_errors(self, n_users: int, up: float = 0.0) -> Neighbourhoods:
-        """Eq. (9) as a function of the downlinks' bits, each user being sent a model of its own, but for a constant."""
+        """Return eq. (9) as a function of the downlink bits, with a model per user, up to a constant."""
         a, c = 2 * up, self.contraction - 4 * up * self.growth
         b = self._first(1.0) + 4 * up * self.growth
         weight, pole = self._weight_and_pole(a, b, c, 8 * up * self.growth)
@@ -145,15 +145,15 @@ class QuantisedDescent(BaseModel):
         return 2 * self.optimum * quarter * (b * c + a * e) / c**2, quarter * e / c
 
     def uplink_bits(self, down: float = 0.0) -> float:
-        """The least bits of an uplink under eq. (9): d log2 of `uplink_levels`."""
+        """Return the least bits of an uplink under eq. (9): d log2 of `uplink_levels`."""
         return self.dimension * float(np.log2(self.uplink_levels(down)))
 
     def downlink_bits(self) -> float:
-        """The least bits of a downlink: d log2 of `downlink_levels`."""
+        """Return the least bits of a downlink: d log2 of `downlink_levels`."""
         return self.dimension * float(np.log2(self.downlink_levels()))
 
     def level_ratio(self, up: tuple[float, float]) -> float:
-        """The k_1 / k_2 of two uplinks that share their sum alone (eq. 12), at these factors: a fixed point to find."""
+        """Return k_1 / k_2 of two uplinks limited by their sum rate only (eq. 12), at these factors."""
         first, second = (4 * w * self.growth for w in up)
         ratio = (self.contraction - second) / (self.contraction - first)
         if self.constants == "report":
