@@ -110,7 +110,7 @@ def test_what_is_too_large_for_the_store_stays_in_the_folder(
     assert {name.partition("-")[0] for name in large} == {"round"}
     copy = Path(played.client.download_artifacts(played.run.info.run_id, "", str(tmp_path / "copy")))
     assert sizes(copy).keys() == sizes(played.folder).keys() - large - {"journal.jsonl", "tracking.json"}
-    assert caplog.text.count("is not sent to MLflow; it stays there") == len(large)
+    assert caplog.text.count("is too large for MLflow and stays there") == len(large)
     assert played.run.info.status == "FINISHED"
 
 
@@ -205,5 +205,5 @@ def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
 def test_a_store_that_does_not_know_the_run_is_said(finished: Played, tmp_path: Path) -> None:
     other = load("tracking.system_metrics=true", f"tracking.uri=sqlite:///{tmp_path}/other.db")
     prepared = prepare_resume(finished.folder, other)
-    with pytest.raises(UserError, match=f"other.db cannot go on with MLflow run {finished.run.info.run_id}"):
+    with pytest.raises(UserError, match=f"other.db cannot continue MLflow run {finished.run.info.run_id}"):
         session.run(prepared, nothing)

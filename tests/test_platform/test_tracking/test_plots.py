@@ -159,7 +159,7 @@ def test_bars_are_the_shares_of_the_ranks_and_points_the_participations() -> Non
     bars, points = figure.axes
     assert [patch.get_height() for patch in bars.patches] == [25.0, 50.0, 25.0]  # type: ignore[attr-defined]
     assert [label.get_text() for label in bars.get_xticklabels()] == ["0", "2", "8"]
-    assert (bars.get_xlabel(), bars.get_ylabel()) == ("rank (0: sent nothing)", "share of participations (%)")
+    assert (bars.get_xlabel(), bars.get_ylabel()) == ("rank (0: nothing sent)", "share of participations (%)")
     (drawn,) = points.collections
     assert np.asarray(drawn.get_offsets()).tolist() == [[0.1, 0.0], [1.0, 10.0], [2.0, 11.0], [8.0, 50.0]]
     assert drawn.get_rasterized()

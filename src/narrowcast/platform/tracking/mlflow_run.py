@@ -1,8 +1,8 @@
-"""A run in MLflow: opened before round 1, fed by a thread as rounds are played, closed with its artifacts.
+"""A run in MLflow: created before round 1, updated by a thread during the run, closed with its artifacts.
 
-The journal comes first: a thread sends what stands in it and notes how far it got in `tracking.json`, so that a store
-that goes away delays the metrics and loses none. Sending a round twice leaves one copy, since a metric's timestamp is
-the journal's.
+The journal is written first. A thread sends its rows and records its position in `tracking.json`, so that an outage of
+the store delays metrics and loses none. A round that is sent twice is stored once, since its timestamps are those of
+the journal.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
-# Bounds on how long a call to a store that is down may take, and no calls home; all are read by MLflow at run time.
+# Time limits for calls to a store that is down, and no telemetry; MLflow reads all of them at run time.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "5")
-# MLflow would print the address of each run that ends, with the password in it.
+# MLflow would print the address of each finished run, with the password in it.
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 from mlflow import MlflowClient
@@ -55,18 +55,18 @@ _CURSOR = "tracking.json"
 _RETRY_SECONDS = 5.0
 _PROBE_SECONDS = 5.0
 _PARAMS_AT_ONCE = 100
-_METRICS_AT_ONCE = 1000  # of one request, by MLflow's own limit
-_DATABASES = ("postgresql", "mysql", "sqlite", "mssql")  # that MLflow documents as stores
-_LARGEST_ARTIFACT_BYTES = 10**9  # what error feedback keeps of all clients is more, and of use to a resume alone
+_METRICS_AT_ONCE = 1000  # MLflow's limit per request
+_DATABASES = ("postgresql", "mysql", "sqlite", "mssql")  # the databases that MLflow documents
+_LARGEST_ARTIFACT_BYTES = 10**9  # the state of error feedback is larger, and only a resume needs it
 
-# One line of ours says that the store is down; theirs would be many, with the password in some.
+# One warning of ours reports an outage; MLflow's would be many, some with the password.
 for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
     logging.getLogger(_noisy).setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """How much of a run the store has; `uri` without secrets, `status` what became of the run in MLflow's words."""
+    """The part of a run that the store has. `uri` is without secrets; `status` is MLflow's status of the run."""
 
     uri: str
     run_id: str
@@ -76,11 +76,13 @@ class Cursor:
 
     @classmethod
     def load(cls, folder: Path) -> Cursor:
-        """Read `tracking.json` of a run's folder."""
+        """Read `tracking.json` of a run's folder; raise `UserError` if there is none."""
         try:
             return cls(**json.loads((folder / _CURSOR).read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{folder} holds no run that was tracked ({error}); give a run's folder") from error
+            raise UserError(
+                f"{folder} holds no run that was tracked ({error}); give a run's folder"
+            ) from error
 
     def save(self, folder: Path) -> None:
         """Write `tracking.json`."""
@@ -88,33 +90,33 @@ class Cursor:
 
 
 def check_store(uri: str) -> None:
-    """Raise `UserError` within seconds where no tracking store answers at the URI."""
+    """Raise `UserError` within seconds if no tracking store answers at the URI."""
     shown = hide_password(uri)
     if is_hidden(uri):
-        raise UserError(f"the password of the MLflow store {uri} is not kept; give all of it as tracking.uri=")
+        raise UserError(f"the password of the MLflow store {uri} is not stored; give the full address as tracking.uri=")
     if uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
     try:
         if urlsplit(uri).scheme in ("http", "https"):
             answer = requests.get(f"{uri.rstrip('/')}/version", timeout=_PROBE_SECONDS)
             answer.raise_for_status()
-            Version(answer.text)  # which other servers do not say, whatever else they answer
+            Version(answer.text)  # other servers do not answer with a version
         elif re.split(r"[+:]", uri)[0] in _DATABASES:
             if uri.startswith("sqlite:///"):
                 Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
             engine = create_engine(uri)
-            engine.connect().close()  # where this fails, MLflow would go on trying for two minutes
+            engine.connect().close()  # if this fails, MLflow would retry for two minutes
             engine.dispose()
         MlflowClient(uri).search_experiments(max_results=1)
     except (*STORE_ERRORS, ValueError, ImportError) as error:  # a malformed URI, a database without its driver
         raise UserError(
             f"no MLflow store answers at {shown} ({short_reason(error)}); start it, or set tracking.uri or "
-            "MLFLOW_TRACKING_URI to one that does"
+            "MLFLOW_TRACKING_URI to a store that answers"
         ) from error
 
 
 def pages_of_runs(uri: str) -> dict[str, str]:
-    """Where the MLflow UI of a store shows the runs of each experiment that has any; raises as `check_store`."""
+    """Return the page of the MLflow UI for each experiment with runs, by its name; raise as `check_store` does."""
     check_store(uri)
     client = MlflowClient(uri)
     return {
@@ -125,7 +127,7 @@ def pages_of_runs(uri: str) -> dict[str, str]:
 
 
 def short_reason(error: BaseException) -> str:
-    """What a store's error says, in one line and without a password."""
+    """Return a store's error in one line, without a password."""
     while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
         error = getattr(error.args[0], "reason", None) or error.args[0]
     lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
@@ -141,7 +143,7 @@ def open_run(
     tags: Mapping[str, str],
     data: ClientData,
 ) -> tuple[str, str]:
-    """Create the MLflow run of a run or of a study, with its params, tags and data set; its URI and run id."""
+    """Create an MLflow run with its params, tags and data set; return the URI of the store and the run's id."""
     uri = tracking.resolve(output)
     client = MlflowClient(uri)
     try:
@@ -155,17 +157,17 @@ def open_run(
             client.log_batch(run.info.run_id, params=entries[start : start + _PARAMS_AT_ONCE])
         try:
             client.log_inputs(run.info.run_id, [_dataset_input(data)])
-        except MlflowException:  # of runs that begin at once, one makes the data set's entry and the others find it
+        except MlflowException:  # another run has just created the entry of the data set
             client.log_inputs(run.info.run_id, [_dataset_input(data)])
     except STORE_ERRORS as error:
         raise UserError(
-            f"the MLflow store at {hide_password(uri)} took no run ({short_reason(error)}); check it"
+            f"the MLflow store at {hide_password(uri)} refused the run ({short_reason(error)}); check it"
         ) from error
     return uri, run.info.run_id
 
 
 def origin_tags(name: str) -> dict[str, str]:
-    """What MLflow's pages say of where a run came from."""
+    """Return the tags for the name, user and source of a run."""
     return {
         MLFLOW_RUN_NAME: name,
         MLFLOW_USER: psutil.Process().username(),
@@ -175,12 +177,12 @@ def origin_tags(name: str) -> dict[str, str]:
 
 
 def as_params(values: Mapping[str, Any]) -> list[Param]:
-    """Values as MLflow's params, by names that it takes."""
+    """Return values as MLflow params, under names that MLflow accepts."""
     return [Param(metric_name(name), str(value)) for name, value in values.items()]
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> str:
-    """The id of an MLflow experiment, which is created where it is missing."""
+    """Return the id of an MLflow experiment, which is created if it is missing."""
     known = client.get_experiment_by_name(name)
     if known is not None:
         return str(known.experiment_id)
@@ -200,7 +202,7 @@ def _dataset_input(data: ClientData) -> DatasetInput:
 
 
 def send_rounds(client: MlflowClient, run_id: str, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Send the rows of the first rounds, as many as one batch of metrics holds; how many these were."""
+    """Send the first rows, as many as fit one batch of metrics; return their number."""
     metrics: list[Metric] = []
     sent = 0
     for row in rows:
@@ -218,15 +220,15 @@ def send_rounds(client: MlflowClient, run_id: str, rows: Iterable[Mapping[str, A
 
 
 def metric_name(name: str) -> str:
-    """The name with the one character that MLflow refuses spelled out: hr@10 is hr_at_10."""
+    """Return the name with @, which MLflow refuses, spelled out: hr@10 becomes hr_at_10."""
     return name.replace("@", "_at_")
 
 
 class Sender:
-    """A thread that sends the journal's rounds, keeps trying while the store is down, and remembers how far it got."""
+    """A thread that sends the journal's rounds, retries while the store is down, and records its position."""
 
     def __init__(self, folder: Path, uri: str, cursor: Cursor, rounds: Sequence[Mapping[str, Any]]) -> None:
-        """`rounds` is the journal's growing list of rows; it is only read here."""
+        """Start the thread. `rounds` is the journal's growing list of rows, which is only read here."""
         self._folder, self._uri, self._rounds = folder, uri, rounds
         self.cursor = cursor
         self._client = MlflowClient(uri)
@@ -236,13 +238,13 @@ class Sender:
         self._thread.start()
 
     def notify(self) -> None:
-        """There are new rounds in the journal."""
+        """Wake the thread, since the journal has new rounds."""
         self._news.set()
 
     def _run(self) -> None:
         down = False
         while True:
-            last = self._closing.is_set()  # one more try then, for a store that has just come back
+            last = self._closing.is_set()  # then one last try
             try:
                 while not self._caught_up():
                     before = self.cursor.sent_rounds
@@ -256,7 +258,7 @@ class Sender:
                 self.cursor.save(self._folder)
             except STORE_ERRORS as error:
                 if not down:
-                    logger.warning("the MLflow store is down (%s); metrics wait on disk", short_reason(error))
+                    logger.warning("the MLflow store is down (%s); metrics are kept on disk", short_reason(error))
                 down = True
             if last and (down or self._caught_up()):
                 return
@@ -267,7 +269,7 @@ class Sender:
         return self.cursor.sent_rounds >= len(self._rounds)
 
     def close(self, wait_seconds: float, status: str) -> bool:
-        """Send what is left of a run that ended so, for at most this long; whether all was sent."""
+        """Send the remaining rounds of a run that ended with `status`; return whether all were sent in time."""
         self._closing.set()
         self._news.set()
         self._thread.join(wait_seconds)
@@ -278,27 +280,27 @@ class Sender:
 
 
 def monitor_system(uri: str, run_id: str, *, enabled: bool, resume: bool) -> Callable[[], None]:
-    """Log the machine's load to the run until the returned function is called."""
+    """Log the load of this machine to the run until the returned function is called."""
     if not enabled:
         return lambda: None
     return SystemMonitor(uri, run_id, resume=resume).finish
 
 
 def reopen_run(uri: str, run_id: str) -> None:
-    """Mark a run as running again, or raise `UserError` where the store does not know it."""
+    """Mark a run as running again; raise `UserError` if the store does not know it."""
     try:
         MlflowClient(uri).update_run(run_id, status="RUNNING")
     except STORE_ERRORS as error:
         raise UserError(
-            f"the store at {hide_password(uri)} cannot go on with MLflow run {run_id} ({short_reason(error)})"
+            f"the store at {hide_password(uri)} cannot continue MLflow run {run_id} ({short_reason(error)})"
         ) from error
 
 
 def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], metrics: Mapping[str, float]) -> bool:
-    """Log the run's folder as artifacts and what is known at its end, and end the MLflow run; False where it is down.
+    """Log the folder of a run as artifacts with its last tags and metrics, and end it; False if the store is down.
 
-    Files of more than 1 GB stay in the folder. The metrics bear the time of `result.json`, so that closing a run twice
-    leaves one copy of them.
+    Files above 1 GB stay in the folder. The metrics have the time stamp of `result.json`, so that closing a run twice
+    stores one copy.
     """
     client = MlflowClient(uri)
     try:
@@ -306,7 +308,7 @@ def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], m
             if not path.is_file() or path.name in (_CURSOR, "journal.jsonl"):
                 continue
             if (size := path.stat().st_size) > _LARGEST_ARTIFACT_BYTES:
-                logger.warning("%s (%.1f GB) is not sent to MLflow; it stays there", path, size / 1e9)
+                logger.warning("%s (%.1f GB) is too large for MLflow and stays there", path, size / 1e9)
                 continue
             within = path.parent.relative_to(folder).as_posix()
             client.log_artifact(cursor.run_id, str(path), None if within == "." else within)

@@ -1,4 +1,4 @@
-"""Who has which data: a small table and a figure of the partition, for any number of clients."""
+"""The partition of the data over the clients, as a small table and a figure, for any number of clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from narrowcast.platform.types import IntArray
 
 TABLE, FIGURE = "partition.parquet", "partition.png"
 MOST_ROWS, MOST_CELLS = 1000, 100_000
-"""Above either the table holds a summary of the clients; a cell is a client's count of one class."""
+"""Above either limit the table is a summary; a cell is a client's count of one class."""
 _MOST_BARS, _MOST_COLOURS, _MOST_BINS = 50, 20, 40
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
@@ -35,10 +35,10 @@ def write_partition(data: Dataset, folder: Path) -> None:
 
 
 def partition_table(data: Dataset) -> pa.Table:
-    """One row per client with its examples and how many of each class; for many clients a summary.
+    """Return one row per client with its examples and its count of each class; for many clients a summary.
 
-    The summary has one row for the examples, one for the number of classes a client has, and one for each class: the
-    mean, the quantiles and how many clients have none.
+    The summary has one row for the examples, one for the number of classes per client, and one for each class, with
+    mean, quantiles and the number of clients without any.
     """
     n_classes = data.n_classes if isinstance(data, Samples) else 0
     if data.n_clients <= MOST_ROWS and data.n_clients * n_classes <= MOST_CELLS:
@@ -57,7 +57,7 @@ def partition_table(data: Dataset) -> pa.Table:
 
 
 def partition_figure(data: Dataset) -> Figure:
-    """The classes of the clients beside the sizes of the clients; the sizes alone where there are no classes."""
+    """Return a figure of the classes and the sizes of the clients; sizes only if the data has no classes."""
     title = f"{data.name}: {data.n_clients:,} clients, {int(data.examples.sum()):,} training examples"
     if not isinstance(data, Samples):
         figure, (sizes,) = new_figure(title, panels=1)
@@ -75,18 +75,18 @@ def partition_figure(data: Dataset) -> Figure:
 
 
 def owners(data: Samples) -> IntArray:
-    """The client of each entry of `data.order`."""
+    """Return the client of each entry of `data.order`."""
     return np.repeat(np.arange(data.n_clients), data.examples)
 
 
 def class_counts(data: Samples) -> IntArray:
-    """How many samples of each class each client has, [U, classes]."""
+    """Return the number of samples of each class per client, [U, classes]."""
     cells = owners(data) * data.n_classes + data.train.labels[data.order]
     return np.bincount(cells, minlength=data.n_clients * data.n_classes).reshape(data.n_clients, data.n_classes)
 
 
 def classes_held(data: Samples) -> IntArray:
-    """How many different classes each client has, [U]; never more memory than the samples take."""
+    """Return the number of different classes per client, [U], in memory proportional to the samples."""
     cells = np.unique(owners(data) * data.n_classes + data.train.labels[data.order])
     return np.bincount(cells // data.n_classes, minlength=data.n_clients)
 
@@ -102,7 +102,7 @@ def _summary(measure: str, values: IntArray) -> dict[str, str | float | int]:
 
 
 def _draw_bars(figure: Figure, axes: Axes, counts: IntArray) -> None:
-    """A stacked bar for each client."""
+    """Draw a stacked bar per client."""
     n_clients, n_classes = counts.shape
     colours = _class_colours(n_classes)
     floor = np.zeros(n_clients)
@@ -121,7 +121,7 @@ def _draw_bars(figure: Figure, axes: Axes, counts: IntArray) -> None:
 
 
 def _draw_map(figure: Figure, axes: Axes, counts: IntArray) -> None:
-    """The share of each class in each client's examples, the darker the larger; a client without any is blank."""
+    """Draw a map of the share of each class in each client's examples; clients without examples are blank."""
     total = counts.sum(axis=1, keepdims=True)
     shares = np.divide(100 * counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
     image = axes.imshow(shares, cmap="Blues", aspect="auto", interpolation="nearest", vmin=0)
@@ -134,18 +134,18 @@ def _draw_map(figure: Figure, axes: Axes, counts: IntArray) -> None:
 
 
 def _draw_variety(axes: Axes, held: IntArray) -> None:
-    """How many clients have how many classes, where there are too many clients to show each."""
+    """Draw a histogram of the number of classes per client, for too many clients to show each."""
     shares = 100 * np.bincount(held) / len(held)
     shown = np.flatnonzero(shares)
     axes.bar(shown, shares[shown], width=0.85, color=BLUE)
     axes.grid(axis="x", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlim(max(shown[0] - 2, -0.7), shown[-1] + 2)
-    axes.set(xlabel="different classes of a client", ylabel="share of clients (%)")
+    axes.set(xlabel="number of classes per client", ylabel="share of clients (%)")
 
 
 def _draw_sizes(axes: Axes, examples: IntArray) -> None:
-    """A histogram of the examples per client, on a logarithmic axis where they differ more than twentyfold."""
+    """Draw a histogram of the examples per client, on a logarithmic axis if they differ more than twentyfold."""
     some = examples[examples > 0].astype(np.float64)
     empty = len(examples) - len(some)
     if len(some):
@@ -153,7 +153,7 @@ def _draw_sizes(axes: Axes, examples: IntArray) -> None:
         bins = min(_MOST_BINS, 6 + math.isqrt(len(some)))
         logarithmic = high > 20 * low
         edges = np.geomspace(low, high, bins + 1) if logarithmic else np.linspace(low, high, bins + 1)
-        # Between two whole numbers, so that every bin holds whole numbers and none is split.
+        # Edges between integers, so that no integer is split between bins.
         axes.hist(some, bins=(np.unique(np.round(edges)) - 0.5).tolist(), color=BLUE)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if logarithmic:
@@ -162,10 +162,10 @@ def _draw_sizes(axes: Axes, examples: IntArray) -> None:
             axes.set_xlim(max(low - 2, -0.7), high + 1)
         mean = examples.mean()
         text = f"median {np.median(examples):,.0f}, mean {mean:,.1f}" if mean >= 10 else f"mean {mean:.2g}"
-        axes.set_title(f"{text}; {empty:,} without any" if empty else text, fontsize=9)
+        axes.set_title(f"{text}; {empty:,} clients without any" if empty else text, fontsize=9)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set(xlabel="training examples of a client", ylabel="clients")
+    axes.set(xlabel="training examples per client", ylabel="number of clients")
 
 
 def _class_colours(n_classes: int) -> ListedColormap:

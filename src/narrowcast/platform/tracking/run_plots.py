@@ -1,4 +1,4 @@
-"""The figures of one run, built without pyplot so that no state is shared between threads or tests."""
+"""The figures of one run, drawn without pyplot, which would share state between threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, Unit, axis_unit, format_percent
 from narrowcast.platform.types import NO_RANK, BoolArray, FloatArray, IntArray
 
-# Okabe and Ito's palette, less the yellow and the pale blue, which vanish on white.
+# Okabe and Ito's palette without yellow and pale blue, which are hard to see on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK = (
     "#0072B2",
     "#D55E00",
@@ -35,7 +35,7 @@ _MOST_MARKERS, _MOST_RANK_LABELS = 40, 12
 
 @dataclass(frozen=True)
 class Cost:
-    """What accuracy is plotted against: a column that grows from round to round."""
+    """The horizontal axis of an accuracy plot: a column that grows from round to round."""
 
     column: str
     label: str
@@ -67,7 +67,7 @@ def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) ->
 
 
 def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
-    """HR@10 and NDCG@10, or accuracy, against a cost; None where no test metric was measured."""
+    """Return HR@10 and NDCG@10, or accuracy, against a cost; None if no test metric was measured."""
     figure, (axes,) = new_figure(title, panels=1)
     measured = [metric for metric in METRICS if len(curve(rounds, cost, f"test.{metric}")[0])]
     if not measured:
@@ -83,13 +83,13 @@ def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
         x, y = curve(rounds, cost, f"test.{metric}")
         strong = axes.plot(x / unit.size, 100 * y, color=colour, linewidth=1.8)[0]
         strong.set(marker=marker(x), markersize=4, label=f"{label}, test")
-        # HR@10 is never below NDCG@10, so labels on opposite sides of their points cannot meet.
+        # HR@10 is never below NDCG@10, so labels on opposite sides of their points cannot overlap.
         side = (8, -2, "top") if metric == "ndcg@10" else (8, 2, "bottom")
         text = axes.annotate(
             format_percent(y[-1]), (x[-1] / unit.size, 100 * y[-1]), side[:2], textcoords="offset points"
         )
         text.set(color=colour, va=side[2], fontsize=9, fontweight="bold")
-    axes.set_xlim(0, 1.15 * last / unit.size or 1)  # the margin holds the annotations
+    axes.set_xlim(0, 1.15 * last / unit.size or 1)  # the margin is for the annotations
     axes.margins(y=0.12)
     axes.set(xlabel=f"{cost.label} ({unit.symbol})", ylabel="accuracy (%)")
     figure.legend(loc="outside lower center", ncols=len(measured), frameon=False, fontsize=9)
@@ -97,7 +97,7 @@ def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
 
 
 def client_figure(clients: pa.Table, title: str) -> Figure | None:
-    """Which ranks the participations had, and what each sent over which link; None without any."""
+    """Return the distribution of ranks, and uplink per participation against link rate; None without participations."""
     if not clients.num_rows:
         return None
     figure, (bars, points) = new_figure(title, panels=2)
@@ -108,16 +108,16 @@ def client_figure(clients: pa.Table, title: str) -> Figure | None:
     bars.bar(np.arange(len(ranks)), shares, width=0.8, color=colours)
     bars.grid(axis="x", visible=False)
     shown = np.arange(0, len(ranks), math.ceil(len(ranks) / _MOST_RANK_LABELS))
-    bars.set_xticks(shown, ["whole" if rank == NO_RANK else str(rank) for rank in ranks[shown]])
+    bars.set_xticks(shown, ["full" if rank == NO_RANK else str(rank) for rank in ranks[shown]])
     for index in shown.tolist():
         share = f"{shares[index]:.1f}" if shares[index] >= 0.1 else "<0.1"
         bars.text(index, shares[index], share, ha="center", va="bottom", fontsize=8)
     middle, half = (len(ranks) - 1) / 2, max(len(ranks), 5) / 2
     bars.set_xlim(middle - half, middle + half)
     bars.set(ylabel="share of participations (%)", ylim=(0, 1.1 * shares.max()))
-    bars.set_xlabel("rank (0: sent nothing)" if ranks[0] == 0 else "rank")
+    bars.set_xlabel("rank (0: nothing sent)" if ranks[0] == 0 else "rank")
 
-    # Fainter the more participations share a rank: a crowd keeps its shape and a rare rank stays visible.
+    # The more participations share a rank, the fainter its points, so that rare ranks stay visible.
     colours[:, 3] = np.clip(3000 / counts, 0.12, 0.8)
     rate = column(clients, "uplink_bits_per_second") / 1e6
     sent = column(clients, "uplink_bits") / 8e3
@@ -131,13 +131,13 @@ def client_figure(clients: pa.Table, title: str) -> Figure | None:
 
 
 def loss_figure(rounds: pa.Table, title: str) -> Figure | None:
-    """Training loss by round and its running mean against simulated time; None where no loss is finite."""
+    """Return the training loss per round and its running mean against simulated time; None if no loss is finite."""
     x, loss = curve(rounds, TIME, "loss")
     if not len(x):
         return None
     figure, (axes,) = new_figure(title, panels=1)
     unit = axis_unit(TIME.units, x[-1])
-    raw = axes.plot(x / unit.size, loss, color=BLUE, linewidth=0.8, alpha=0.45, label="round")[0]
+    raw = axes.plot(x / unit.size, loss, color=BLUE, linewidth=0.8, alpha=0.45, label="each round")[0]
     raw.set(marker=marker(x), markersize=3)
     if window := len(loss) // 40 * 2:
         label = f"running mean of {window + 1} rounds"
@@ -145,12 +145,12 @@ def loss_figure(rounds: pa.Table, title: str) -> Figure | None:
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     axes.set_xlim(0, 1.03 * x[-1] / unit.size or 1)
     axes.set_xlabel(f"{TIME.label} ({unit.symbol})")
-    axes.set_ylabel("training loss (mean over delivered clients)")
+    axes.set_ylabel("training loss (mean over clients that delivered)")
     return figure
 
 
 def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
-    """An Agg figure with panels side by side, each with a light grid."""
+    """Return an Agg figure with panels side by side, each with a light grid."""
     figure = Figure((7, 4.5) if panels == 1 else (10.5, 4.5))
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04))
     FigureCanvasAgg(figure)
@@ -164,7 +164,7 @@ def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def log_axis(axes: Axes, values: FloatArray) -> None:
-    """Make x logarithmic with plain numbers at 1, 2 and 5, or at powers of ten where these would crowd."""
+    """Make x logarithmic, with ticks at 1, 2 and 5, or at powers of ten only for a wide range."""
     axes.set_xscale("log")
     if not len(values):
         return
@@ -176,13 +176,13 @@ def log_axis(axes: Axes, values: FloatArray) -> None:
 
 
 def column(table: pa.Table, name: str) -> FloatArray:
-    """A column as floats, with NaN for null."""
+    """Return a column as floats, with NaN for null."""
     values: FloatArray = table.column(name).cast(pa.float64()).to_numpy()
     return values
 
 
 def curve(rounds: pa.Table, cost: Cost, name: str) -> tuple[FloatArray, FloatArray]:
-    """Cost and value of the rounds in which the value is there and finite; empty without such a column."""
+    """Return cost and value of the rounds with a finite value; empty without such a column."""
     if name not in rounds.column_names:
         return np.empty(0), np.empty(0)
     values = column(rounds, name)
@@ -191,18 +191,18 @@ def curve(rounds: pa.Table, cost: Cost, name: str) -> tuple[FloatArray, FloatArr
 
 
 def marker(x: FloatArray) -> str:
-    """A dot on each value of a sparse curve; none on a dense one."""
+    """Return the marker of a curve: a dot if it has few points, none otherwise."""
     return "o" if len(x) <= _MOST_MARKERS else ""
 
 
 def running_mean(values: FloatArray, window: int) -> FloatArray:
-    """The mean over an odd window centred on each value, cut at the ends."""
+    """Return the mean over an odd window centred on each value, truncated at the ends."""
     ones = np.ones(window)
     return np.convolve(values, ones, "same") / np.convolve(np.ones_like(values), ones, "same")
 
 
 def rank_colours(ranks: IntArray) -> FloatArray:
-    """One RGBA colour for each ascending rank, dark to light; vermillion for 0, which sends nothing, blue for none."""
+    """Return an RGBA colour per ascending rank, dark to light; vermillion for 0 (nothing sent), blue for full."""
     sending = colormaps["viridis"](np.linspace(0.1, 0.9, int((ranks > 0).sum())))
     silent = np.tile(to_rgba(VERMILLION), (int((ranks == 0).sum()), 1))
     whole = np.tile(to_rgba(BLUE), (int((ranks == NO_RANK).sum()), 1))

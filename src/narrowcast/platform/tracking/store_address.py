@@ -1,4 +1,4 @@
-"""Where runs are tracked, and the address as it may be shown; importing this does not import MLflow."""
+"""The address of the tracking store, and its form without secrets; importing this does not import MLflow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HIDDEN = "***"
 
 
 class Tracking(BaseModel):
-    """Where runs are tracked: `uri`, else MLFLOW_TRACKING_URI, else an SQLite file in the output folder."""
+    """The tracking store: `uri`, else MLFLOW_TRACKING_URI, else an SQLite file in the output folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,11 +22,11 @@ class Tracking(BaseModel):
     flush_seconds: float = Field(30.0, ge=0, description="wait at the end for a store that lags or is down")
 
     def resolve(self, output: Path) -> str:
-        """The tracking URI in force."""
+        """Return the tracking URI in force."""
         return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.resolve()}/mlflow.db"
 
     def without_secrets(self) -> Tracking:
-        """The same without a user's name and password in the URI."""
+        """Return a copy without user and password in the URI."""
         return self.model_copy(update={"uri": hide_password(self.uri) if self.uri else None})
 
 
@@ -37,5 +37,5 @@ def hide_password(uri: str) -> str:
 
 
 def is_hidden(uri: str) -> bool:
-    """Whether the URI went through `hide_password` and lost something."""
+    """Return whether `hide_password` has removed something from the URI."""
     return f"//{HIDDEN}@" in uri

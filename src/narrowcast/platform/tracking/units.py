@@ -1,4 +1,4 @@
-"""Numbers as people read them: decimal bytes, durations, shares and percentages."""
+"""Formatting of bytes, durations, ratios and percentages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_KNOWN = "-"
 
 @dataclass(frozen=True)
 class Unit:
-    """A symbol and how many of the stored units (bits or seconds) it stands for."""
+    """A symbol and its size in the stored unit (bits or seconds)."""
 
     symbol: str
     size: float
@@ -22,12 +22,12 @@ TIME_UNITS = (Unit("s", 1), Unit("min", 60), Unit("h", 3600))
 
 
 def axis_unit(units: Sequence[Unit], largest: float) -> Unit:
-    """The coarsest unit of which the largest value of an axis holds at least two."""
+    """Return the largest unit of which the largest value of an axis is at least two."""
     return next((unit for unit in reversed(units) if largest >= 2 * unit.size), units[0])
 
 
 def format_bits(bits: float) -> str:
-    """Bits as decimal bytes with three digits: `12.3 MB`."""
+    """Format bits as decimal bytes with three digits: `12.3 MB`."""
     if not math.isfinite(bits):
         return NOT_KNOWN
     if bits < 999.5 * BYTE_UNITS[0].size:
@@ -38,7 +38,7 @@ def format_bits(bits: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in its two leading units: `1 h 23 min`."""
+    """Format a duration in its two leading units: `1 h 23 min`."""
     if not math.isfinite(seconds):
         return NOT_KNOWN
     if seconds < 59.95:
@@ -54,12 +54,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_percent(share: float | None) -> str:
-    """A share between 0 and 1 in percent: `68.41 %`; a dash where it was not measured."""
+    """Format a share between 0 and 1 in percent: `68.41 %`; a dash if it was not measured."""
     return NOT_KNOWN if share is None or not math.isfinite(share) else f"{100 * share:.2f} %"
 
 
 def format_ratio(part: float, whole: float) -> str:
-    """A part of a whole as a fraction: `1/16.2`; a multiple where it is larger, `1.25 x`."""
+    """Format a part of a whole as a fraction, `1/16.2`, or as a multiple if it is larger, `1.25 x`."""
     if not whole > 0:
         return NOT_KNOWN
     if part > whole:
