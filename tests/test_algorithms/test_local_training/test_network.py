@@ -207,3 +207,17 @@ def test_a_schedule_visits_every_sample_once_an_epoch(batch_size: int) -> None:
     assert (np.diff(schedule.steps) <= 0).all()
     assert schedule.active.sum() == schedule.steps.sum() == len(schedule.sizes)
     assert schedule.sizes.sum() == (counts * epochs).sum()
+
+
+def test_a_batch_larger_than_every_client_is_not_padded() -> None:
+    tensors = []
+    for batch_size in (max(COUNTS), 10**9):
+        task = make_task(digits(COUNTS), MLP(hidden=(4,)), batch_size=batch_size)
+        tensors.append(train(FedAvg(), task)[0].partial)
+    assert all(np.array_equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+@pytest.mark.parametrize("hidden", [(0,), (-3,), (10**9,)])
+def test_a_layer_has_at_least_one_unit_and_not_a_billion(hidden: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError, match=r"should be (greater|less) than or equal"):
+        MLP(hidden=hidden)

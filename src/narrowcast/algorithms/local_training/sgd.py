@@ -118,7 +118,9 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     keys = np.concatenate(
         [stream_keys(call.task.seed, "shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
     )
-    schedule = draw_schedule(counts, epochs, training.batch_size, keys)
+    # Batches are padded to one size, which must not depend on the clients of the chunk, as rounding depends on it.
+    batch_size = min(training.batch_size, max(int(data.examples.max(initial=0)), 1))
+    schedule = draw_schedule(counts, epochs, batch_size, keys)
     order = schedule.order
     owner = np.repeat(np.arange(len(calls)), [len(call.chunk.clients) for call in calls])[order]
 

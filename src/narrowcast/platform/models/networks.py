@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
 from narrowcast.platform.models.classifier import Classifier
+
+Width = Annotated[int, Field(ge=1, le=65536)]
+"""Number of units or channels of a layer."""
 
 
 class Softmax(Classifier):
@@ -30,7 +33,7 @@ class MLP(Classifier):
     """Multilayer perceptron: fully connected layers with ReLU between them."""
 
     kind: Literal["mlp"] = "mlp"
-    hidden: tuple[int, ...] = Field((64,), description="widths of the hidden layers")
+    hidden: tuple[Width, ...] = Field((64,), description="widths of the hidden layers")
 
     def module(self, data: Samples) -> nn.Module:
         """Return alternating linear layers and ReLU on the flattened features."""
@@ -51,8 +54,8 @@ class CNN(Classifier):
     """
 
     kind: Literal["cnn"] = "cnn"
-    channels: tuple[int, int] = Field((16, 32), description="output channels of the two convolutions")
-    hidden: int = Field(128, ge=1, description="width of the hidden layer")
+    channels: tuple[Width, Width] = Field((16, 32), description="output channels of the two convolutions")
+    hidden: Width = Field(128, description="width of the hidden layer")
 
     def module(self, data: Samples) -> nn.Module:
         """Return two convolutions with pooling and two linear layers."""
@@ -107,9 +110,9 @@ class CharLSTM(Classifier):
     """
 
     kind: Literal["char_lstm"] = "char_lstm"
-    embedding_dim: int = Field(8, ge=1, description="length of a character's embedding")
-    hidden: int = Field(256, ge=1, description="units per LSTM layer")
-    layers: int = Field(2, ge=1, description="LSTM layers")
+    embedding_dim: Width = Field(8, description="length of a character's embedding")
+    hidden: Width = Field(256, description="units per LSTM layer")
+    layers: int = Field(2, ge=1, le=100, description="LSTM layers")
 
     def module(self, data: Samples) -> nn.Module:
         """Return an embedding, an LSTM, and a linear layer on its last output."""
