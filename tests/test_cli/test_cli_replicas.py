@@ -82,7 +82,10 @@ def test_a_replica_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -
         (["replicas.seed=[0,x]"], ["seed = 'x'", "should be a valid integer"]),
         (["replicas.algorithm.rnk=[1,2]"], ["algorithm.rnk is unknown"]),
         (["replicas.data.seed=[0,1]"], ["replicas.data.seed: replicas share data; start runs of their own"]),
-        (["replicas.seed=[0,1]", "--backend", "ray"], ["replicas run in lockstep in this process; add --backend local"]),
+        (
+            ["replicas.seed=[0,1]", "--backend", "ray"],
+            ["replicas run in lockstep in this process; add --backend local"],
+        ),
     ],
 )
 def test_what_cannot_be_replicated(tmp_path: Path, words: list[str], phrases: list[str]) -> None:

@@ -12,7 +12,7 @@ from studies import result, trials
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 
 # A module can be imported once in a process, so its name is this test file's own.
-METHOD = '''
+METHOD = """
 from typing import Literal
 
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -20,8 +20,8 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 
 class Halved(FedAvg):
     kind: Literal["halved"] = "halved"
-'''
-SEARCH = '''
+"""
+SEARCH = """
 from typing import Literal
 
 from optuna.pruners import BasePruner, ThresholdPruner
@@ -44,7 +44,7 @@ class Stops(BaseModel):
 
     def make(self) -> BasePruner:
         return ThresholdPruner(lower=self.at_least, n_warmup_steps=2)
-'''
+"""
 STUDY = """
 experiment: {base: %s, rounds: 4, evaluate_every: 2}
 study:
