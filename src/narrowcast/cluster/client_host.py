@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from narrowcast.cluster.key_service import RemoteVault
+from narrowcast.cluster.key_service import RemoteKeyStore
 from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.run import Run
 from narrowcast.platform.threads import one_thread
@@ -22,7 +22,7 @@ class ClientHost:
 
     def __init__(self, run: Run, key_store: Any) -> None:
         self._run = run
-        self._key_store = None if key_store is None else RemoteVault(key_store)
+        self._key_store = None if key_store is None else RemoteKeyStore(key_store)
 
     def ready(self) -> bool:
         """Return True once the host can train."""

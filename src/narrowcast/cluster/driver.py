@@ -12,7 +12,7 @@ import ray
 
 from narrowcast.cluster.failure import FailurePolicy
 from narrowcast.cluster.hosts import Hosts, Wish
-from narrowcast.cluster.key_service import RemoteVault, start_key_service
+from narrowcast.cluster.key_service import RemoteKeyStore, start_key_service
 from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.contracts import Executor
@@ -62,7 +62,7 @@ class Driver:
         batch, sent_at = Batch(), time.monotonic()
         metrics = RunMetrics(self._run.plan.name)
         executor: Executor = Metered(pool, metrics)
-        secure = self._secure and self._secure.rounds(RemoteVault(self._key_service), self._run.task)
+        secure = self._secure and self._secure.rounds(RemoteKeyStore(self._key_service), self._run.task)
         try:
             for outcome in rounds(self._run, executor, state, secure):
                 metrics.record(outcome)

@@ -1,4 +1,4 @@
-"""The actor that holds the clients' keys: hosts ask it for those of their clients, the driver to open a sum."""
+"""The actor that holds the clients' keys: hosts ask it for their clients' secrets, the driver to open a sum."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from narrowcast.platform.types import Arrays, PayloadError
 
 @ray.remote(num_cpus=0)
 class KeyService:
-    """Holds the keys of a run in its own process, and dies with the driver that started it."""
+    """Holds the key store of a run in its own process, and dies with the driver that started it."""
 
     def __init__(self, secure: SecureSums) -> None:
-        self._vault = secure.key_store()
+        self._key_store = secure.key_store()
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        """What the key_store answers."""
-        return self._vault.call(method, round_index, arrays)
+        """Return the key store's answer."""
+        return self._key_store.call(method, round_index, arrays)
 
 
 def start_key_service(secure: SecureSums) -> Any:
-    """The key service on this node, which has the key files of a run whose keys were made offline."""
+    """Start the key service on this node, which has the key files of a run with offline keys."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return KeyService.options(scheduling_strategy=here).remote(secure)  # type: ignore[attr-defined]
 
 
-class RemoteVault:
-    """The key service as driver and hosts call it."""
+class RemoteKeyStore:
+    """The key store of a key service, for its driver and hosts."""
 
     def __init__(self, service: Any) -> None:
         self._service = service
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
-        """Ask, and wait for the answer; raises what the key_store raised, `RunFailed` where it is gone."""
+        """Return the key store's answer; raise the error that it raised, `RunFailed` if its actor is gone."""
         try:
             answer: Arrays = ray.get(self._service.call.remote(method, round_index, arrays))
         except RayTaskError as error:

@@ -98,8 +98,8 @@ class Chunk:
     takes or comes too late, None if there is none: it is paid for and does not enter the sum; epochs [C], the most
     that each has time for, None if all have time for the training's.
 
-    Under secure aggregation, `relayed` is what the server passes on to all clients of the round besides the broadcast,
-    and `secrets` is what these clients alone hold: their host fills it in, and it never leaves the host.
+    Under secure aggregation, `relayed` is the record of public keys that the server passes on to all clients of the
+    round, and `secrets` are the private keys of these clients: their host fills them in, and they never leave it.
     """
 
     round_index: int
@@ -109,7 +109,7 @@ class Chunk:
     budget_bits: IntArray | None = None
     lost: BoolArray | None = None
     epochs: IntArray | None = None
-    relayed: Arrays = field(default_factory=dict)
+    relayed: Any = None
     secrets: Arrays = field(default_factory=dict, repr=False)
 
     def affords(self, bits: IntArray) -> BoolArray:

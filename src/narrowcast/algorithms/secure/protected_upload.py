@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -19,15 +20,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UploadProtector:
-    """Sends the uploads of a chunk's clients to an inbox; `groups` [groups] each says what every participant sends."""
+    """Sends the uploads of a chunk's clients to an inbox."""
 
     chunk: Chunk
     seed: int
     messages: Messages
     keys: RoundKeys
     secrets: ClientSecrets
-    groups: Mapping[int, BoolArray]
     inbox: Inbox
+
+    @cached_property
+    def groups(self) -> dict[int, BoolArray]:
+        """The groups that each participant sends, [groups] each."""
+        return self.keys.sent_groups(self.messages.layout, self.seed, self.chunk.round_index)
 
     def send(self, result: ChunkResult, place: int) -> ClientLedger:
         """Send the result of the client at this place of the chunk; lost and refused uploads count their bits.

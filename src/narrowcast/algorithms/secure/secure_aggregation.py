@@ -16,11 +16,12 @@ from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import key_store_process
 from narrowcast.algorithms.secure.layout import layout_of
 from narrowcast.algorithms.secure.messages import Messages
-from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
+from narrowcast.algorithms.secure.participation import ParticipationPolicy
+from narrowcast.algorithms.secure.per_client_results import train_each
 from narrowcast.algorithms.secure.protected_upload import UploadProtector
 from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
-from narrowcast.algorithms.secure.unmasking import PARTICIPATION, SumOpener, protected_sums
+from narrowcast.algorithms.secure.unmasking import SumOpener, protected_sums
 from narrowcast.platform.contracts import (
     AlgorithmDefaults,
     Broadcast,
@@ -29,7 +30,7 @@ from narrowcast.platform.contracts import (
     Task,
 )
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray
 
 
 @dataclass(frozen=True)
@@ -117,24 +118,20 @@ class SecureAggregation(AlgorithmDefaults):
         return self.messages(task).public_key_bits()
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train a chunk with the keys that the server relayed, and with the secrets of its clients."""
-        clients, ranks, uplink_bits = (np.asarray(chunk.relayed[name]) for name in PARTICIPATION)
-        keys = RoundKeys.of(Participation(clients, ranks, uplink_bits), chunk.relayed, chunk.relayed)
-        return self.train_protected(broadcast, chunk, task, keys, ClientSecrets.of(chunk.secrets))
+        """Train a chunk's clients, and add up what each of them sends, protected and signed.
 
-    def train_protected(
-        self, broadcast: Arrays, chunk: Chunk, task: Task, keys: RoundKeys, secrets: ClientSecrets
-    ) -> ChunkResult:
-        """Train a chunk's clients, and add up what each of them sends, protected and signed."""
+        `chunk.relayed` are the `RoundKeys`; `chunk.secrets` the arrays of the clients' `ClientSecrets`.
+        """
+        keys, secrets = chunk.relayed, ClientSecrets.of(chunk.secrets)
+        assert isinstance(keys, RoundKeys)
         messages = keys.messages(self.messages(task))
-        groups = keys.sent_groups(messages.layout, task.seed, chunk.round_index)
-        inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
-        protector = UploadProtector(chunk, task.seed, messages, keys, secrets, groups, inbox)
         algorithm = self.algorithm
         if messages.layout.max_rank:
             algorithm = algorithm.model_copy(update={"rank_policy": keys.participation.rank_policy()})
-        results = _train_each(algorithm, broadcast, chunk, task)
+        results = train_each(algorithm, broadcast, chunk, task)
         began = time.perf_counter()
+        inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
+        protector = UploadProtector(chunk, task.seed, messages, keys, secrets, inbox)
         ledger = ClientLedger.merged([protector.send(result, place) for place, result in enumerate(results)])
         encoding = time.perf_counter() - began
         states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
@@ -168,37 +165,3 @@ class SecureAggregation(AlgorithmDefaults):
     def rounds(self, key_store: ClientKeyStore, task: Task) -> SumOpener:
         """Return the server's side of one run."""
         return SumOpener(self.participation_policy(task), key_store, task)
-
-
-def _train_each(algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> list[ChunkResult]:
-    """Return the result of each client alone, trained by one program if the algorithm trains chunks by one."""
-    alone = [_one_client(chunk, place) for place in range(len(chunk.clients))]
-    if (call := algorithm.local_call(broadcast, chunk, task)) is not None:
-        updates = task.training.train(call.server, chunk, task, call.terms)
-        return [algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)]
-    return [algorithm.train(broadcast, one, task) for one in alone]
-
-
-def _one_client(chunk: Chunk, place: int) -> Chunk:
-    """Return the chunk of one client, without its budget and loss: they apply to the protected upload."""
-    only = slice(place, place + 1)
-    return replace(
-        chunk,
-        clients=chunk.clients[only],
-        state={name: values[only] for name, values in chunk.state.items()},
-        budget_bits=None,
-        lost=None,
-        epochs=None if chunk.epochs is None else chunk.epochs[only],
-    )
-
-
-def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
-    """Return the update of one client of a chunk."""
-    only = slice(place, place + 1)
-    return LocalUpdates(
-        changes={name: values[only] for name, values in updates.changes.items()},
-        state={name: values[only] for name, values in updates.state.items()},
-        loss=updates.loss[only],
-        examples=updates.examples[only],
-        steps=updates.steps[only],
-    )

@@ -24,7 +24,6 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, Payl
 
 logger = logging.getLogger(__name__)
 
-PARTICIPATION = ("clients", "ranks", "uplink_bits")
 _SUM, _SENDERS = "sum/", "senders/"
 
 
@@ -46,18 +45,15 @@ class SumOpener:
         self._of_run = dict(key_store.call("public", 0, {}))
         self._round = self._asked = 0
         self._keys: RoundKeys | None = None
-        self._relayed: Arrays = {}
 
     def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Return the chunks with the round's public keys; its participants make their keys at the first call."""
+        """Return the chunks with the round's `RoundKeys`; its participants make their keys at the first call."""
         if chunks and chunks[0].round_index != self._round:
             self._round = chunks[0].round_index
             participation = self._participation(chunks)
             of_round = self._key_store.call("begin", self._round, {"clients": participation.clients})
             self._keys = RoundKeys.of(participation, self._of_run, of_round)
-            participants = {name: getattr(participation, name) for name in PARTICIPATION}
-            self._relayed = {**self._of_run, **of_round, **participants}
-        return [replace(chunk, relayed=self._relayed) for chunk in chunks]
+        return [replace(chunk, relayed=self._keys) for chunk in chunks]
 
     def _participation(self, chunks: Sequence[Chunk]) -> Participation:
         clients = np.concatenate([chunk.clients for chunk in chunks])
