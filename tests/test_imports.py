@@ -11,7 +11,7 @@ import narrowcast
 
 ROOT = Path(narrowcast.__file__).parent
 # What a room may import of the package; the files at its top may import everything.
-_BELOW = {"experiment", "catalog", "registry", "platform", "algorithms", "cluster"}
+_BELOW = {"experiment", "laws", "catalog", "registry", "platform", "algorithms", "cluster"}
 MAY_IMPORT = {
     "platform": {"platform"},
     "algorithms": {"platform", "algorithms"},

@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from narrowcast import __version__
+from narrowcast.cli.check import check
 from narrowcast.cli.compare import compare
 from narrowcast.cli.data import data
 from narrowcast.cli.doctor import doctor
@@ -65,7 +66,11 @@ def cli(log_format: str) -> None:
     write_log(as_json=log_format == "json")
 
 
-for command in (run, show, tune, compare, export, reproduce, submit, jobs, manifest, doctor, data, keys, ui, sync):
+_SUBCOMMANDS = (
+    *(run, show, check, tune, compare, export, reproduce),
+    *(submit, jobs, manifest, doctor, data, keys, ui, sync),
+)
+for command in _SUBCOMMANDS:
     cli.add_command(command)
 
 

@@ -35,6 +35,7 @@ from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import cohort_size
+from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.state import Interrupted, RunState
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class RayBackend(HostResources):
         plan, schedule = run.plan, run.plan.schedule
         cohort = (
             schedule.buffer_size
-            if schedule.kind == "buffered"
+            if isinstance(schedule, Buffered)
             else cohort_size(plan.clients_per_round, plan.over_selection, run.task.data.n_clients)
         )
         if self.clients_per_actor is not None:

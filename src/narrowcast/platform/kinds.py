@@ -43,6 +43,11 @@ class Registry(Mapping[str, type[BaseModel]]):
     def __hash__(self) -> int:
         return id(self)
 
+    @property
+    def size(self) -> int:
+        """The number of members that the contract asks for."""
+        return len(members(self.contract))
+
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
         """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
         if kind in self.kinds:

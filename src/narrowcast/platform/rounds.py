@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 
-from narrowcast.platform.asynchronous import OpenStep, close_step, open_step
+from narrowcast.platform.asynchronous import OpenStep
 from narrowcast.platform.contracts import Executor, SecureRounds
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.lockstep import train_together
 from narrowcast.platform.open_round import OpenRound, TrainingCall
 from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.round_closing import close_round
-from narrowcast.platform.round_opening import open_round
 from narrowcast.platform.run import Run
-from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.simulation.stragglers import calls_to_repeat, replaced
 from narrowcast.platform.state import LiveState, RunState, start, stoppable
 from narrowcast.platform.threads import one_thread
@@ -98,7 +95,8 @@ def _loop(
 
 
 def _open(live: LiveState) -> Opened:
-    return open_step(live) if isinstance(live.run.plan.schedule, Buffered) else open_round(live)
+    opened: Opened = live.run.plan.schedule.open(live)
+    return opened
 
 
 def _calls_to_repeat(opened: Opened, results: list[ChunkResult]) -> Calls:
@@ -107,8 +105,6 @@ def _calls_to_repeat(opened: Opened, results: list[ChunkResult]) -> Calls:
 
 def _close(live: LiveState, opened: Opened, results: list[ChunkResult]) -> Outcome | RunFailed:
     try:
-        return (
-            close_round(live, opened, results) if isinstance(opened, OpenRound) else close_step(live, opened, results)
-        )
+        return live.run.plan.schedule.close(live, opened, results)
     except RunFailed as error:
         return error

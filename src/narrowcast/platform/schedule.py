@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.kinds import Registry
+
+if TYPE_CHECKING:  # the loop imports plans, and these their schedules
+    from narrowcast.platform.asynchronous import OpenStep
+    from narrowcast.platform.open_round import OpenRound
+    from narrowcast.platform.outcome import Outcome
+    from narrowcast.platform.state import LiveState
+    from narrowcast.platform.types import ChunkResult
 
 
 class Synchronous(BaseModel):
@@ -15,6 +22,18 @@ class Synchronous(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["synchronous"] = "synchronous"
+
+    def open(self, live: LiveState) -> OpenRound:
+        """Begin a round: sample the cohort and broadcast."""
+        from narrowcast.platform.round_opening import open_round
+
+        return open_round(live)
+
+    def close(self, live: LiveState, opened: OpenRound, results: list[ChunkResult]) -> Outcome:
+        """End the round: fold the results and step the server."""
+        from narrowcast.platform.round_closing import close_round
+
+        return close_round(live, opened, results)
 
 
 class Buffered(BaseModel):
@@ -38,15 +57,38 @@ class Buffered(BaseModel):
         0.5, ge=0, allow_inf_nan=False, description="an update of s steps ago counts (1 + s) to the minus this"
     )
 
+    def open(self, live: LiveState) -> OpenStep:
+        """Send clients out until the next step has all of its updates."""
+        from narrowcast.platform.asynchronous import open_step
+
+        return open_step(live)
+
+    def close(self, live: LiveState, opened: OpenStep, results: list[ChunkResult]) -> Outcome:
+        """Step the server with these updates."""
+        from narrowcast.platform.asynchronous import close_step
+
+        return close_step(live, opened, results)
+
 
 class Schedule(Protocol):
-    """A frozen model of when the server steps."""
+    """A frozen model of when the server steps, and with whose updates.
+
+    What `open` returns has the `run` and the `calls` of local training, which are made before `close`.
+    """
 
     @property
     def kind(self) -> str:
         """Its name in the catalog."""
         ...
 
+    def open(self, live: LiveState) -> Any:
+        """Begin a round of a run: decide who trains, and what is sent to them."""
+        ...
+
+    def close(self, live: LiveState, opened: Any, results: list[ChunkResult]) -> Outcome:
+        """End the round with the results of its calls, in their order; advance `live` and return the outcome."""
+        ...
+
 
 SCHEDULES = Registry("schedule", Schedule, {"synchronous": Synchronous, "buffered": Buffered})
-AnySchedule = Annotated[Synchronous | Buffered, SCHEDULES]
+AnySchedule = Annotated[Schedule, SCHEDULES]

@@ -1,0 +1,329 @@
+"""Laws of algorithms, on every model that one trains and through every codec that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import (
+    N_CLIENTS,
+    PLAN,
+    Limited,
+    Shuffled,
+    close,
+    local,
+    run,
+    sha256,
+    stepped,
+    stepped_server,
+    task_of,
+    train_everyone,
+)
+from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.models.networks import CNN, MLP
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.rounds import lockstep
+from narrowcast.platform.run import Run
+from narrowcast.platform.types import Arrays, ChunkResult
+from narrowcast.platform.types import Chunk as ClientChunk
+
+MODELS: Mapping[str, Any] = {
+    "matrix_factorisation": MatrixFactorisation(embedding_dim=8),
+    "mlp": MLP(hidden=(16,)),
+    "cnn": CNN(channels=(4, 6), hidden=16),  # wide enough for the factors of FedPara
+}
+CODECS: Mapping[str, list[Any]] = {
+    "float32": [],
+    "quantised": [{"kind": "quantise", "levels": 5, "scale": "max"}, "entropy"],
+    "feedback": ["error_feedback", {"kind": "top_k", "fraction": 0.05}],
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An algorithm on a model that it trains."""
+
+    algorithm: Any
+    model: Any
+
+    @cached_property
+    def task(self) -> Task:
+        """The task on which the laws are tried."""
+        return task_of(self.model)
+
+    @cached_property
+    def free(self) -> ChunkResult:
+        """What all clients give in round 1 without limits."""
+        return train_everyone(self.algorithm, self.task)
+
+    @cached_property
+    def straight(self) -> list[Outcome]:
+        """The rounds of a run that nothing interrupts."""
+        return run(PLAN, self.algorithm, self.task)
+
+    @property
+    def coded(self) -> bool:
+        """Whether updates go through a codec."""
+        return bool(getattr(self.algorithm, "codec", ()))
+
+    @cached_property
+    def before(self) -> Arrays:
+        """The global parameters before round 1."""
+        before: Arrays = self.algorithm.final(self.algorithm.init(self.task))
+        return before
+
+
+def variants(algorithm: Any) -> dict[str, Any]:
+    """Return the algorithm through each codec that it takes."""
+    if "codec" not in type(algorithm).model_fields:
+        return {"": algorithm}
+    found = {}
+    for name, stages in CODECS.items():
+        with suppress(ValidationError):
+            fields = {**algorithm.model_dump(exclude={"kind"}), "codec": stages}
+            found[name] = type(algorithm).model_validate(fields)
+    return found
+
+
+def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
+    """Return each algorithm on each model that it trains."""
+    found = {}
+    for label, algorithm in algorithms.items():
+        for name, model in MODELS.items():
+            if name == "cnn" and getattr(algorithm, "codec", None):
+                continue  # what is sent of a network does not depend on how it was trained
+            with suppress(UserError):
+                algorithm.check(task_of(model))
+                found["-".join(filter(None, (name, label)))] = Trained(algorithm, model)
+    return found
+
+
+def results_do_not_depend_on_who_trains_which_chunk_and_when(case: Trained) -> None:
+    """Train the chunks in reverse, on pickled copies with read-only arrays, and compare bit by bit."""
+    shuffled = run(PLAN, case.algorithm, case.task, executor=Shuffled(case.algorithm, case.task))
+    hold(sha256(case.algorithm, case.straight) == sha256(case.algorithm, shuffled), "the models differ")
+    hold([each.record for each in case.straight] == [each.record for each in shuffled], "the records differ")
+    hold([each.metrics for each in case.straight] == [each.metrics for each in shuffled], "the metrics differ")
+
+
+def a_resumed_run_is_the_straight_run(case: Trained) -> None:
+    """Go on from the state after rounds 1 and 3."""
+    for middle in (1, 3):
+        resumed = run(PLAN, case.algorithm, case.task, state=case.straight[middle - 1].state)
+        hold(
+            sha256(case.algorithm, resumed) == sha256(case.algorithm, case.straight),
+            f"after a resume from round {middle} the model is another",
+        )
+        hold(
+            [each.record for each in resumed] == [each.record for each in case.straight[middle:]],
+            f"after a resume from round {middle} the records are others",
+        )
+
+
+def another_seed_is_another_run(case: Trained) -> None:
+    """Run with seeds 0 and 1."""
+    other = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, task_of(case.model, 1))
+    hold(sha256(case.algorithm, case.straight) != sha256(case.algorithm, other), "seeds 0 and 1 give one model")
+
+
+def the_server_learns_and_the_ledger_adds_up(case: Trained) -> None:
+    """Look at the parameters and the bits of every round."""
+    state = case.straight[-1].state
+    assert state is not None
+    after = case.algorithm.final(state.server)
+    shapes = [{name: values.shape for name, values in each.items()} for each in (case.before, after)]
+    hold(shapes[0] == shapes[1], f"parameters were {shapes[0]} and are {shapes[1]}")
+    hold(all(values.dtype == np.float32 for values in after.values()), "parameters are not float32")
+    hold(any((after[name] != case.before[name]).any() for name in after), "no parameter has changed after five rounds")
+    ledgers = [each.ledger for each in case.straight]
+    hold(state.uplink_bits == sum(int(each.uplink_bits.sum()) for each in ledgers), "uplink bits do not add up")
+    for ledger in ledgers:
+        hold((ledger.uplink_bits[ledger.delivered] > 0).all(), "an upload of no bits was delivered")
+        hold((ledger.downlink_bits > 0).all(), "a client was sent nothing")
+        hold((ledger.uplink_bits % 8 == 0).all(), "uploads are not whole bytes")
+        hold((ledger.downlink_bits % 8 == 0).all(), "downloads are not whole bytes")
+
+
+def what_clients_keep_has_a_row_for_each(case: Trained) -> None:
+    """Compare the clients' state with that before round 1."""
+    initial, state = case.algorithm.init_clients(case.task), case.straight[-1].state
+    assert state is not None
+    hold(set(state.clients) == set(initial), f"clients had {sorted(initial)} and have {sorted(state.clients)}")
+    for name, values in initial.items():
+        hold(len(values) == N_CLIENTS, f"{name} has {len(values)} rows for {N_CLIENTS} clients")
+        wanted = (len(state.participants), *values.shape[1:])
+        hold(state.clients[name].shape == wanted, f"{name} has the shape {state.clients[name].shape}, not {wanted}")
+
+
+def permuting_the_clients_of_a_chunk_changes_no_ledger_line(case: Trained) -> None:
+    """Train three clients in each order."""
+    algorithm, task = case.algorithm, case.task
+    broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+    initial = algorithm.init_clients(task)
+    lines: set[tuple[Any, ...]] = set()
+    for order in permutations([1, 4, 6]):
+        clients = np.array(order)
+        state = {name: values[clients] for name, values in initial.items()}
+        ledger = algorithm.train(broadcast, ClientChunk(1, 0, clients, state), task).ledger
+        hold(ledger.client.tolist() == list(order), f"the ledger of {list(order)} is of {ledger.client.tolist()}")
+        columns = (ledger.client, ledger.rank, ledger.uplink_bits, ledger.examples, ledger.delivered)
+        lines |= set(zip(*columns, strict=True))
+    hold(len(lines) == 3, f"three clients have {len(lines)} different lines")
+
+
+def with_limits_results_depend_neither_on_who_trains_nor_on_a_resume(case: Trained) -> None:
+    """Give clients budgets from nothing to plenty, and lose some uploads."""
+    algorithm, task, bits = case.algorithm, case.task, int(case.free.ledger.uplink_bits.max())
+    plan = PLAN.model_copy(update={"rounds": 3})
+    straight = run(plan, algorithm, task, executor=Limited(local(algorithm, task), bits))
+    shuffled = run(plan, algorithm, task, executor=Limited(Shuffled(algorithm, task), bits))
+    hold(sha256(algorithm, straight) == sha256(algorithm, shuffled), "the models differ")
+    hold([each.record for each in straight] == [each.record for each in shuffled], "the records differ")
+    again = run(plan, algorithm, task, state=straight[1].state, executor=Limited(local(algorithm, task), bits))
+    hold(sha256(algorithm, again) == sha256(algorithm, straight), "after a resume the model is another")
+
+
+def nobody_sends_more_than_its_budget(case: Trained) -> None:
+    """Give clients nothing, three tenths and all of what they would send."""
+    free = case.free.ledger
+    for share in (0.0, 0.3, 1.0):
+        budgets = (share * free.uplink_bits).astype(np.int64)
+        tight = train_everyone(case.algorithm, case.task, budget_bits=budgets).ledger
+        over = np.flatnonzero(tight.uplink_bits > budgets)
+        hold(not over.size, f"with {share:g} of its bits, client {over[:1]} sends {tight.uplink_bits[over[:1]]} bits")
+        hold(np.array_equal(tight.delivered, tight.uplink_bits > 0), "delivered and sent are not the same clients")
+        hold((tight.rank[~tight.delivered] <= 0).all(), "who sends nothing has a rank")
+        if share == 1.0:
+            hold(tight.delivered.all(), "a budget of all its bits does not let a client send")
+        elif not case.coded:
+            hold(not tight.delivered.any(), "without a codec, a client sends less than its update")
+
+
+def who_cannot_send_changes_nothing_and_keeps_what_its_codec_remembered(case: Trained) -> None:
+    """Give nobody any bits."""
+    nothing = train_everyone(case.algorithm, case.task, budget_bits=np.zeros(N_CLIENTS, dtype=np.int64))
+    after = stepped(case.algorithm, case.task, nothing)
+    changed = [name for name in case.before if not np.array_equal(after[name], case.before[name])]
+    hold(not changed, f"{', '.join(changed)} changed though nobody sent anything")
+    for name, values in nothing.state.items():
+        if name.startswith(("codec/", "control/")):
+            hold(not values.any(), f"{name} changed though nothing was sent")
+
+
+def a_lost_upload_is_paid_for_and_is_as_if_its_client_had_not_been_there(case: Trained) -> None:
+    """Lose the uploads of every third client."""
+    algorithm, task, free = case.algorithm, case.task, case.free
+    lost = np.arange(N_CLIENTS) % 3 == 1
+    some = train_everyone(algorithm, task, lost=lost)
+    hold(np.array_equal(some.ledger.uplink_bits, free.ledger.uplink_bits), "a lost upload costs other bits")
+    hold(np.array_equal(some.ledger.delivered, free.ledger.delivered & ~lost), "a lost upload counts as delivered")
+    without = train_everyone(algorithm, task, np.flatnonzero(~lost))
+    everyone = stepped(algorithm, task, free)
+    got, wanted = stepped(algorithm, task, some), stepped(algorithm, task, without)
+    hold(close(got, wanted, case.before, 1e-5), "the model is not that of the others alone")
+    # a median of sparse updates may stand still
+    if any((everyone[name] != case.before[name]).any() for name in case.before):
+        hold(not close(got, everyone, case.before, 1e-3), "the model is that of all clients")
+    for name, values in some.state.items():
+        if name.startswith("codec/"):
+            hold(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")
+
+
+def chunk_sizes_change_no_more_than_rounding(case: Trained) -> None:
+    """Train six clients as one chunk and as six."""
+    algorithm, task = case.algorithm, case.task
+    whole, parts = (run(PLAN.model_copy(update={"rounds": 2, "chunk_size": size}), algorithm, task) for size in (6, 1))
+    ends = [algorithm.final(outcomes[-1].state.server) for outcomes in (whole, parts) if outcomes[-1].state]
+    hold(close(ends[0], ends[1], case.before, 1e-4), "the models differ by more than rounding")
+    for one, other in zip(whole, parts, strict=True):
+        hold(np.array_equal(one.ledger.delivered, other.ledger.delivered), "other clients deliver")
+        hold(np.allclose(one.ledger.uplink_bits, other.ledger.uplink_bits, rtol=0.01), "uploads have other sizes")
+
+
+def a_replica_gives_what_it_gives_alone(case: Trained) -> None:
+    """Run seeds 0 and 1 in lockstep."""
+    tasks = [case.task, replace(case.task, seed=1)]
+    plans = [PLAN.model_copy(update={"seed": task.seed, "rounds": 3}) for task in tasks]
+    runs = [Run(plan, case.algorithm, task) for plan, task in zip(plans, tasks, strict=True)]
+    together = list(lockstep(runs))
+    for place, (plan, task) in enumerate(zip(plans, tasks, strict=True)):
+        got, wanted = together[-1][place], run(plan, case.algorithm, task)
+        hold(isinstance(got, Outcome), f"seed {place} failed: {got}")
+        assert isinstance(got, Outcome)
+        hold(sha256(case.algorithm, [got]) == sha256(case.algorithm, wanted), f"the model of seed {place} is another")
+        bits = [got.record.total_uplink_bits, wanted[-1].record.total_uplink_bits]
+        hold(bits[0] == bits[1], f"seed {place} sends {bits[0]} bits, alone {bits[1]}")
+
+
+def what_is_known_before_the_training_is_what_comes_of_it(case: Trained) -> None:
+    """Compare examples and bits that were predicted with those of the ledger."""
+    task, everyone, ledger = case.task, np.arange(N_CLIENTS), case.free.ledger
+    predicted = task.training.samples(task, everyone) * task.training.epochs
+    hold((predicted == ledger.examples).all(), "clients train on other numbers of examples than predicted")
+    broadcast = case.algorithm.broadcast(case.algorithm.init(task), task, 1).arrays
+    bits = case.algorithm.upload_bits(broadcast, task, everyone)
+    if type(case.algorithm).upload_bits is not AlgorithmDefaults.upload_bits:
+        hold((bits is None) == case.coded, "bits are known in advance exactly without a codec")
+    hold(bits is None or (bits == ledger.uplink_bits).all(), "clients send other numbers of bits than predicted")
+
+
+def updates_that_count_half_move_the_server_half_as_far(case: Trained) -> None:
+    """Scale a partial sum as stale updates are scaled."""
+    algorithm, task, result = case.algorithm, case.task, case.free
+    before, whole = algorithm.init(task), stepped_server(algorithm, task, result)
+    weighted = algorithm.weighted_by_staleness(result.partial, 0.5)
+    if weighted is None:
+        return
+    scaled = replace(result, partial=weighted)
+    half = stepped_server(case.algorithm, task, scaled)
+    for name, values in before.items():
+        near = np.allclose(half[name] - values, (whole[name] - values) / 2, rtol=1e-4, atol=1e-6)
+        hold(near, f"{name} does not move half as far")
+        hold(half[name].dtype == whole[name].dtype, f"{name} is {half[name].dtype}, not {whole[name].dtype}")
+
+
+def through_a_fine_quantiser_the_result_is_that_of_float32(case: Trained) -> None:
+    """Quantise updates to 2^14 levels."""
+    if case.coded or "codec" not in type(case.algorithm).model_fields:
+        return
+    stages = [{"kind": "quantise", "levels": 2**14, "scale": "max"}]
+    fields = {**case.algorithm.model_dump(exclude={"kind"}), "codec": stages}
+    try:
+        fine: Algorithm = type(case.algorithm).model_validate(fields)
+        fine.check(case.task)
+    except (UserError, ValidationError):
+        return
+    got, wanted = (stepped(each, case.task, train_everyone(each, case.task)) for each in (fine, case.algorithm))
+    hold(close(got, wanted, case.before, 1e-3), "the model differs by more than a thousandth of the step")
+
+
+UNCODED = (
+    results_do_not_depend_on_who_trains_which_chunk_and_when,
+    a_resumed_run_is_the_straight_run,
+    another_seed_is_another_run,
+    through_a_fine_quantiser_the_result_is_that_of_float32,
+)
+"""Laws that are tried without a codec only: with one, those with limits say more."""
+LAWS = (
+    the_server_learns_and_the_ledger_adds_up,
+    what_clients_keep_has_a_row_for_each,
+    permuting_the_clients_of_a_chunk_changes_no_ledger_line,
+    with_limits_results_depend_neither_on_who_trains_nor_on_a_resume,
+    nobody_sends_more_than_its_budget,
+    who_cannot_send_changes_nothing_and_keeps_what_its_codec_remembered,
+    a_lost_upload_is_paid_for_and_is_as_if_its_client_had_not_been_there,
+    chunk_sizes_change_no_more_than_rounding,
+    a_replica_gives_what_it_gives_alone,
+    what_is_known_before_the_training_is_what_comes_of_it,
+    updates_that_count_half_move_the_server_half_as_far,
+)

@@ -1,0 +1,189 @@
+"""Laws of what runs the rounds: schedules, backends, and the protection of their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.secure.protection import Plain, Protection
+from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.laws.algorithm_laws import MODELS
+from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import PLAN, Shuffled, run, sha256, task_of
+from narrowcast.platform.backend import Backend
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
+from narrowcast.platform.schedule import Schedule
+from narrowcast.platform.state import start
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+
+ALGORITHM = FedAvg()
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A plan with the schedule in it."""
+
+    plan: Plan
+
+    @cached_property
+    def task(self) -> Task:
+        """A network on eleven clients."""
+        return task_of(MODELS["mlp"])
+
+    @cached_property
+    def straight(self) -> list[Outcome]:
+        """The rounds of a run that nothing interrupts."""
+        return run(self.plan, ALGORITHM, self.task)
+
+
+def schedule_cases(schedule: Schedule) -> dict[str, Scheduled]:
+    """Return the only case."""
+    return {"": Scheduled(PLAN.model_copy(update={"schedule": schedule}))}
+
+
+def the_results_do_not_depend_on_who_trains(case: Scheduled) -> None:
+    """Train the chunks of a round in another order."""
+    shuffled = run(case.plan, ALGORITHM, case.task, executor=Shuffled(ALGORITHM, case.task))
+    hold(sha256(ALGORITHM, shuffled) == sha256(ALGORITHM, case.straight), "the models differ")
+    hold([each.record for each in shuffled] == [each.record for each in case.straight], "the records differ")
+
+
+def the_results_do_not_depend_on_a_resume(case: Scheduled) -> None:
+    """Go on from the state after rounds 1 and 3."""
+    for middle in (1, 3):
+        resumed = run(case.plan, ALGORITHM, case.task, state=case.straight[middle - 1].state)
+        hold(sha256(ALGORITHM, resumed) == sha256(ALGORITHM, case.straight), f"after round {middle} the models differ")
+
+
+def rounds_are_numbered_and_time_does_not_run_backwards(case: Scheduled) -> None:
+    """Look at the records of all rounds."""
+    records = [each.record for each in case.straight]
+    hold([each.round for each in records] == list(range(1, case.plan.rounds + 1)), "rounds are not 1, 2, ...")
+    hold((np.diff([each.simulated_seconds for each in records]) >= 0).all(), "simulated time runs backwards")
+    total = sum(each.uplink_bits for each in records)
+    hold(total == records[-1].total_uplink_bits, "uplink bits do not add up")
+    hold(sum(each.delivered for each in records), "no update was delivered")
+
+
+SCHEDULE_LAWS = (
+    the_results_do_not_depend_on_who_trains,
+    the_results_do_not_depend_on_a_resume,
+    rounds_are_numbered_and_time_does_not_run_backwards,
+)
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A backend, and a run for it."""
+
+    backend: Backend
+    run: Run
+
+    @cached_property
+    def here(self) -> list[Outcome]:
+        """The rounds in this process."""
+        return run(self.run.plan, self.run.algorithm, self.run.task)
+
+    def there(self, middle: int = 0) -> list[Outcome]:
+        """Run on the backend, from the start or from the state after a round."""
+        state = self.here[middle - 1].state if middle else start(self.run)
+        assert state is not None
+        return list(self.backend.run(self.run, state))
+
+
+def backend_cases(backend: Backend) -> dict[str, Hosted]:
+    """Return the only case, after the backend's own check."""
+    hosted = Hosted(backend, Run(PLAN, ALGORITHM, task_of(MODELS["mlp"])))
+    backend.check(hosted.run)
+    return {"": hosted}
+
+
+def the_model_is_that_of_the_local_backend(case: Hosted) -> None:
+    """Run the rounds here and there."""
+    there = case.there()
+    hold(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
+    hold([each.record for each in there] == [each.record for each in case.here], "the records differ")
+
+
+def it_goes_on_from_a_state(case: Hosted) -> None:
+    """Go on there from a state that was reached here."""
+    there = case.there(middle=2)
+    hold([each.record for each in there] == [each.record for each in case.here[2:]], "the records differ")
+    hold(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
+
+
+BACKEND_LAWS = (the_model_is_that_of_the_local_backend, it_goes_on_from_a_state)
+
+
+@dataclass(frozen=True)
+class Protected:
+    """A scheme for the sum of a network's updates."""
+
+    scheme: Protection
+
+    @cached_property
+    def task(self) -> Task:
+        """A network on eleven clients."""
+        return task_of(MODELS["mlp"])
+
+    def rounds(self, scheme: Protection, *, lossy: bool) -> list[Outcome]:
+        """Run three rounds of six clients, the clients' keys in this process too."""
+        algorithm = SecureAggregation(ALGORITHM, scheme, 6)
+        algorithm.check(self.task)
+        secured = Run(PLAN.model_copy(update={"rounds": 3}), algorithm, self.task)
+        key_store = algorithm.key_store()
+        executor: Any = LocalExecutor(secured, key_store)
+        executor = Losing(executor) if lossy else executor
+        return list(rounds(secured, executor, None, algorithm.rounds(key_store, self.task)))
+
+
+@dataclass(frozen=True)
+class Losing:
+    """Loses the uploads of the first client of each chunk, after their masks are agreed."""
+
+    executor: Any
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """Train all chunks of a round, one chunk in three with a loss."""
+        lost = [replace(each, lost=(np.arange(len(each.clients)) == 0) & (each.index % 3 == 0)) for each in chunks]
+        results: list[ChunkResult] = self.executor.train(broadcast, lost)
+        return results
+
+
+def secure_cases(scheme: Any) -> dict[str, Protected]:
+    """Return the only case; none for a scheme that protects nothing."""
+    return {"": Protected(scheme)} if isinstance(scheme, Protection) else {}
+
+
+def the_sum_is_exact(case: Protected) -> None:
+    """Compare with the same integers in the clear, bit by bit."""
+    fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
+    clear, protected = (case.rounds(each, lossy=False) for each in (Plain(**fields), case.scheme))
+    hold(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
+
+
+def the_sum_of_those_that_arrive_is_exact(case: Protected) -> None:
+    """Lose some uploads after the masks are agreed."""
+    fields = {name: getattr(case.scheme, name) for name in Protection.model_fields if name not in ("kind", "keys")}
+    clear, protected = (case.rounds(each, lossy=True) for each in (Plain(**fields), case.scheme))
+    hold(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
+
+
+def protection_is_paid_for(case: Protected) -> None:
+    """Compare the bits of an upload with those of an update in float32."""
+    protected, plain = case.rounds(case.scheme, lossy=False), run(PLAN, ALGORITHM, case.task)
+    least = plain[0].record.uplink_bits * case.scheme.bits / 32
+    hold(protected[0].record.uplink_bits >= least, "an upload has fewer bits than its values need")
+
+
+SECURE_LAWS = (the_sum_is_exact, the_sum_of_those_that_arrive_is_exact, protection_is_paid_for)

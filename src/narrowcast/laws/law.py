@@ -1,0 +1,58 @@
+"""How a law is tried on a case, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+CaseT = TypeVar("CaseT")
+Cases = Mapping[str, CaseT]
+"""What a law is tried on, by a label that says how the cases differ; empty for the only one."""
+
+
+class LawBrokenError(AssertionError):
+    """A law does not hold; the text says what was found, in one line."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One law over all its cases: `reason` is None if it holds in each."""
+
+    law: str
+    cases: int
+    reason: str | None
+
+
+def hold(condition: object, reason: str) -> None:
+    """Raise `LawBrokenError` with this reason unless the condition is true."""
+    if not condition:
+        raise LawBrokenError(reason)
+
+
+def title(law: Callable[..., None]) -> str:
+    """Return the name of a law as a sentence."""
+    return law.__name__.replace("_", " ")
+
+
+def judge(laws: Sequence[Callable[[CaseT], None]], cases: Cases[CaseT]) -> Iterator[Verdict]:
+    """Try each law on every case, up to the first that breaks it; any exception of the class breaks the law too."""
+    for law in laws:
+        yield Verdict(title(law), len(cases), _first_reason(law, cases))
+
+
+def _first_reason(law: Callable[[CaseT], None], cases: Cases[CaseT]) -> str | None:
+    for label, case in cases.items():
+        prefix = f"{label}: " if label else ""
+        try:
+            law(case)
+        except LawBrokenError as broken:
+            return f"{prefix}{broken}"
+        except Exception as error:
+            return f"{prefix}{type(error).__name__}: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    lines: list[Any] = str(error).strip().splitlines()
+    return str(lines[0]) if lines else "no message"

@@ -1,0 +1,105 @@
+"""Laws of models, on the small data set that one can be trained on, or on data that is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, samples
+from narrowcast.platform.contracts import Model, Split
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays
+
+SPLITS: tuple[Split, ...] = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model, and data that it takes."""
+
+    model: Model
+    data: Any
+
+    def metrics(self, split: Split) -> Mapping[str, float]:
+        """Evaluate the model as it is before round 1."""
+        return self.model.evaluate(self.model.init_server(self.data, 0), self._clients(), self.data, split)
+
+    def _clients(self) -> Arrays:
+        return self.model.init_clients(self.data, 0)
+
+
+def cases(model: Model) -> dict[str, Fitted]:
+    """Return the model on each of the small data sets that it takes."""
+    counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
+    found = {}
+    for name, data in (("interactions", interactions(counts)), ("labelled images", samples(counts))):
+        try:
+            model.check(data)
+        except UserError:
+            continue
+        found[name] = Fitted(model, data)
+    return found
+
+
+def initial_parameters_depend_on_the_seed_alone(case: Fitted) -> None:
+    """Initialise the model twice with seed 0 and once with seed 1."""
+    first, again, other = (digest(case.model.init_server(case.data, seed)) for seed in (0, 0, 1))
+    hold(first == again, "seed 0 gives two sets of parameters")
+    hold(first != other, "seeds 0 and 1 give the same parameters")
+    private = [digest(case.model.init_clients(case.data, 0)) for _ in range(2)]
+    hold(private[0] == private[1], "seed 0 gives two sets of private parameters")
+
+
+def parameters_are_finite_float32(case: Fitted) -> None:
+    """Look at all initial parameters."""
+    server = case.model.init_server(case.data, 0)
+    hold(server, "there is no global parameter")
+    for name, values in server.items():
+        hold(values.dtype == np.float32, f"{name} is {values.dtype}, not float32")
+        hold(np.isfinite(values).all(), f"{name} is not finite")
+
+
+def private_parameters_have_a_row_for_each_client(case: Fitted) -> None:
+    """Look at the shapes of what clients keep."""
+    for name, values in case.model.init_clients(case.data, 0).items():
+        hold(len(values) == case.data.n_clients, f"{name} has {len(values)} rows for {case.data.n_clients} clients")
+
+
+def metrics_are_finite_and_the_same_each_time(case: Fitted) -> None:
+    """Evaluate the initial model twice on each split."""
+    names = set()
+    for split in SPLITS:
+        first, again = case.metrics(split), case.metrics(split)
+        hold(first == again, f"two evaluations on {split} differ: {dict(first)}, {dict(again)}")
+        for name, value in first.items():
+            hold(math.isfinite(value), f"{name} on {split} is {value!r}")
+        names |= set(first)
+    hold(names, "it reports no metric")
+
+
+def evaluating_changes_nothing(case: Fitted) -> None:
+    """Evaluate with read-only parameters, as a backend may hand them out."""
+    server, clients = case.model.init_server(case.data, 0), case.model.init_clients(case.data, 0)
+    frozen = [{name: _read_only(values) for name, values in each.items()} for each in (server, clients)]
+    case.model.evaluate(frozen[0], frozen[1], case.data, "test")
+    hold(digest(frozen[0]) == digest(server), "the parameters changed")
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    copy = np.array(values)
+    copy.flags.writeable = False
+    return copy
+
+
+LAWS = (
+    initial_parameters_depend_on_the_seed_alone,
+    parameters_are_finite_float32,
+    private_parameters_have_a_row_for_each_client,
+    metrics_are_finite_and_the_same_each_time,
+    evaluating_changes_nothing,
+)

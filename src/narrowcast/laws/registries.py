@@ -1,0 +1,81 @@
+"""Which laws hold for which registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from narrowcast.laws import (
+    algorithm_laws,
+    codec_laws,
+    configuration,
+    data_laws,
+    execution_laws,
+    model_laws,
+    radio_laws,
+    simulation_laws,
+    training_laws,
+)
+from narrowcast.laws.law import Cases, Verdict, judge
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import Registry
+from narrowcast.tuning import sampler_laws
+
+
+@dataclass(frozen=True)
+class LawsOf:
+    """The laws of a registry; `cases` makes of an object what they are tried on, `none` says why there may be none."""
+
+    cases: Callable[[Any], Cases[Any]]
+    laws: Sequence[Callable[[Any], None]]
+    none: str = ""
+
+
+def _algorithm_cases(algorithm: Any) -> Cases[algorithm_laws.Trained]:
+    return algorithm_laws.cases(algorithm_laws.variants(algorithm))
+
+
+_NO_MODEL = f"its check refuses every small model: {', '.join(algorithm_laws.MODELS)}"
+LAWS: Mapping[str, LawsOf] = {
+    "algorithm": LawsOf(
+        _algorithm_cases,
+        (*algorithm_laws.UNCODED, *algorithm_laws.LAWS),
+        _NO_MODEL,
+    ),
+    "codec": LawsOf(codec_laws.cases, codec_laws.LAWS, "it can stand neither first, nor after a quantiser"),
+    "data": LawsOf(data_laws.cases, data_laws.LAWS),
+    "partition": LawsOf(lambda _: {}, ()),
+    "model": LawsOf(
+        model_laws.cases, model_laws.LAWS, "its check refuses small interactions and small labelled images"
+    ),
+    "training": LawsOf(training_laws.cases, training_laws.LAWS, _NO_MODEL),
+    "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),
+    "channel": LawsOf(radio_laws.channel_cases, radio_laws.CHANNEL_LAWS),
+    "downlink": LawsOf(radio_laws.downlink_cases, radio_laws.DOWNLINK_LAWS),
+    "allocation": LawsOf(radio_laws.allocation_cases, radio_laws.ALLOCATION_LAWS),
+    "availability": LawsOf(simulation_laws.availability_cases, simulation_laws.AVAILABILITY_LAWS),
+    "schedule": LawsOf(execution_laws.schedule_cases, execution_laws.SCHEDULE_LAWS),
+    "secure": LawsOf(execution_laws.secure_cases, execution_laws.SECURE_LAWS),
+    "backend": LawsOf(execution_laws.backend_cases, execution_laws.BACKEND_LAWS),
+    "rank_policy": LawsOf(radio_laws.rank_policy_cases, radio_laws.RANK_POLICY_LAWS),
+    "sampler": LawsOf(sampler_laws.sampler_cases, sampler_laws.SAMPLER_LAWS),
+    "pruner": LawsOf(sampler_laws.pruner_cases, sampler_laws.PRUNER_LAWS),
+}
+
+
+def verdicts(registry: Registry, value: BaseModel) -> Iterator[Verdict]:
+    """Try every law of a registry on an object of it."""
+    yield from judge(configuration.LAWS, {"": configuration.Configured(registry, value)})
+    laws = LAWS[registry.name]
+    try:
+        cases = laws.cases(value)
+    except UserError as error:
+        yield Verdict("it can be tried", 0, str(error))
+        return
+    if not cases and laws.none:
+        yield Verdict("it can be tried", 0, laws.none)
+        return
+    yield from judge(laws.laws, cases)

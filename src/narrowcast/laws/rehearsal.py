@@ -1,0 +1,163 @@
+"""Small tasks and short runs on which laws are tried."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.platform.contracts import Algorithm, Executor, Task
+from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
+from narrowcast.platform.simulation.fleet import LogNormalFleet
+from narrowcast.platform.state import RunState
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+
+N_CLIENTS = 11
+PLAN = Plan(rounds=5, clients_per_round=6, chunk_size=2, evaluate_every=2, checkpoint_every=1)
+
+
+def interactions(counts: np.ndarray) -> Interactions:
+    """Return random interactions of one user for each count with 130 items."""
+    random = np.random.default_rng(0)
+    orders = [random.permutation(130) for _ in counts]
+    return Interactions(
+        name="tiny",
+        source="random",
+        n_items=130,
+        indptr=np.concatenate([[0], np.cumsum(counts)]),
+        items=np.concatenate([np.sort(order[:count]) for order, count in zip(orders, counts, strict=True)]),
+        validation=np.array([order[-1] for order in orders]),
+        test=np.array([order[-2] for order in orders]),
+        negatives=np.stack([order[20:119] for order in orders]),
+    )
+
+
+def samples(counts: np.ndarray) -> Samples:
+    """Return random images of three classes, dealt to one client for each count."""
+    random = np.random.default_rng(0)
+    total = int(counts.sum())
+    labels = random.integers(0, 3, total + 20)
+    features = (random.random((total + 20, 1, 8, 8)) * 200 + 20 * labels[:, None, None, None]).astype(np.uint8)
+    return Samples(
+        name="tiny",
+        source="random",
+        n_classes=3,
+        train=Labelled(features[:total], labels[:total]),
+        validation=Labelled(features[:0], labels[:0]),
+        test=Labelled(features[total:], labels[total:]),
+        order=random.permutation(total),
+        indptr=np.concatenate([[0], np.cumsum(counts)]),
+    )
+
+
+def task_of(model: Any, seed: int = 0, training: Any = None) -> Task:
+    """Return a task of eleven clients on which the model can be trained."""
+    counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
+    factorises = isinstance(model, MatrixFactorisation)
+    data = interactions(counts) if factorises else samples(counts)
+    training = training or (FactorisationSGD(batch_size=16) if factorises else SGD(batch_size=4, epochs=2))
+    return Task(data, LogNormalFleet().profiles(data.examples, seed), model, training, seed)
+
+
+def local(algorithm: Algorithm, task: Task) -> LocalExecutor:
+    """Return an executor that trains in this process."""
+    return LocalExecutor(Run(PLAN, algorithm, task))
+
+
+def run(
+    plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = None, executor: Executor | None = None
+) -> list[Outcome]:
+    """Run a plan in this process, from the start or from a state."""
+    return list(rounds(Run(plan, algorithm, task), executor or local(algorithm, task), state))
+
+
+def sha256(algorithm: Algorithm, outcomes: list[Outcome]) -> str:
+    """Return the sha256 of the model after the last round."""
+    state = outcomes[-1].state
+    assert state is not None
+    return model_sha256(algorithm, state)
+
+
+def digest(arrays: Arrays) -> str:
+    """Return the sha256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, values in sorted(arrays.items()):
+        digest.update(f"{name} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+class Shuffled:
+    """Trains the chunks of a round in another order, and in another process's memory: everything is pickled."""
+
+    def __init__(self, algorithm: Algorithm, task: Task) -> None:
+        self._algorithm, self._task = pickle.dumps(algorithm), pickle.dumps(task)
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """Train all chunks of a round, the last one first."""
+        algorithm, task = pickle.loads(self._algorithm), pickle.loads(self._task)
+        results = {}
+        for chunk in reversed(chunks):
+            sent = pickle.loads(pickle.dumps((broadcast, chunk)))
+            for values in (*sent[0].values(), *sent[1].state.values()):
+                values.flags.writeable = False  # as the arrays of an object store are
+            results[chunk.index] = pickle.loads(pickle.dumps(algorithm.train(*sent, task)))
+        return [results[chunk.index] for chunk in chunks]
+
+
+@dataclass(frozen=True)
+class Limited:
+    """Gives the clients of every chunk budgets from nothing to plenty, and loses the uploads of some."""
+
+    executor: Any
+    bits: int
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        """Train all chunks under these limits."""
+        results: list[ChunkResult] = self.executor.train(broadcast, [self.limit(chunk) for chunk in chunks])
+        return results
+
+    def limit(self, chunk: Chunk) -> Chunk:
+        """Return the chunk with the budgets and losses of its clients in its round."""
+        shares = np.array([0.0, 0.01, 0.2, 0.6, 1.0, 3.0])[(chunk.clients + chunk.round_index) % 6]
+        lost = (chunk.clients * 5 + chunk.round_index) % 4 == 0
+        return replace(chunk, budget_bits=(shares * self.bits).astype(np.int64), lost=lost)
+
+
+def train_everyone(algorithm: Algorithm, task: Task, clients: Any = range(N_CLIENTS), **limits: Any) -> ChunkResult:
+    """Return what one chunk of these clients gives in round 1; limits [U] are those of all clients."""
+    who = np.array(list(clients))
+    state = {name: values[who] for name, values in algorithm.init_clients(task).items()}
+    chunk = Chunk(1, 0, who, state, **{name: values[who] for name, values in limits.items()})
+    return algorithm.train(algorithm.broadcast(algorithm.init(task), task, 1).arrays, chunk, task)
+
+
+def stepped_server(algorithm: Algorithm, task: Task, result: ChunkResult) -> Arrays:
+    """Return the server's whole state after a round of this chunk alone."""
+    server = algorithm.init(task)
+    broadcast = algorithm.broadcast(server, task, 1).arrays
+    return algorithm.step(server, broadcast, algorithm.fold([result.partial]))
+
+
+def stepped(algorithm: Algorithm, task: Task, result: ChunkResult) -> Arrays:
+    """Return the global parameters after a round of this chunk alone."""
+    return algorithm.final(stepped_server(algorithm, task, result))
+
+
+def close(got: Arrays, wanted: Arrays, start: Arrays, tolerance: float) -> bool:
+    """Return whether two models differ by less than this share of how far any parameter has moved."""
+    moved = max(float(np.abs(wanted[name] - start[name]).max()) for name in wanted)
+    return all(float(np.abs(got[name] - wanted[name]).max()) <= tolerance * moved for name in wanted)

@@ -1,0 +1,108 @@
+"""Laws of local training, on each small task that one fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from narrowcast.laws.algorithm_laws import MODELS
+from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, task_of
+from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A task with the training in it."""
+
+    task: Task
+
+    @cached_property
+    def server(self) -> Arrays:
+        """The global parameters before round 1."""
+        return self.task.model.init_server(self.task.data, 0)
+
+    def chunk(self, clients: Any) -> Chunk:
+        """These clients in round 1."""
+        who = np.array(list(clients))
+        private = self.task.model.init_clients(self.task.data, 0)
+        return Chunk(1, 0, who, {name: values[who] for name, values in private.items()})
+
+    def train(self, clients: Any) -> LocalUpdates:
+        """Train these clients as a chunk."""
+        updates: LocalUpdates = self.task.training.train(self.server, self.chunk(clients), self.task, LocalTerms())
+        return updates
+
+
+def cases(training: Any) -> dict[str, Rehearsed]:
+    """Return the training on each model that it fits."""
+    found = {}
+    for name, model in MODELS.items():
+        task = task_of(model, training=training)
+        try:
+            training.check(task)
+        except UserError:
+            continue
+        found[name] = Rehearsed(task)
+    return found
+
+
+def training_again_gives_the_same_updates(case: Rehearsed) -> None:
+    """Train all clients twice."""
+    first, again = (case.train(range(N_CLIENTS)) for _ in range(2))
+    hold(digest(first.changes) == digest(again.changes), "the updates differ")
+    hold(digest(first.state) == digest(again.state), "the private parameters differ")
+
+
+def updates_have_a_row_for_each_client_and_are_finite(case: Rehearsed) -> None:
+    """Look at what eleven clients learnt."""
+    updates = case.train(range(N_CLIENTS))
+    columns: Mapping[str, np.ndarray] = {**updates.changes, **updates.state, "loss": updates.loss}
+    for name, values in columns.items():
+        hold(len(values) == N_CLIENTS, f"{name} has {len(values)} rows for {N_CLIENTS} clients")
+        hold(np.isfinite(values).all(), f"{name} is not finite")
+    hold(any(values.any() for values in updates.changes.values()), "nobody learnt anything")
+
+
+def a_client_learns_the_same_in_any_company(case: Rehearsed) -> None:
+    """Train clients 2, 5 and 7 alone, together and among all."""
+    everyone, some = case.train(range(N_CLIENTS)), case.train([7, 2, 5])
+    for name, values in some.changes.items():
+        wanted = everyone.changes[name][[7, 2, 5]]
+        scale = float(np.abs(everyone.changes[name]).max())
+        hold(float(np.abs(values - wanted).max()) <= 1e-5 * scale + 1e-12, f"{name} differs by more than rounding")
+    hold(np.array_equal(some.examples, everyone.examples[[7, 2, 5]]), "clients train on other numbers of examples")
+
+
+def samples_are_those_that_it_trains_on(case: Rehearsed) -> None:
+    """Compare the samples foretold with those counted."""
+    foretold = case.task.training.samples(case.task, np.arange(N_CLIENTS)) * case.task.training.epochs
+    counted = case.train(range(N_CLIENTS)).examples
+    hold((foretold == counted).all(), f"foretold {foretold.tolist()}, trained {counted.tolist()}")
+
+
+def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
+    """Train two chunks by one call of `train_together`."""
+    calls = [LocalCall(case.server, case.chunk(who), case.task, LocalTerms()) for who in ([0, 3], [4, 8])]
+    together = case.task.training.train_together(calls)
+    for who, updates in zip(([0, 3], [4, 8]), together, strict=True):
+        alone = case.train(who)
+        for name, values in alone.changes.items():
+            scale = float(np.abs(values).max())
+            near = float(np.abs(values - updates.changes[name]).max()) <= 1e-5 * scale + 1e-12
+            hold(near, f"{name} of clients {who} differs by more than rounding")
+
+
+LAWS = (
+    training_again_gives_the_same_updates,
+    updates_have_a_row_for_each_client_and_are_finite,
+    a_client_learns_the_same_in_any_company,
+    samples_are_those_that_it_trains_on,
+    several_calls_together_give_what_they_give_alone,
+)

@@ -1,0 +1,70 @@
+"""Every class of every registry keeps the laws of its registry; those of algorithms have a file of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from narrowcast.laws.configuration import LAWS as OF_EVERY_CLASS
+from narrowcast.laws.configuration import Configured
+from narrowcast.laws.law import title
+from narrowcast.laws.registries import LAWS, verdicts
+from narrowcast.platform.errors import UserError
+from narrowcast.registry import REGISTRIES
+
+FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("allocation", "min_error"): {},
+    ("channel", "single_user"): {"dimension": 5},
+    ("data", "synthetic"): {"clients": 30},
+    ("pruner", "hyperband"): {"max_steps": 8},
+    ("pruner", "threshold"): {"at_least": 0.1},
+    ("codec", "basis"): {"rank": 2},
+}
+"""What a kind needs to be given."""
+FILES = {
+    *(("channel", "trace"), ("availability", "trace"), ("fleet", "trace"), ("channel", "table")),
+    *(("model", "torch"), ("data", "image_folder")),
+}
+"""Kinds that describe a file, a module or a certain number of clients: their own tests have some."""
+NOT_HERE = {"algorithm", "backend"}
+LARGE = {"ml-100k", "ml-1m", "ml-latest-small", "ncf", "mnist", "fashion-mnist", "cifar-10", "shakespeare"}
+"""Data sets that are files, and are tested with them."""
+
+
+def objects() -> Iterator[Any]:
+    for name, registry in REGISTRIES.items():
+        for kind, found in registry.items():
+            if (name, kind) not in FILES and not (name == "data" and kind in LARGE):
+                value = found.model_validate({"kind": kind, **FIELDS.get((name, kind), {})})
+                yield pytest.param(registry, value, id=f"{name}-{kind}")
+
+
+@pytest.mark.parametrize(("registry", "value"), list(objects()))
+def test_every_class_is_its_configuration(registry: Any, value: Any) -> None:
+    for law in OF_EVERY_CLASS:
+        law(Configured(registry, value))
+    assert value.kind == registry.kind_of(value)
+
+
+@pytest.mark.parametrize(("registry", "value"), [each for each in objects() if each.values[0].name not in NOT_HERE])
+def test_every_class_keeps_the_laws_of_its_registry(registry: Any, value: Any) -> None:
+    laws = LAWS[registry.name]
+    for label, case in laws.cases(value).items():
+        for law in laws.laws:
+            try:
+                law(case)
+            except Exception as error:
+                raise AssertionError(f"{label}: {title(law)}: {error}") from error
+
+
+def test_every_registry_has_its_laws() -> None:
+    assert set(LAWS) == set(REGISTRIES)
+
+
+def test_what_cannot_be_tried_is_a_broken_law() -> None:
+    trace = REGISTRIES["availability"].resolve("bernoulli")()
+    assert all(each.reason is None for each in verdicts(REGISTRIES["availability"], trace))
+    with pytest.raises(UserError, match="unknown; known: always"):
+        REGISTRIES["availability"].resolve("nobody")
