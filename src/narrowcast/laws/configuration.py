@@ -22,11 +22,12 @@ class Configured:
     value: Any
 
 
-def pickling_gives_an_equal_object_with_an_equal_hash(case: Configured) -> None:
+def pickling_gives_an_equal_object(case: Configured) -> None:
     """Pickle and unpickle the object, as a backend does to reach its workers."""
     back = pickle.loads(pickle.dumps(case.value))
     hold(back == case.value, f"it comes back as {back!r}")
-    hold(hash(back) == hash(case.value), "its hash is another")
+    if case.registry.name != "backend":  # the others are keys of what is kept between calls
+        hold(hash(back) == hash(case.value), "its hash is another")
 
 
 def yaml_gives_it_back(case: Configured) -> None:
@@ -63,7 +64,7 @@ def the_class_says_what_it_is(case: Configured) -> None:
 
 
 LAWS = (
-    pickling_gives_an_equal_object_with_an_equal_hash,
+    pickling_gives_an_equal_object,
     yaml_gives_it_back,
     an_unknown_field_is_refused,
     fields_cannot_be_changed,

@@ -9,6 +9,7 @@ import numpy as np
 
 from narrowcast.algorithms.channel.allocation import Allocation
 from narrowcast.algorithms.channel.downlink import Downlink
+from narrowcast.algorithms.channel.error_curves import ErrorCurves, Shares
 from narrowcast.algorithms.channel.links import Channel, Links
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
 from narrowcast.algorithms.federated.rank_policy import RankPolicy
@@ -81,9 +82,14 @@ class Shared:
     region: Region
     seconds: float = 2.0
 
+    @property
+    def errors(self) -> ErrorCurves:
+        """Errors for the rules that minimise them."""
+        return Shares(np.arange(1.0, len(self.region) + 1))
+
     def bits(self, lower: int = 0) -> IntArray:
         """Allocate the bits of an upload, of which each client needs so many at least."""
-        return self.allocation.bits(self.region, self.seconds, np.full(len(self.region), lower), errors=None)
+        return self.allocation.bits(self.region, self.seconds, np.full(len(self.region), lower), errors=self.errors)
 
 
 def allocation_cases(allocation: Allocation) -> dict[str, Shared]:
