@@ -14,3 +14,9 @@ def __getattr__(name: str) -> Any:
     import narrowcast  # the room of the API stands above this one, so it is reached through the package
 
     return getattr(narrowcast.namespace("algorithms"), name)
+
+
+def __dir__() -> list[str]:
+    import narrowcast
+
+    return sorted({*globals(), *dir(narrowcast.namespace("algorithms"))})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from typing import NoReturn
@@ -94,18 +93,7 @@ def main() -> NoReturn:
         _fail(str(error), 1)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 1)
-    except BrokenPipeError:  # nobody reads the output any more, as with `| head`
-        status = 0
-    _close_output()
     sys.exit(status or 0)
-
-
-def _close_output() -> None:
-    """Flush the output, or discard it if nobody reads it, so that Python does not complain at its exit."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop(*_: object) -> NoReturn:

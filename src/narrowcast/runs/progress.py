@@ -9,20 +9,20 @@ from typing import Any
 from tqdm import tqdm
 
 from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.runs.broken_pipe import discard_output
 from narrowcast.runs.prepare import PreparedRun
 
 _PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
 
 
 class ProgressDisplay:
-    """A bar on a terminal, about 20 lines otherwise; silent once nobody reads them."""
+    """A bar on a terminal, about 20 lines otherwise."""
 
     def __init__(self, title: str, done: int, rounds: int) -> None:
         self._rounds = rounds
         self._done = done
         self._bar = tqdm(total=rounds, initial=done, desc=title, unit="round") if sys.stderr.isatty() else None
         self._metrics = ""
-        self._silent = False
         if self._bar is None:
             self._print(f"{title}: {rounds} rounds" + (f", resuming after round {done}" if done else ""))
 
@@ -57,9 +57,7 @@ class ProgressDisplay:
             self._print(f"round {self._done}/{self._rounds}  {facts}")
 
     def _print(self, line: str) -> None:
-        if self._silent:
-            return
         try:
             print(line, flush=True)
-        except BrokenPipeError:  # such as `narrowcast run ... | head`: the run matters more than who reads about it
-            self._silent = True
+        except BrokenPipeError:
+            discard_output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from dataclasses import dataclass
@@ -149,9 +150,18 @@ def loss_figure(rounds: pa.Table, title: str) -> Figure | None:
     return figure
 
 
+class NotebookFigure(Figure):
+    """A figure that notebooks show, although pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=100)
+        return content.getvalue()
+
+
 def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
     """Return an Agg figure with panels side by side, each with a light grid."""
-    figure = Figure((7, 4.5) if panels == 1 else (10.5, 4.5))
+    figure = NotebookFigure((7, 4.5) if panels == 1 else (10.5, 4.5))
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04))
     FigureCanvasAgg(figure)
     figure.suptitle(textwrap.fill(title, 70 * panels), fontsize=11, parse_math=False)
