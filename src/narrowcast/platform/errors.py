@@ -1,9 +1,9 @@
-"""The two ways a run can end badly, and what the command line makes of them."""
+"""The two errors that end a run, and their exit status."""
 
 
 class UserError(ValueError):
-    """Bad input: one line that says what was got, what is allowed and what to do (exit status 2)."""
+    """Invalid input: one line with the value received, the values allowed and the remedy (exit status 2)."""
 
 
 class RunFailed(RuntimeError):  # noqa: N818 - reads as the sentence the user sees
-    """A run that started from good input and could not be finished (exit status 1)."""
+    """A run with valid input that could not be completed (exit status 1)."""

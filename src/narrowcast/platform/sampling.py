@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Client sampling: the clients that take part in a round."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Sampling = Literal["round_robin", "uniform"]
 
 
 def rotation_of(sampling: Sampling, seed: int, n_clients: int) -> IntArray:
-    """The order in which round robin visits the clients, [U]."""
+    """Return the order in which round robin visits the clients, [U]."""
     if sampling == "uniform":
         return np.arange(n_clients)
     return generator(seed, "cohort").permutation(n_clients)
 
 
 def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -> int:
-    """How many clients a round asks for: all of them where they are fewer."""
+    """Return the number of clients sampled in a round, at most all clients."""
     return min(math.ceil(round(clients_per_round * over_selection, 9)), n_clients)
 
 
 def next_in(order: IntArray, first: int, size: int, free: BoolArray | None) -> IntArray:
-    """The next `size` clients in the rotation from a place on, passing over those that are not `free` [U]."""
+    """Return the next `size` clients of the rotation from position `first` on that are `free` [U]."""
     turn = (first + np.arange(size if free is None else len(order))) % len(order)
     return order[turn] if free is None else order[turn][free[order[turn]]][:size]
 
 
 def drawn_from(free: BoolArray | None, size: int, draw: np.random.Generator, n_clients: int) -> IntArray:
-    """`size` of the clients that are `free` [U], or all of them where they are fewer, every set equally likely."""
+    """Draw `size` of the clients that are `free` [U], each set equally likely; all of them if there are fewer."""
     if free is None:
         return draw.choice(n_clients, size, replace=False)
     clients = np.flatnonzero(free)

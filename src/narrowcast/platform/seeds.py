@@ -1,7 +1,7 @@
-"""Randomness keyed by (seed, purpose, round, client), so that no result depends on who computes it or when.
+"""Randomness keyed by (seed, purpose, round, client), so that no result depends on the worker or the time of a draw.
 
-Two forms: `generator` for a single draw, by numpy's counter-based Philox; and `uniform_bits` for whole cohorts at
-once, where entry (c, j) is the j-th word of the stream of client c, whichever other clients stand beside it.
+`generator` serves single draws, with numpy's counter-based Philox. `uniform_bits` serves whole cohorts at once: entry
+(c, j) is the j-th word of the stream of client c, whatever the other clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _mix(words: Words) -> Words:
 
 
 def stream_keys(seed: int, purpose: str, round_index: int, clients: NDArray[np.int64]) -> Words:
-    """One key a client, [C], for the streams of `purpose` in this round."""
+    """Return one key per client [C] for the streams of `purpose` in this round."""
     key = np.array([seed], dtype=np.uint64)
     for part in (zlib.crc32(purpose.encode()), round_index):
         key = _mix(key + _GOLDEN) ^ _mix(np.array([part], dtype=np.uint64) + _GOLDEN)
@@ -34,21 +34,21 @@ def stream_keys(seed: int, purpose: str, round_index: int, clients: NDArray[np.i
 
 
 def uniform_bits(keys: Words, counters: NDArray[np.int64]) -> Words:
-    """The 64 random bits at place `counters` of the stream of each of `keys`; the two broadcast together."""
+    """Return the 64 random bits at position `counters` of the streams of `keys`; the two broadcast together."""
     return _mix(keys + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
 def uniform_unit(keys: Words, counters: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Uniform over [0, 1), from the bits at place `counters`; the two broadcast together."""
+    """Return values uniform over [0, 1), from the bits at position `counters`; the two broadcast together."""
     return (uniform_bits(keys, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def uniform_below(keys: Words, counters: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Integers uniform over 0..bound-1; the bias is below bound / 2**53."""
+    """Return integers uniform over 0..bound-1; the bias is below bound / 2**53."""
     return (uniform_unit(keys, counters) * bounds).astype(np.int64)
 
 
 def generator(seed: int, purpose: str, round_index: int = 0, client: int = 0) -> np.random.Generator:
-    """A numpy generator of its own for one draw of this purpose."""
+    """Return an independent numpy generator for one draw of this purpose."""
     words = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), round_index, client])
     return np.random.Generator(np.random.Philox(words))

@@ -1,4 +1,4 @@
-"""One thread for torch and numpy wherever results are computed."""
+"""Limit of torch and numpy to one thread while results are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from threadpoolctl import ThreadpoolController
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch, and numpy's BLAS, with one thread: with more, sums would be cut, and so rounded, by their number."""
+    """Run torch and numpy's BLAS with one thread.
+
+    With more, the number of threads would affect the rounding of sums.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -24,5 +27,5 @@ def one_thread() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _pools() -> ThreadpoolController:
-    """The libraries that were loaded when results were first computed; finding them takes milliseconds."""
+    """Return the thread pools of the libraries loaded so far; finding them takes milliseconds."""
     return ThreadpoolController()

@@ -80,9 +80,7 @@ class Cursor:
         try:
             return cls(**json.loads((folder / _CURSOR).read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(
-                f"{folder} holds no run that was tracked ({error}); give a run's folder"
-            ) from error
+            raise UserError(f"{folder} holds no run that was tracked ({error}); give a run's folder") from error
 
     def save(self, folder: Path) -> None:
         """Write `tracking.json`."""
