@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_secure_secrets import memory_of, secret_key
+from test_key_secrecy import memory_of, secret_key
 
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.key_files import FILE, make_key_files

@@ -1,0 +1,52 @@
+"""Settings of `secure` that cannot work are refused before a run starts."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from narrowcast.experiment import load_experiment
+from narrowcast.platform.errors import UserError
+from secure_rounds import experiment, prepared
+
+
+@pytest.mark.parametrize(
+    ("secure", "settings_", "message"),
+    [
+        ("{kind: ckks, ring: 4096}", (), r"prime_bits = \[60, 60\]: 120 bits on a ring of 4096 are below 128-bit"),
+        ("{kind: ckks, scale_bits: 9}", (), r"scale_bits = 9: the noise of 10 ciphertexts .* at least 17"),
+        ("{kind: ckks, ring: 4096, prime_bits: [40, 60], bits: 24}", (), r"needs 28 bits of a slot, .* at most 18"),
+        ("{kind: ckks, prime_bits: [58, 60]}", (), r"secure.prime_bits = .* 32, 36, "),
+        ("{kind: masked, threshold: 0.4}", (), r"secure.threshold = 0.4: .*greater than 0.5"),
+        ("{kind: cks}", (), r'secure.kind = "cks" is unknown; .* Did you mean "ckks"'),
+        (
+            "masked",
+            ("algorithm={kind: fedmf, codec: [{kind: quantise}]}",),
+            r"algorithm.codec \(quantise\) sends cannot",
+        ),
+        ("ckks", ("clients_per_round=3",), r"smallest_group = 3: 2 clients of a round are enough"),
+        ("ckks", ("schedule={kind: buffered, concurrency: 4, buffer_size: 2}",), r"use schedule = synchronous"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_trained(
+    secure: str, settings_: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prepared(experiment(secure, *settings_))
+
+
+@pytest.mark.parametrize("algorithm", ["median", "scaffold"])
+def test_what_is_no_sum_of_updates_is_refused(algorithm: str) -> None:
+    chosen = load_experiment("fedavg-digits", [f"algorithm={algorithm}", "secure=ckks"])
+    with pytest.raises(
+        UserError, match=f"secure: {algorithm} on mlp needs more than the weighted sum .* use fedavg, fedprox"
+    ):
+        prepared(chosen)
+
+
+@pytest.mark.parametrize(("secure", "missing"), [("ckks", "tenseal"), ("masked", "cryptography")])
+def test_a_missing_extra_is_one_line(secure: str, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UserError, match=rf"secure.kind = {secure} needs {missing}; pip install 'narrowcast\[he\]'"):
+        prepared(experiment(secure))

@@ -1,0 +1,67 @@
+"""Encoding of sums: bit packing, slot packing, and rounding to integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
+from narrowcast.algorithms.secure.bit_packing import pack_elements, packed_bytes, unpack_elements
+from narrowcast.algorithms.secure.fixed_point import FixedPoint
+from narrowcast.algorithms.secure.slot_packing import SlotPlan
+from narrowcast.platform.types import PayloadError
+from secure_rounds import SCHEMES, experiment, play
+
+GROUP = Group((Part("sum", None, 50),), (Part("weight", None, 20),))
+
+
+@given(st.integers(1, 64), st.integers(0, 41), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_words_of_any_width_come_back(bits: int, count: int, seed: int) -> None:
+    words = (
+        np.random.default_rng(seed).integers(0, 2**bits, count, dtype=np.uint64, endpoint=False)
+        if bits < 64
+        else (np.random.default_rng(seed).integers(0, 2**64 - 1, count, dtype=np.uint64))
+    )
+    data = pack_elements(words, bits)
+    assert len(data) == packed_bytes(count, bits)
+    assert np.array_equal(unpack_elements(data, count, bits), words)
+    with pytest.raises(PayloadError):
+        unpack_elements(data + b"\0", count, bits)
+
+
+@given(st.integers(2, 24), st.integers(1, 90), st.integers(0, 40), st.integers(0, 40), st.integers(0, 2**32))
+@settings(max_examples=80, deadline=None)
+def test_slots_carry_the_sum_of_what_is_packed(
+    bits: int, clients: int, n_values: int, n_counts: int, seed: int
+) -> None:
+    random, numbers = np.random.default_rng(seed), FixedPoint(1.0, bits, "nearest", clients, clients)
+    plan = SlotPlan(n_values, n_counts, numbers.value_bits, numbers.count_bits, 40)
+    most = 2 ** (bits - 1)
+    all_of_them = [
+        np.concatenate([random.choice([-most, most, 0, 1], n_values), random.integers(0, 2, n_counts)])
+        for _ in range(clients)
+    ]
+    total = sum(plan.pack(each) for each in all_of_them)
+    assert plan.slots == 0 or np.abs(total).max() < 2**39
+    assert np.array_equal(plan.unpack(np.asarray(total, dtype=np.int64)), sum(all_of_them))
+
+
+def test_rounding_at_random_is_unbiased_and_the_same_for_everyone() -> None:
+    layout, partial = SumLayout((GROUP,), {}, 5, 5), {"sum": np.full(50, 0.3), "weight": np.ones(20)}
+    numbers = FixedPoint(1.0, 3, "stochastic", 5, 5)
+    drawn = [numbers.of_client(partial, layout, np.ones(1, dtype=bool), 7, (r, 3))[0][:50] for r in range(400)]
+    assert abs(np.mean(drawn) * numbers.step - 0.3) < 0.01
+    assert len(set(np.ravel(drawn))) == 2
+    again = numbers.of_client(partial, layout, np.ones(1, dtype=bool), 7, (0, 3))[0][:50]
+    assert np.array_equal(drawn[0], again)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_overflows_the_clip_is_cut_and_not_wrapped(scheme: str) -> None:
+    chosen = experiment(scheme, "secure.clip=0.001", "rounds=1")
+    state = play(chosen)[-1].state
+    assert state is not None
+    assert 0 < np.abs(state.server["update"]).max() <= 0.001 + 1e-9
