@@ -76,7 +76,7 @@ def test_a_job_is_joined_stopped_and_taken_up_again_as_if_it_had_run_here(
 
     first = narrowcast(*submit, "--no-wait", "--env", "NARROWCAST_LOG_FORMAT=json")
     assert (first.status, "one: submitted to" in first.out) == (0, True), first.err
-    assert "one: runs already; joining it" in narrowcast(*submit, "--no-wait").out
+    assert "one: running already; joining it" in narrowcast(*submit, "--no-wait").out
     deadline = time.monotonic() + 120
     while rounds_in(runs / "one") < 20:
         assert time.monotonic() < deadline, narrowcast("jobs", "logs", "one", "--address", nodes.address)
@@ -99,7 +99,7 @@ def test_a_job_is_joined_stopped_and_taken_up_again_as_if_it_had_run_here(
     assert "one: submitted to" in second.out
     assert "(attempt 2)" in second.out
     assert "round 200/200" in second.out
-    assert "one: done already (attempt 2)" in narrowcast(*submit, "--no-wait").out
+    assert "one: finished already (attempt 2)" in narrowcast(*submit, "--no-wait").out
 
     here = narrowcast("run", *SETTINGS, "--backend", "local", "--output", tmp_path, "tracking.uri=" + server.uri)
     assert here.status == 0, here.err
@@ -170,7 +170,7 @@ def test_a_study_is_stopped_and_taken_up_again(
     while ended(folder) < 1:
         assert time.monotonic() < deadline, narrowcast("jobs", "logs", "sweep", "--address", nodes.address).out
         time.sleep(0.1)
-    assert "sweep: runs already; joining it" in narrowcast(*submit, "--no-wait").out
+    assert "sweep: running already; joining it" in narrowcast(*submit, "--no-wait").out
     stopped = narrowcast("jobs", "stop", "sweep", "--address", nodes.address)
     assert stopped.out.startswith("sweep: STOPPED"), stopped.err
     before = ended(folder)

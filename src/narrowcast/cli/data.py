@@ -12,7 +12,7 @@ from narrowcast.cli.terminal import console
 
 @click.group()
 def data() -> None:
-    """The data sets: which are here, and how to get them."""
+    """List and download data sets."""
 
 
 @data.command("list")
@@ -20,7 +20,7 @@ def list_data() -> None:
     """List the data sets, their licences and where they were found."""
     from narrowcast.platform.data import fetch
 
-    table = Table("name", "what it is", "licence", "found", box=None, pad_edge=False)
+    table = Table("name", "description", "licence", "found", box=None, pad_edge=False)
     for row in fetch.status():
         table.add_row(row.name, row.description, row.licence, str(row.found or f"no: narrowcast data fetch {row.name}"))
     console().print(table)

@@ -1,4 +1,4 @@
-"""How log records are written: a line for people, or JSON for whoever collects the logs of many nodes."""
+"""Formats of log records: text for people, JSON lines for log collectors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a record: time, level, logger, message, and what else it was given (run, round, clients)."""
+    """One JSON object per record: time, level, logger, message, and its extra fields (run, round, clients)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Return the record as one line."""
         given = {name: value for name, value in vars(record).items() if name not in _USUAL and name[0] != "_"}
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
@@ -27,7 +27,7 @@ class JsonLines(logging.Formatter):
 
 
 def write_log(*, as_json: bool) -> None:
-    """From here on, write warnings as lines, or everything as JSON with a record for each round."""
+    """Log warnings as text, or everything as JSON with one record per round."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(levelname)s: %(message)s"))
     logging.getLogger("narrowcast").setLevel(logging.INFO if as_json else logging.WARNING)

@@ -15,11 +15,11 @@ from narrowcast.platform.config import write_yaml
 @click.argument("experiment", required=False)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
-    """List the packaged experiments, or print EXPERIMENT as it would run, every default filled in."""
+    """List the packaged experiments, or print EXPERIMENT as it would run, with every default filled in."""
     from narrowcast.experiment import load_experiment, packaged_experiments
 
     if experiment is None:
-        table = Table("experiment", "what it is", box=None, pad_edge=False)
+        table = Table("experiment", "description", box=None, pad_edge=False)
         for name, summary in packaged_experiments().items():
             table.add_row(name, summary)
         console().print(table)

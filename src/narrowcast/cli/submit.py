@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
@@ -16,17 +18,12 @@ from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
     "--output", default="/runs", show_default=True, metavar="PATH", help="Folder of all runs, on the cluster."
 )
 @click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="A variable for the job; no secrets.")
-@click.option("--send-package", is_flag=True, help="Send this narrowcast along, where the cluster has none or another.")
+@click.option(
+    "--send-package", is_flag=True, help="Send this version of narrowcast along."
+)
 @click.option("--no-wait", is_flag=True, help="Return as soon as the job is submitted.")
 def submit(
-    source: str,
-    overrides: tuple[str, ...],
-    address: str,
-    name: str | None,
-    output: str,
-    environment: tuple[str, ...],
-    send_package: bool,
-    no_wait: bool,
+    source: str, overrides: tuple[str, ...], address: str, *, send_package: bool, no_wait: bool, **job_options: Any
 ) -> None:
     """Run EXPERIMENT, or tune STUDY, as a job on a Ray cluster, and follow it to its end.
 
@@ -34,9 +31,9 @@ def submit(
     narrowcast submit scolr-ml1m --address http://HEAD:8265
     narrowcast submit my.yaml backend.actors=16 --address http://HEAD:8265 --no-wait
 
-    Submitting the same again joins the job while it runs, and goes on from its last checkpoint where it failed or was
+    Submitting the same again joins the job while it runs, and resumes it from its last checkpoint if it failed or was
     stopped. Ctrl-C leaves the job running. Data is read on the cluster; traces that the file names are sent along.
-    Everything else is said in docs/running-on-a-cluster.md.
+    For details, see docs/running-on-a-cluster.md.
     """  # noqa: D301 - click wants the character
     from narrowcast.cluster.dashboard import reach
     from narrowcast.runs.capacity import check_capacity
@@ -46,15 +43,15 @@ def submit(
     from narrowcast.cluster.ray_jobs import RayJobs
     from narrowcast.runs import submission  # which takes seconds to import
 
-    sent = submission.prepare(source, overrides, name=name, output=output, environment=environment)
+    sent = submission.prepare(source, overrides, **job_options)
     job, started = submission.submit(sent, dashboard, send_package=send_package, say=click.echo)
     again = f" (attempt {job.attempt})" if job.attempt > 1 else ""
     if started:
         click.echo(f"{job.name}: submitted to {dashboard.address}{again}")
     elif job.over:
-        click.echo(f"{job.name}: done already{again}; give another name with --id to run it once more")
+        click.echo(f"{job.name}: finished already{again}; give another name with --id to run it once more")
     else:
-        click.echo(f"{job.name}: runs already{again}; joining it")
+        click.echo(f"{job.name}: running already{again}; joining it")
     if no_wait and not job.over:
         click.echo(f"follow it with: narrowcast jobs logs {job.name} --follow --address {dashboard.address}")
     if not no_wait:

@@ -22,7 +22,7 @@ _SECONDS_TO_END = 10.0
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 def ui(output: Path, port: int) -> None:
-    """Open the MLflow UI on the runs of the output folder, for this machine only (127.0.0.1)."""
+    """Open the MLflow UI with the runs of the output folder, for this machine only (127.0.0.1)."""
     from narrowcast.platform.tracking.mlflow_run import pages_of_runs
     from narrowcast.platform.tracking.store_address import Tracking
 
@@ -30,13 +30,13 @@ def ui(output: Path, port: int) -> None:
     if uri.startswith(("http://", "https://")):
         raise UserError(f"the runs are tracked at {uri}; open that address in a browser")
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise UserError(f"no runs in {output}; make some with narrowcast run, or give their folder with --output")
+        raise UserError(f"no runs in {output}; start one with narrowcast run, or give another folder with --output")
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             free.bind(("127.0.0.1", port))
         except OSError as error:
-            raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
+            raise UserError(f"port {port} is taken ({error.strerror}); give another one with --port") from error
     for name, place in pages_of_runs(uri).items():  # the first page is for something else
         click.echo(f"{name}: http://127.0.0.1:{port}/{place}")
     click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
@@ -45,7 +45,7 @@ def ui(output: Path, port: int) -> None:
 
 
 def _serve(uri: str, port: int) -> int:
-    """The status of a server that ends by itself; 0 for one that Ctrl-C, SIGTERM or a closed terminal ends."""
+    """Run the server and return its exit status, or 0 if Ctrl-C, SIGTERM or a closed terminal ended it."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     server = subprocess.Popen(
@@ -53,8 +53,11 @@ def _serve(uri: str, port: int) -> int:
             *(sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri),
             *("--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
         ],
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # seven processes that evaluate LLMs
-        start_new_session=True,  # it starts others, and all are to end with it
+        env={
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        },  # else seven processes more
+        start_new_session=True,  # so that the processes it starts end with it
     )
     try:
         return server.wait()
@@ -71,6 +74,6 @@ def _end_group(leader: subprocess.Popen[bytes]) -> None:
     try:
         with suppress(subprocess.TimeoutExpired):
             leader.wait(_SECONDS_TO_END)
-    finally:  # at a second Ctrl-C, at once
+    finally:  # at once after a second Ctrl-C
         with suppress(ProcessLookupError):
             os.killpg(leader.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a run needs of this machine and of a cluster, checked one by one, each with what to do where it is wrong."""
+"""Checks of the environment of a run, on this machine and on a cluster, each with advice if it fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Verdict = Literal["ok", "note", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found; `advice` says what to do where it is wrong."""
+    """The finding of one check, with advice unless it is ok."""
 
     what: str
     verdict: Verdict
@@ -43,7 +43,7 @@ class Finding:
 
 
 def diagnose(experiment: Experiment | None, address: str | None, output: Path) -> Iterator[Finding]:
-    """Check versions, authentication, ports, memory, disk, data and the store, and the cluster where one is named."""
+    """Check versions, authentication, ports, memory, disk, data, the MLflow store, and the cluster if one is given."""
     yield _packages()
     yield _authentication()
     yield _ports()
@@ -78,22 +78,22 @@ def _authentication() -> Finding:
     if mode != "token":
         advice = "export RAY_AUTH_MODE=token, on every machine of the cluster"
         return Finding(
-            "Ray token", "note", f"RAY_AUTH_MODE={mode}: whoever reaches the cluster can run code there", advice
+            "Ray token", "note", f"RAY_AUTH_MODE={mode}: anyone who reaches the cluster can run code there", advice
         )
     if dashboard.token() is None:
-        return Finding("Ray token", "note", "none yet; a cluster will ask for one", "ray get-auth-token --generate")
+        return Finding("Ray token", "note", "none yet; a cluster will need one", "ray get-auth-token --generate")
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     if os.environ.get("RAY_AUTH_TOKEN"):
         return Finding("Ray token", "ok", "in RAY_AUTH_TOKEN")
     if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        return Finding("Ray token", "note", f"{path} can be read by others", f"chmod 600 {path}")
+        return Finding("Ray token", "note", f"{path} can be read by other users", f"chmod 600 {path}")
     return Finding("Ray token", "ok", f"in {path}")
 
 
 def _ports() -> Finding:
     taken = [f"{port} ({use})" for port, use in _PORTS.items() if _is_taken(port)]
     if taken:
-        advice = "fine where that is yours; else give --port, or ray start --port and --dashboard-port"
+        advice = "fine if you started it; otherwise give --port, or ray start --port and --dashboard-port"
         return Finding("ports", "note", f"in use: {', '.join(taken)}", advice)
     return Finding("ports", "ok", f"free: {', '.join(map(str, _PORTS))}")
 
@@ -108,10 +108,12 @@ def _memory() -> Finding:
     free, shared = psutil.virtual_memory().available / _GIB, _free_gib(Path("/dev/shm"))
     found = f"{free:.1f} GiB of memory free, {os.cpu_count()} CPUs"
     if free < _LITTLE_MEMORY_GIB:
-        return Finding("memory", "wrong", found, "close what fills it, or lower backend.actors and chunk_size")
+        return Finding("memory", "wrong", found, "close other programs, or lower backend.actors and chunk_size")
     if shared is not None and shared < 0.3 * free:
-        advice = "in a container, start it with --shm-size of a third of its memory"
-        return Finding("memory", "note", f"{found}, but {shared:.1f} GiB in /dev/shm: Ray's objects go to disk", advice)
+        advice = "start the container with --shm-size of a third of its memory"
+        return Finding(
+            "memory", "note", f"{found}, but {shared:.1f} GiB in /dev/shm: Ray spills to disk", advice
+        )
     return Finding("memory", "ok", found)
 
 
@@ -124,7 +126,7 @@ def _disk(output: Path) -> Finding:
     if not os.access(folder, os.W_OK):
         return Finding("disk", "wrong", f"{folder} cannot be written", "give another folder with --output")
     if free < _LITTLE_DISK_GIB:
-        return Finding("disk", "wrong", found, "make room, or give another folder with --output")
+        return Finding("disk", "wrong", found, "free some space, or give another folder with --output")
     return Finding("disk", "ok", found)
 
 
@@ -144,7 +146,7 @@ def _data(experiment: Experiment | None) -> Finding:
 def _store(uri: str) -> Finding:
     shown = hide_password(uri)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return Finding("MLflow store", "ok", f"{shown}, made by the first run")
+        return Finding("MLflow store", "ok", f"{shown}, which the first run creates")
 
     def answers() -> str:
         check_store(uri)
@@ -165,15 +167,15 @@ def _cluster(address: str, experiment: Experiment | None) -> Iterator[Finding]:
     yield Finding("cluster", "ok", found)
     if dashboard.is_open(address):
         yield Finding(
-            "its door", "wrong", "it asks nobody for a token", "start every node with RAY_AUTH_MODE=token and one token"
+            "dashboard", "wrong", "no authentication", "start every node with RAY_AUTH_MODE=token and one token"
         )
     if experiment is not None and isinstance(backend := experiment.backend, RayBackend):
 
         def fits() -> str:
             cluster.check_fits(backend.least_actors, backend.need())
-            return f"room for backend.actors = {backend.actors}"
+            return f"enough for backend.actors = {backend.actors}"
 
-        yield _try("its room", fits)
+        yield _try("capacity", fits)
 
 
 def _try(what: str, check: Callable[[], str]) -> Finding:
@@ -184,6 +186,6 @@ def _try(what: str, check: Callable[[], str]) -> Finding:
 
 
 def _wrong(what: str, error: UserError) -> Finding:
-    """A message of ours ends in what to do."""
+    """Return the finding of a `UserError`, whose message ends in the advice."""
     found, _, advice = str(error).partition("; ")
     return Finding(what, "wrong", found, advice)
