@@ -20,7 +20,7 @@ from narrowcast.cli.keys import keys
 from narrowcast.cli.log_format import write_log
 from narrowcast.cli.manifest import manifest
 from narrowcast.cli.reproduce import reproduce
-from narrowcast.cli.run import run
+from narrowcast.cli.run_experiment import run
 from narrowcast.cli.show import show
 from narrowcast.cli.submit import submit
 from narrowcast.cli.sync import sync

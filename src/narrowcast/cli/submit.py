@@ -18,9 +18,7 @@ from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
     "--output", default="/runs", show_default=True, metavar="PATH", help="Folder of all runs, on the cluster."
 )
 @click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="A variable for the job; no secrets.")
-@click.option(
-    "--send-package", is_flag=True, help="Send this version of narrowcast along."
-)
+@click.option("--send-package", is_flag=True, help="Send this version of narrowcast along.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as the job is submitted.")
 def submit(
     source: str, overrides: tuple[str, ...], address: str, *, send_package: bool, no_wait: bool, **job_options: Any

@@ -111,9 +111,7 @@ def _memory() -> Finding:
         return Finding("memory", "wrong", found, "close other programs, or lower backend.actors and chunk_size")
     if shared is not None and shared < 0.3 * free:
         advice = "start the container with --shm-size of a third of its memory"
-        return Finding(
-            "memory", "note", f"{found}, but {shared:.1f} GiB in /dev/shm: Ray spills to disk", advice
-        )
+        return Finding("memory", "note", f"{found}, but {shared:.1f} GiB in /dev/shm: Ray spills to disk", advice)
     return Finding("memory", "ok", found)
 
 
