@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import IntArray, Profiles
 from secure_rounds import experiment, prepared
 
 
@@ -50,3 +53,19 @@ def test_a_missing_extra_is_one_line(secure: str, missing: str, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UserError, match=rf"secure.kind = {secure} needs {missing}; pip install 'narrowcast\[he\]'"):
         prepared(experiment(secure))
+
+
+class HighestRank(BaseModel):
+    kind: str = "highest"
+
+    def ranks(self, profiles: Profiles, *_: object) -> IntArray:
+        return np.full(len(profiles), 3)
+
+
+def test_a_rank_policy_of_ones_own_is_refused() -> None:
+    chosen = experiment("{kind: masked, bits: 16}")
+    own = chosen.algorithm.model_copy(update={"rank_policy": HighestRank()})
+    with pytest.raises(UserError, match=r"rank_policy = highest: secure chooses .* uniform, bandwidth and channel"):
+        UserError, match=r"rank_policy = highest: secure chooses ranks .* uniform, bandwidth and channel"
+    ):
+        prepared(chosen.model_copy(update={"algorithm": own}))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.federated.rank_policy import BandwidthRank, ChannelRank, UniformRank
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import key_store_process
@@ -55,9 +56,18 @@ class SecureAggregation(AlgorithmDefaults):
         """Whether keys were made offline, so that a resumed run has the same."""
         return self.scheme.keys is not None
 
+    @property
+    def _rank_policy(self) -> Any:
+        return getattr(self.algorithm, "rank_policy", None)
+
     def check(self, task: Task) -> None:
         """Raise a `UserError` if the updates cannot be added up, or if no sum could be opened."""
         self.algorithm.check(task)
+        if not isinstance(self._rank_policy, UniformRank | BandwidthRank | ChannelRank | None):
+            raise UserError(
+                f"algorithm.rank_policy = {self._rank_policy.kind}: secure chooses ranks before the training, by own "
+                "rules for uniform, bandwidth and channel; use one of these, or secure=none"
+            )
         self.scheme.check(self.messages(task).fixed_point)
         least = self.scheme.survivor_threshold(min(self.max_cohort, task.data.n_clients))
         if least < self.scheme.smallest_group:
@@ -76,11 +86,11 @@ class SecureAggregation(AlgorithmDefaults):
 
     def participation_policy(self, task: Task) -> ParticipationPolicy:
         """Return the rule by which clients take part in a round of this task."""
-        return ParticipationPolicy(self.messages(task), getattr(self.algorithm, "rank_policy", None))
+        return ParticipationPolicy(self.messages(task), self._rank_policy)
 
     def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """Return each client's error at each size of its protected update; None unless ranks follow the channel."""
-        if getattr(getattr(self.algorithm, "rank_policy", None), "kind", "") != "channel" or not len(cohort):
+        if not isinstance(self._rank_policy, ChannelRank) or not len(cohort):
             return None
         messages = self.messages(task)
         bits = messages.update_bits_at_rank()[1:] + messages.protocol_bits(len(cohort))
