@@ -31,7 +31,7 @@ _WEIGHTS = _OCTAVE[np.arange(_CODES) % _PER_BIT] >> (np.arange(_CODES) // _PER_B
 
 
 @dataclass(frozen=True)
-class _Model:
+class _SymbolModel:
     """Model of one stream: its description on the wire, and the codes of the symbols low..low + len - 1."""
 
     form: int
@@ -62,7 +62,7 @@ class Entropy(SymbolStage):
 
     def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
         """Return the streams: read descriptions and packed streams, then decode the others."""
-        models: list[_Model] = []
+        models: list[_SymbolModel] = []
         streams: list[IntArray] = []
         for count in counts:
             model = _read_model(reader, alphabet)
@@ -85,7 +85,7 @@ class Entropy(SymbolStage):
         return sum(1 + packed_bytes(count, alphabet) for count in counts)
 
 
-def _with_models(streams: Sequence[IntArray], models: Sequence[_Model], alphabet: int) -> bytes:
+def _with_models(streams: Sequence[IntArray], models: Sequence[_SymbolModel], alphabet: int) -> bytes:
     parts = []
     for symbols, model in zip(streams, models, strict=True):
         parts.append(model.described)
@@ -111,15 +111,15 @@ def _read_coder(reader: Reader, longest: int) -> Any:
     )
 
 
-def _categorical(model: _Model) -> Any:
+def _categorical(model: _SymbolModel) -> Any:
     return constriction.stream.model.Categorical(model.probabilities(), perfect=False, lazy=False)
 
 
-def _packed() -> _Model:
-    return _Model(_PACKED, 0, np.empty(0, dtype=np.int64), bytes([_PACKED]))
+def _packed() -> _SymbolModel:
+    return _SymbolModel(_PACKED, 0, np.empty(0, dtype=np.int64), bytes([_PACKED]))
 
 
-def _choose(symbols: IntArray, alphabet: int) -> _Model:
+def _choose(symbols: IntArray, alphabet: int) -> _SymbolModel:
     """Return the model with the fewest expected bits for this stream, its description included."""
     if not len(symbols):
         return _packed()
@@ -137,18 +137,18 @@ def _choose(symbols: IntArray, alphabet: int) -> _Model:
     return best
 
 
-def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_Model]:
+def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_SymbolModel]:
     span = varint(low) + varint(len(counts) - 1)
     knots = _knots(low, len(counts), alphabet)
     models = []
     if len(counts) <= _MOST_TABLE:
         codes = _to_codes(counts.astype(np.float64))
         sent = codes.astype(np.uint8).tobytes() if len(codes) > 1 else b""
-        models.append(_Model(_TABLE, low, codes, bytes([_TABLE]) + span + sent))
+        models.append(_SymbolModel(_TABLE, low, codes, bytes([_TABLE]) + span + sent))
     if len(knots) < len(counts):
         codes = _to_codes(_means(counts, knots))
         described = bytes([_KNOTS]) + span + codes.astype(np.uint8).tobytes()
-        models.append(_Model(_KNOTS, low, _between(knots, codes, len(counts)), described))
+        models.append(_SymbolModel(_KNOTS, low, _between(knots, codes, len(counts)), described))
     return models
 
 
@@ -212,7 +212,7 @@ def _knots(low: int, count: int, alphabet: int) -> IntArray:
     return np.array([ends[0], *(places[first:last] - low), *ends[1:]], dtype=np.int64)
 
 
-def _read_model(reader: Reader, alphabet: int) -> _Model:
+def _read_model(reader: Reader, alphabet: int) -> _SymbolModel:
     form = reader.take(1)[0]
     if form == _PACKED:
         return _packed()
@@ -224,6 +224,6 @@ def _read_model(reader: Reader, alphabet: int) -> _Model:
     if form == _TABLE and count > _MOST_TABLE:
         raise PayloadError(f"the payload has a table of {count} symbols, at most {_MOST_TABLE} are allowed")
     if count == 1:
-        return _Model(form, low, np.zeros(1, dtype=np.int64), b"")
+        return _SymbolModel(form, low, np.zeros(1, dtype=np.int64), b"")
     codes = np.frombuffer(reader.take(len(knots)), dtype=np.uint8).astype(np.int64)
-    return _Model(form, low, _between(knots, codes, count), b"")
+    return _SymbolModel(form, low, _between(knots, codes, count), b"")

@@ -28,7 +28,7 @@ class ChunkBatches:
     """The batches of a chunk, step by step, as indices into the rows that its clients touch.
 
     Shapes:
-        order, active, valid, sizes, steps, first_of_last_epoch: as in `Schedule`.
+        order, active, valid, sizes, steps, first_of_last_epoch: as in `BatchSchedule`.
         row_items: [R] item of each work row; the rows of client c are `row_starts[c]:row_starts[c + 1]`.
         rows: [B, batch_size] work row of each sample; R (one past the last) is padding.
         labels: [B, batch_size]; samples: [C] samples of one epoch.

@@ -38,7 +38,7 @@ class LocalResult:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _StepTensors:
     """The batches as tensors, split into steps of [active, batch]."""
 
     rows: list[Tensor]
@@ -47,11 +47,11 @@ class _Steps:
     inverse_sizes: list[Tensor]
 
 
-def _steps(batches: ChunkBatches, like: Tensor) -> _Steps:
+def _steps(batches: ChunkBatches, like: Tensor) -> _StepTensors:
     cuts = batches.active.tolist()
     padding = torch.from_numpy(~batches.valid).to(like.device)
     sizes = torch.from_numpy(batches.sizes).to(like)
-    return _Steps(
+    return _StepTensors(
         rows=list(torch.from_numpy(batches.rows).to(like.device).split(cuts)),
         labels=list(torch.from_numpy(batches.labels).to(like).split(cuts)),
         padding=list(padding.split(cuts)),
@@ -150,11 +150,11 @@ def train_low_rank(
     return LocalResult(table[:-1], users, _last_epoch_loss(scores, steps, batches))
 
 
-def _fields(steps: _Steps) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+def _fields(steps: _StepTensors) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     return steps.rows, steps.labels, steps.padding, steps.inverse_sizes
 
 
-def _last_epoch_loss(scores: list[Tensor], steps: _Steps, batches: ChunkBatches) -> Tensor:
+def _last_epoch_loss(scores: list[Tensor], steps: _StepTensors, batches: ChunkBatches) -> Tensor:
     """Return the mean logistic loss of each client over its last epoch [C], each sample scored before its step."""
     n_clients = len(batches.order)
     if not scores:

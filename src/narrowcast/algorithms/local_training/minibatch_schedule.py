@@ -11,7 +11,7 @@ from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalTerms
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BatchSchedule:
     """The batches of a chunk, step by step.
 
     Clients are in descending order of steps, so that the clients still training at a step are the first `active[step]`.
@@ -39,7 +39,7 @@ def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
     return own if chunk.epochs is None else np.minimum(own, chunk.epochs)
 
 
-def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> Schedule:
+def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> BatchSchedule:
     """Cut every epoch of every client into batches, in an order drawn from the client's key.
 
     The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C].
@@ -61,7 +61,7 @@ def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Wor
         row = step_starts[step[trains]] + owner[trains]
         samples.ravel()[row * batch_size + within[trains] % batch_size] = shuffled[trains]
     valid = samples < n_samples
-    return Schedule(
+    return BatchSchedule(
         order=order,
         active=active,
         samples=samples,

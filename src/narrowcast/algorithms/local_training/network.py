@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward
 from narrowcast.algorithms.local_training.device import Device, float32_products, to_array, to_tensor
-from narrowcast.algorithms.local_training.minibatch_schedule import Schedule
+from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.classifier import as_input
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
@@ -54,7 +54,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _StepBatch:
     """One step of the first `len(labels)` clients. Shapes: features [a, b, ...]; labels and valid [a, b]."""
 
     features: Tensor
@@ -78,20 +78,20 @@ class Loader:
         picked = self.data.take(self.own[places])
         return as_input(to_tensor(picked.features, self.device)), to_tensor(picked.labels, self.device)
 
-    def batches(self, schedule: Schedule) -> Iterator[_Batch]:
+    def batches(self, schedule: BatchSchedule) -> Iterator[_StepBatch]:
         """Yield the batch of each step; padding repeats a sample and is masked out by `valid`."""
         padded = np.where(schedule.valid, schedule.samples, 0)
         stops = np.cumsum(schedule.active)
         for start, stop in zip(stops - schedule.active, stops, strict=True):
             valid = to_tensor(schedule.valid[start:stop], self.device)
-            yield _Batch(*self.samples(padded[start:stop]), valid)
+            yield _StepBatch(*self.samples(padded[start:stop]), valid)
 
 
 def train_network(
     module: nn.Module,
     start: Tensors,
     loader: Loader,
-    schedule: Schedule,
+    schedule: BatchSchedule,
     steps: Steps,
     *,
     batched: bool,
@@ -121,7 +121,7 @@ def _train_batched(
     start: Tensors,
     values: Tensors,
     loader: Loader,
-    schedule: Schedule,
+    schedule: BatchSchedule,
     steps: Steps,
 ) -> FloatArray:
     forward = batched_forward(module)
@@ -149,7 +149,7 @@ def _train_each(
     start: Tensors,
     values: Tensors,
     loader: Loader,
-    schedule: Schedule,
+    schedule: BatchSchedule,
     steps: Steps,
 ) -> FloatArray:
     step_starts = np.cumsum(schedule.active) - schedule.active

@@ -55,7 +55,7 @@ class AvailabilityTrace(BaseModel):
         begun = np.add.reduceat(trace.time <= now, trace.starts)
         return trace.available[trace.starts + begun - 1]
 
-    def _trace(self, n_clients: int) -> _Trace:
+    def _trace(self, n_clients: int) -> _AvailabilityRows:
         try:
             stamp = self.path.stat()
             return _read(self.path, n_clients, stamp.st_mtime_ns, stamp.st_size)
@@ -64,7 +64,7 @@ class AvailabilityTrace(BaseModel):
 
 
 @dataclass(frozen=True)
-class _Trace:
+class _AvailabilityRows:
     """All rows, client after client. Shapes: starts [U], the first row of each client; time and available [rows]."""
 
     starts: np.ndarray
@@ -79,7 +79,7 @@ class _ClientAvailability:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, n_clients: int, modified: int, size: int) -> _Trace:
+def _read(path: Path, n_clients: int, modified: int, size: int) -> _AvailabilityRows:
     """Return the trace of a file; `modified` and `size` invalidate the cache when the file changes."""
     del modified, size
     clients: dict[int, _ClientAvailability] = {}
@@ -93,7 +93,7 @@ def _read(path: Path, n_clients: int, modified: int, size: int) -> _Trace:
         raise UserError(f"{path} lacks {len(absent)} of {n_clients} clients, first {absent[0]}; add them")
     ordered = [clients[client] for client in range(n_clients)]
     counts = np.array([len(each.times) for each in ordered])
-    return _Trace(
+    return _AvailabilityRows(
         starts=np.cumsum(counts) - counts,
         time=np.array([time for each in ordered for time in each.times]),
         available=np.array([there for each in ordered for there in each.available]),
