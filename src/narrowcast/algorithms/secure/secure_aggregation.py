@@ -65,8 +65,8 @@ class SecureAggregation(AlgorithmDefaults):
         self.algorithm.check(task)
         if not isinstance(self._rank_policy, UniformRank | BandwidthRank | ChannelRank | None):
             raise UserError(
-                f"algorithm.rank_policy = {self._rank_policy.kind}: secure chooses ranks before the training, by own "
-                "rules for uniform, bandwidth and channel; use one of these, or secure=none"
+                f"algorithm.rank_policy = {self._rank_policy.kind}: secure chooses ranks before the training, by rules "
+                "of its own for uniform, bandwidth and channel; use one of these, or secure=none"
             )
         self.scheme.check(self.messages(task).fixed_point)
         least = self.scheme.survivor_threshold(min(self.max_cohort, task.data.n_clients))
