@@ -54,8 +54,6 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
     own = [f"{path}={given[option]}" for option, path in paths.items() if given[option] is not None]
     if given["address"] is not None:
         own.append("study.backend=ray")
-    if given["backend"] == "local":
-        own.append("study.parallel=1")
     file = load_study(study, [*overrides, *own])
     if dry_run:
         _print_estimate(file)
@@ -154,7 +152,7 @@ def _print_estimate(file: StudyFile) -> None:
     cost, settings = estimate(file, shared), file.settings
     on_test = f", then {format_seconds(cost.holdout_seconds)} on test" if cost.holdout_seconds else ""
     click.echo(
-        f"\n{cost.trials} trials x {cost.rounds} rounds x {settings.seeds} seeds, {settings.parallel} at a time: a "
+        f"\n{cost.trials} trials x {cost.rounds} rounds x {settings.seeds} seeds, {settings.workers} at a time: a "
         f"round takes {1000 * cost.round_seconds:.1f} ms here (up to {1000 * cost.slowest_round_seconds:.1f}) and an "
         f"evaluation {1000 * cost.evaluation_seconds:.0f} ms, so about {format_seconds(cost.seconds)} without pruning"
         f"{on_test}"

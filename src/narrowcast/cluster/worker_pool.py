@@ -1,10 +1,20 @@
-"""Workers that run a job as a generator: each message is answered before the job continues, until it is done."""
+"""Workers that run jobs as generators, and the loop that keeps them busy.
+
+A job yields messages, and continues after the answer to each. A queue decides what to run, answer and repeat;
+`dispatch` carries it out.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
+
+from narrowcast.platform.interruption import STOPPING
+
+_MESSAGE_SECONDS = 5.0
+_POLL_SECONDS = 1.0
 
 JobFunction = Callable[[Any, Any], Generator[Any, Any, None]]
 """Starts a job; the second argument is what all workers share. It yields messages and is sent the answers."""
@@ -36,6 +46,60 @@ class WorkerPool(Protocol):
     def next_message(self, timeout_seconds: float) -> tuple[int, Any] | None:
         """Return a worker and its message, `Done` or `WorkerDied`; None if there is none within the timeout."""
         ...
+
+
+JobT = TypeVar("JobT")
+
+
+class JobQueue(Protocol, Generic[JobT]):
+    """Decides what workers do."""
+
+    def next_job(self) -> JobT | None:
+        """Return a job for a free worker; None if there is none now."""
+        ...
+
+    def answer_to(self, message: Any) -> Any:
+        """Process a job's message and return the answer to it."""
+        ...
+
+    def worker_died(self, job: JobT, reason: str) -> None:
+        """Process the loss of a job's worker."""
+        ...
+
+    def heartbeat(self) -> None:
+        """Do what is due every few seconds; called at least that often."""
+        ...
+
+    def is_finished(self) -> bool:
+        """Return whether no jobs will come; called while no worker has one."""
+        ...
+
+
+def dispatch(queue: JobQueue[JobT], pool: WorkerPool, workers: int) -> None:
+    """Run the queue's jobs on so many workers until it is finished."""
+    free, running = list(range(workers)), dict[int, JobT]()
+    while True:
+        if STOPPING.is_set():
+            raise KeyboardInterrupt  # Python may have lost the first one in a callback
+        queue.heartbeat()
+        while free and (job := queue.next_job()) is not None:
+            running[free[0]] = job
+            pool.start(free.pop(0), job)
+        if not running:
+            if queue.is_finished():
+                return
+            time.sleep(_POLL_SECONDS)
+            continue
+        if (received := pool.next_message(_MESSAGE_SECONDS)) is None:
+            continue
+        worker, message = received
+        if isinstance(message, Done | WorkerDied):
+            job = running.pop(worker)
+            free.append(worker)
+            if isinstance(message, WorkerDied):
+                queue.worker_died(job, message.reason)
+        else:
+            pool.answer(worker, queue.answer_to(message))
 
 
 class LocalPool:

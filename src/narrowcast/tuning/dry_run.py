@@ -62,8 +62,8 @@ def estimate(file: StudyFile, shared: SharedData) -> Estimate:
         round_seconds=round_seconds,
         slowest_round_seconds=max(seconds for seconds, _ in timed),
         evaluation_seconds=evaluation_seconds,
-        seconds=run * trials * settings.seeds / settings.parallel,
-        holdout_seconds=run * holdout_runs / settings.parallel,
+        seconds=run * trials * settings.seeds / settings.workers,
+        holdout_seconds=run * holdout_runs / settings.workers,
     )
 
 

@@ -44,7 +44,7 @@ class HoldoutEvaluation:
 
 
 class HoldoutQueue:
-    """The runs that the study's folder does not have yet, one at a time for each worker."""
+    """The hold-out runs that the study's folder does not have yet, as a queue for `dispatch`."""
 
     def __init__(self, file: StudyFile, best: Sequence[TrialRecord], folder: StudyFolder) -> None:
         self._file, self._best = file, best
@@ -54,7 +54,7 @@ class HoldoutQueue:
         self._waiting = [key for key, path in enumerate(self._paths) if not path.is_file()]
         self._attempts = [0] * len(self._runs)
 
-    def next_batch(self) -> TrialBatch | None:
+    def next_job(self) -> TrialBatch | None:
         """Return the next run."""
         if not self._waiting:
             return None
@@ -64,19 +64,19 @@ class HoldoutQueue:
         spec = TrialSpec(key, (self._file.build(trial.params, offset),), on_test=True)
         return TrialBatch((spec,), self._file.settings.budget_columns)
 
-    def evaluated(self, evaluation: Evaluation) -> bool:
+    def answer_to(self, message: Sequence[Evaluation]) -> list[int]:
         """Write the last evaluation of a run; raise `RunFailed` if the run failed."""
-        if evaluation.row is None:
-            number = self._runs[evaluation.key][0].number
-            raise RunFailed(f"trial {number} with another seed: {evaluation.failed}")
-        if evaluation.is_last:
-            row = {**evaluation.row, "logged_at_ms": int(time.time() * 1000)}
-            write_atomically(self._paths[evaluation.key], json.dumps(row).encode())
-        return False
+        for each in message:
+            if each.row is None:
+                raise RunFailed(f"trial {self._runs[each.key][0].number} with another seed: {each.failed}")
+            if each.is_last:
+                row = {**each.row, "logged_at_ms": int(time.time() * 1000)}
+                write_atomically(self._paths[each.key], json.dumps(row).encode())
+        return []
 
-    def worker_died(self, batch: TrialBatch, reason: str) -> None:
+    def worker_died(self, job: TrialBatch, reason: str) -> None:
         """Queue the run again; raise `RunFailed` after too many attempts."""
-        for spec in batch.trials:
+        for spec in job.trials:
             if self._attempts[spec.key] == _ATTEMPTS:
                 number = self._runs[spec.key][0].number
                 raise RunFailed(f"hold-out evaluation of trial {number}: {reason}, {_ATTEMPTS} times")

@@ -16,7 +16,7 @@ from typing import Any
 from narrowcast import __version__
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.ray_worker_pool import RayWorkerPool
-from narrowcast.cluster.worker_pool import LocalPool, WorkerPool
+from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
@@ -24,7 +24,6 @@ from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.study_run import StudyStore
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.run_folder import make_writable
-from narrowcast.tuning.dispatch import dispatch
 from narrowcast.tuning.holdout import HoldoutEvaluation, HoldoutQueue
 from narrowcast.tuning.selection import best_trials, pareto_front
 from narrowcast.tuning.storage import open_storage
@@ -33,7 +32,7 @@ from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import JOURNAL, StudyFolder
 from narrowcast.tuning.study_plots import draw_study
 from narrowcast.tuning.study_result import StudyResult, why_no_trial_is_complete
-from narrowcast.tuning.study_trials import SilentObserver, StudyObserver, StudyTrials
+from narrowcast.tuning.study_trials import Observer, StudyTrials
 from narrowcast.tuning.trial_runner import SharedData, run_trials
 
 _JOIN_SECONDS = 10.0
@@ -78,19 +77,17 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     return PreparedStudy(file, client, shared, folder, uri, storage)
 
 
-def run_study(prepared: PreparedStudy, observer: StudyObserver | None = None) -> StudyResult:
+def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> StudyResult:
     """Run trials until there are enough, then evaluate the best on test; raise `RunFailed` if no trial is usable."""
     began = time.monotonic()
-    observer = observer or SilentObserver()
-    file, folder, observe = prepared.file, prepared.folder, observer.message
+    file, folder = prepared.file, prepared.folder
     store = StudyStore(prepared.uri, _mlflow_run(prepared))
-    trials = StudyTrials(file, prepared.client, folder, store, observer)
+    trials = StudyTrials(file, prepared.client, folder, store, observe)
     trials.resend(store.open())
     status, result = "FAILED", StudyResult(folder.path, ())
     try:
         with _worker_pool(file, prepared.shared) as pool:
-            trials.take_over_lost()
-            dispatch(trials, pool, file.settings.parallel)
+            dispatch(trials, pool, file.settings.workers)
             result = _conclude(prepared, trials, store, pool, observe)
         status = "RUNNING" if result.elsewhere else "FINISHED"
     except KeyboardInterrupt:
@@ -156,7 +153,7 @@ def _params(file: StudyFile) -> dict[str, Any]:
 
 
 def _conclude(
-    prepared: PreparedStudy, trials: StudyTrials, store: StudyStore, pool: WorkerPool, observe: Any
+    prepared: PreparedStudy, trials: StudyTrials, store: StudyStore, pool: WorkerPool, observe: Observer
 ) -> StudyResult:
     """Write the table, the plots and the chosen experiment, and evaluate the best trials on test."""
     file, folder, settings = prepared.file, prepared.folder, prepared.file.settings
@@ -183,7 +180,7 @@ def _conclude(
     if settings.holdout.trials:
         observe(f"hold-out evaluation of the best {len(best)} trials with {settings.holdout.seeds} new seeds each")
         queue = HoldoutQueue(file, best, folder)
-        dispatch(queue, pool, settings.parallel)
+        dispatch(queue, pool, settings.workers)
         holdout, sent = queue.results(), store.states()
         for run in queue.tracked_runs(holdout):
             if sent.get(run.key) != run.state:

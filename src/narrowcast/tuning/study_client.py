@@ -172,13 +172,11 @@ class StudyClient:
             self._running.pop(number)
             self._end_lost(self.trials()[number], "interrupted", "signal")
 
-    def heartbeat(self) -> bool:
-        """Record that this process is alive, unless it did so in the last seconds; return whether it was due."""
-        due = time.monotonic() - self._last_heartbeat > _HEARTBEAT_SECONDS
-        if due:
+    def heartbeat(self) -> None:
+        """Record that this process is alive, unless it did so in the last seconds."""
+        if time.monotonic() - self._last_heartbeat > _HEARTBEAT_SECONDS:
             self.study.set_user_attr(_HEARTBEAT + self._owner, time.time())
             self._last_heartbeat = time.monotonic()
-        return due
 
     def take_over_lost(self) -> list[int]:
         """End and queue again the trials of dead processes; return their numbers."""

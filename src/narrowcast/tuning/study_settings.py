@@ -63,7 +63,7 @@ class StudySettings(BaseModel):
     seeds: int = Field(1, ge=1, description="runs of a trial, over which metrics are averaged")
     trials: int | None = Field(None, ge=1, description="50 by default, or every combination of a grid")
     timeout_seconds: float | None = Field(None, gt=0, description="no trial starts after this time")
-    parallel: int = Field(1, ge=1, le=4096, description="number of workers")
+    parallel: int = Field(1, ge=1, le=4096, description="number of workers on Ray")
     trials_together: int = Field(1, ge=1, description="trials that a worker runs as one program")
     cpus_per_worker: float = Field(1.0, gt=0)
     gpus_per_worker: float = Field(0.0, ge=0)
@@ -80,8 +80,6 @@ class StudySettings(BaseModel):
     def _fit_together(self) -> StudySettings:
         if self.sampler.kind == "cma_es" and len(self.objectives) > 1:
             raise ValueError("study.sampler = cma_es is for one objective; use tpe, gp or nsga2")
-        if self.backend == "local" and self.parallel > 1:
-            raise ValueError("study.backend = local runs one trial after the other; leave out study.parallel")
         if self.pruner.kind == "none":
             return self
         on = self.pruned_on
@@ -101,6 +99,11 @@ class StudySettings(BaseModel):
     def costs(self) -> list[bool]:
         """Return for each objective whether it is a cost."""
         return [name in COSTS for name in self.objectives]
+
+    @property
+    def workers(self) -> int:
+        """Return the number of workers: one in this process, or `parallel` on Ray."""
+        return 1 if self.backend == "local" else self.parallel
 
     @property
     def budget_columns(self) -> dict[str, float]:

@@ -1,74 +1,42 @@
-"""The trials of a study as a queue for `dispatch`: asked of Optuna, told to it, written to files and to MLflow."""
+"""The trials of a study as a job queue: asked of Optuna, told to it, written to files and to MLflow."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from narrowcast.platform.tracking.study_run import StudyStore, TrialRun
 from narrowcast.tuning.study_client import ProposedTrial, StudyClient
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import StudyFolder
+from narrowcast.tuning.study_settings import trial_metrics
 from narrowcast.tuning.trial_record import TrialRecord
 from narrowcast.tuning.trial_runner import Evaluation, TrialBatch, TrialSpec
 
-Rows = list[dict[str, Any]]
-"""The evaluations of a trial."""
+_TAKE_OVER_SECONDS = 5.0
 
-
-class StudyObserver(Protocol):
-    """Is told how a study proceeds."""
-
-    def trial_started(self, number: int, params: Mapping[str, Any], rounds: int) -> None:
-        """Note that a trial has started."""
-        ...
-
-    def trial_evaluated(self, number: int, row: Mapping[str, Any]) -> None:
-        """Note an evaluation of a trial."""
-        ...
-
-    def trial_ended(self, trial: TrialRecord) -> None:
-        """Note that a trial has ended."""
-        ...
-
-    def message(self, line: str) -> None:
-        """Note anything else."""
-        ...
-
-
-class SilentObserver:
-    """A `StudyObserver` that ignores everything."""
-
-    def trial_started(self, number: int, params: Mapping[str, Any], rounds: int) -> None:
-        """Do nothing."""
-
-    def trial_evaluated(self, number: int, row: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def trial_ended(self, trial: TrialRecord) -> None:
-        """Do nothing."""
-
-    def message(self, line: str) -> None:
-        """Do nothing."""
+Observer = Callable[[TrialRecord | str], None]
+"""Is called with the record of a trial whenever it starts, is evaluated or ends, and with lines of text."""
 
 
 class StudyTrials:
-    """The trials that this process runs; `dispatch` takes batches of them until the study has enough."""
+    """The trials that this process runs, as the queue that `dispatch` takes batches from until there are enough."""
 
     def __init__(
-        self, file: StudyFile, client: StudyClient, folder: StudyFolder, store: StudyStore, observer: StudyObserver
+        self, file: StudyFile, client: StudyClient, folder: StudyFolder, store: StudyStore, observe: Observer
     ) -> None:
-        self._file, self._client, self._folder, self._store, self._observer = file, client, folder, store, observer
-        self._running: dict[int, tuple[ProposedTrial, Rows]] = {}
+        self._file, self._client, self._folder, self._store, self._observe = file, client, folder, store, observe
+        self._running: dict[int, tuple[ProposedTrial, list[dict[str, Any]]]] = {}
+        self._take_over_at = 0.0
         self._ends_at = time.monotonic() + (file.settings.timeout_seconds or math.inf)
 
     def records(self) -> list[TrialRecord]:
         """Return all trials of the study."""
         return [TrialRecord.of(trial, self._file.space) for trial in self._client.trials()]
 
-    def next_batch(self) -> TrialBatch | None:
+    def next_job(self) -> TrialBatch | None:
         """Ask for trials and start them; None after the study's timeout or if there are enough."""
         specs: list[TrialSpec] = []
         while len(specs) < self._file.settings.trials_together and self._in_time():
@@ -76,35 +44,39 @@ class StudyTrials:
                 break
             self._running[trial.number] = trial, []
             specs.append(TrialSpec(trial.number, self._file.build_seeds(trial.params)))
-            self._observer.trial_started(trial.number, trial.params, specs[-1].experiments[0].rounds)
-            started = TrialRecord(trial.number, "running", trial.params, retry_of=trial.retry_of)
-            self._track(started)
+            self._note(TrialRecord(trial.number, "running", trial.params, retry_of=trial.retry_of))
         return TrialBatch(tuple(specs), self._file.settings.budget_columns) if specs else None
 
-    def evaluated(self, evaluation: Evaluation) -> bool:
-        """Report an evaluation, and end its trial if it is the last, failed or pruned; return whether it ended."""
+    def answer_to(self, message: Sequence[Evaluation]) -> list[int]:
+        """Report the evaluations of a batch; return the numbers of the trials that end here."""
+        return [each.key for each in message if self._ends_with(each)]
+
+    def _ends_with(self, evaluation: Evaluation) -> bool:
+        """Report an evaluation, and end its trial if it is the last, or failed or pruned."""
         number, row = evaluation.key, evaluation.row
         if row is None:
             self._end(evaluation)
             return True
-        self._running[number][1].append({**row, "logged_at_ms": int(time.time() * 1000)})
-        self._observer.trial_evaluated(number, row)
+        trial, rows = self._running[number]
+        rows.append({**row, "logged_at_ms": int(time.time() * 1000)})
+        self._observe(TrialRecord(number, "running", trial.params, trial_metrics(row), int(row["round"])))
         stopped = self._client.report(number, row)
         if stopped or evaluation.is_last:
             self._end(evaluation)
             return True
         return False
 
-    def worker_died(self, batch: TrialBatch, reason: str) -> None:
+    def worker_died(self, job: TrialBatch, reason: str) -> None:
         """End the unfinished trials of a worker's batch; each is queued again the first time."""
-        for number in (spec.key for spec in batch.trials if spec.key in self._running):
+        for number in (spec.key for spec in job.trials if spec.key in self._running):
             self._client.worker_died(number, reason)
             _, rows = self._running.pop(number)
-            self._note_end(self._record(number), rows)
+            self._note(self._record(number), rows)
 
     def heartbeat(self) -> None:
-        """Record that this process is alive, and take over trials of processes that are not."""
-        if self._client.heartbeat():
+        """Record that this process is alive, and take over the trials of processes that are not."""
+        self._client.heartbeat()
+        if time.monotonic() > self._take_over_at:
             self.take_over_lost()
 
     def is_finished(self) -> bool:
@@ -115,9 +87,10 @@ class StudyTrials:
 
     def take_over_lost(self) -> bool:
         """End and queue again the trials of dead processes; return whether there were any."""
+        self._take_over_at = time.monotonic() + _TAKE_OVER_SECONDS
         numbers = self._client.take_over_lost()
         for number in numbers:
-            self._note_end(self._record(number), [])
+            self._note(self._record(number))
         return bool(numbers)
 
     def resend(self, sent: Mapping[str, str]) -> None:
@@ -146,11 +119,11 @@ class StudyTrials:
         record = self._record(trial.number)
         config = self.config(trial.params, int(rows[-1]["round"]) if last.is_last else None)
         self._folder.write_trial(record, config, rows, last.model_sha256)
-        self._note_end(record, rows)
+        self._note(record, rows)
 
-    def _note_end(self, record: TrialRecord, rows: Rows) -> None:
+    def _note(self, record: TrialRecord, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self._track(record, rows)
-        self._observer.trial_ended(record)
+        self._observe(record)
 
     def _track(self, record: TrialRecord, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """Send a trial to MLflow."""
