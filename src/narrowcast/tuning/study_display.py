@@ -58,14 +58,7 @@ class StudyDisplay:
         done = sum(each.state != "lost" for each in self._ended)
         head = f"[{done}/{self._n_trials}] trial {trial.number}  {trial.state} after {trial.rounds} rounds"
         reached = [f"{name} {format_metric(name, trial.metrics[name])}" for name in self._objectives if trial.metrics]
-        parts = (
-            head,
-            f"{trial.state} after {trial.rounds} rounds",
-            *reached,
-            trial.reason,
-            format_params(trial.params),
-        )
-        return "  ".join(filter(None, parts))
+        return "  ".join(filter(None, (head, *reached, trial.reason, format_params(trial.params))))
 
     def _table(self) -> Table:
         states = Counter(trial.state for trial in self._ended)
