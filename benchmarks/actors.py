@@ -1,7 +1,7 @@
-"""What Ray gives and costs: two actors against one on compute-bound rounds, and its overhead on tiny ones.
+"""Speed-up of two Ray actors over one on compute-bound rounds, and the overhead of Ray on small rounds.
 
-The gain is measured on the CNN of `peers/workload.py`, beside a ceiling: what two processes that train half a round
-each, at once and without Ray, gain over one. The overhead is measured on the digits MLP, with the same chunks in this
+The speed-up is measured on the CNN of `peers/workload.py`, and compared with an upper bound: two processes that train
+half a round each, in parallel and without Ray. The overhead is measured on the digits MLP, with the same chunks in this
 process and on Ray.
 
     python benchmarks/actors.py [--repeats 5] [--json FILE]
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def seconds_per_round(backend: Backend, workload: Workload, task: Task, n_rounds: int) -> tuple[float, str]:
-    """The median round after the warm-up, in two chunks, and the hash of the model at the end."""
+    """Return the median round after the warm-up, in two chunks, and the hash of the final model."""
     algorithm = FedAvg()
     settings = plan(workload, n_rounds, -(-workload.clients_per_round // 2))
     run = Run(settings, algorithm, task)
@@ -98,7 +98,7 @@ def seconds_per_round(backend: Backend, workload: Workload, task: Task, n_rounds
 
 
 def ceiling() -> dict[str, float]:
-    """Seconds for the two halves of a round of the CNN, one after the other and in two processes at once."""
+    """Return the seconds of two half rounds of the CNN, in sequence and in two parallel processes."""
     context = get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context, initializer=_prepare, initargs=(context.Barrier(2),)) as pool:
         turns = [[pool.submit(_train_half, half, False).result() for half in (0, 1)] for _ in range(3)]

@@ -1,8 +1,8 @@
-"""What every codec loses, weighs and takes, on updates of 800 rows: normal values and heavy-tailed ones.
+"""Error, size and time of every codec, on updates of 800 rows with normal and with heavy-tailed values.
 
-vNMSE is the mean squared error over the mean squared value, of one update and averaged over keys; bits are those of the
+vNMSE is the mean squared error over the mean squared value of one update, averaged over keys; bits are those of the
 packed bytes, per value; milliseconds are the best of several encodings and decodings, on one thread. Error feedback
-and warm starts need many rounds to help and stand here with their first one.
+and warm starts need many rounds to take effect and are measured in their first round.
 
     python benchmarks/codecs.py [--columns 8 64] [--keys 10] [--repeats 7] [--json FILE]
 """

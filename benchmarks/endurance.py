@@ -1,7 +1,8 @@
-"""Long runs on Ray: does memory stay flat, does the object store empty itself, and what do checkpoints cost?
+"""Long runs on Ray: growth of memory and object store, and the cost of checkpoints.
 
-`narrowcast run` plays on a cluster of one node while its processes are looked at; slopes are those of a line through
-the second half of the rounds. A checkpoint's cost is what saving the last state takes (median of 9) over the interval.
+`narrowcast run` runs on a cluster of one node while its processes are sampled; growth is the slope of a line fitted to
+the second half of the rounds. The cost of a checkpoint is the time to save the last state (median of 9) over the
+interval.
 
     python benchmarks/endurance.py [--only ml-1m] [--json FILE]
 """
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def watch(cluster: RayCluster, name: str, output: Path) -> dict[str, Any]:
-    """Play a run and look at it five times a second."""
+    """Run an experiment and sample its processes five times a second."""
     words = [*RUNS[name], f"name={name}", "--address", cluster.address, "--output", str(output)]
     command = [sys.executable, "-m", "narrowcast", "run", *words, "tracking.system_metrics=false"]
     samples: dict[str, list[tuple[int, float]]] = {"run": [], "driver": [], "hosts": [], "object store": []}
@@ -94,7 +95,7 @@ def watch(cluster: RayCluster, name: str, output: Path) -> dict[str, Any]:
 
 
 def own_memory(processes: list[psutil.Process]) -> float:
-    """Bytes that belong to these processes alone, so that the object store is not counted with them."""
+    """Return the bytes private to these processes, which excludes the object store."""
     total = 0.0
     for each in processes:
         try:
@@ -110,7 +111,7 @@ def store_used() -> float:
 
 
 def slope(points: list[tuple[int, float]], last: int) -> float:
-    """Bytes by which it grows each round, over the second half of the rounds before the last."""
+    """Return the growth in bytes per round over the second half of the rounds before the last."""
     late = np.array([point for point in points if point[0] >= last / 2])
     return float(np.polyfit(late[:, 0], late[:, 1], 1)[0]) if len(late) > 2 else float("nan")
 

@@ -1,10 +1,10 @@
 """Seconds per round of local matrix factorisation on MovieLens-1M, one thread: per client, batched, fused.
 
 All programs train the same clients on the same batches, round after round, and must agree with the batched program in
-float64 on the averaged update. The per-client loops are handed their batches for nothing; the other two draw their own
-in the time that is counted.
+float64 on the averaged update. The per-client loops receive their batches ready; the other two draw their own
+within the measured time.
 
-Memory is counted by Linux and glibc, above what is in use before the counted rounds.
+Memory is measured by Linux and glibc, relative to the use before the measured rounds.
 
     python benchmarks/factorisation_step.py [--repeats 5] [--json FILE]
 """
@@ -54,7 +54,7 @@ Update = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Round:
-    """One round's inputs; `basis` is None for FedMF, else CoLR's. `clients`, `users`: one entry a chunk."""
+    """The inputs of a round. `basis`: that of CoLR, None for FedMF. `clients`, `users`: one entry per chunk."""
 
     task: Task
     index: int
@@ -74,7 +74,7 @@ class Round:
 
 
 class FactorModule(nn.Module):
-    """The model as a client of the released code holds it: whole embeddings, gradients divided by occurrence."""
+    """The model of a client in the released code: full embeddings, gradients divided by occurrence."""
 
     def __init__(self, n_items: int, dimension: int, basis: Tensor | None) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class FactorModule(nn.Module):
 
 
 def modules_and_optimiser(this: Round) -> Update:
-    """The released design: load the modules, loop with an SGD object over all parameters, read the change off."""
+    """Train as the released code does: load the modules, step an SGD optimiser over all parameters, take the change."""
     training, n_items = this.task.training, len(this.item_factors)
     server = torch.from_numpy(this.item_factors)
     basis = None if this.basis is None else torch.from_numpy(this.basis)
@@ -126,7 +126,7 @@ def modules_and_optimiser(this: Round) -> Update:
 
 
 def touched_rows_only(this: Round) -> Update:
-    """Autograd on the rows of each batch alone, written back by hand; the tightest loop with a step per client."""
+    """Train with autograd on the rows of each batch only: the fastest loop with a step per client."""
     training, n_items = this.task.training, len(this.item_factors)
     server = torch.from_numpy(this.item_factors)
     basis = None if this.basis is None else torch.from_numpy(this.basis)
@@ -153,7 +153,7 @@ def touched_rows_only(this: Round) -> Update:
 
 
 def batched(this: Round, dtype: torch.dtype = torch.float32) -> Update:
-    """One tensor program for the clients of a chunk; in float64 it is the reference."""
+    """Train the clients of a chunk as one tensor program; in float64 it is the reference."""
     parts = []
     for clients, users in zip(this.clients, this.users, strict=True):
         batches = draw_batches(this.task.data, clients, this.task.training, this.task.seed, this.index)
@@ -172,7 +172,7 @@ def batched(this: Round, dtype: torch.dtype = torch.float32) -> Update:
 
 
 def fused(this: Round, threads: int = 1) -> Update:
-    """Compiled loops, client by client."""
+    """Train client after client in compiled loops."""
     parts = []
     for clients, users in zip(this.clients, this.users, strict=True):
         training = this.task.training
@@ -198,7 +198,7 @@ PROGRAMS: dict[str, Callable[[Round], Update]] = {
 
 
 def client_steps(batches: ChunkBatches, users: np.ndarray) -> list[tuple[np.ndarray, Steps]]:
-    """The user factors and the batches of each client of a chunk, as the per-client loops take them."""
+    """Return user factors and batches of each client of a chunk, as the per-client loops expect them."""
     steps: list[Steps] = [[] for _ in batches.order]
     place = np.concatenate([np.arange(active) for active in batches.active])
     for client, rows, labels, valid in zip(place, batches.rows, batches.labels, batches.valid, strict=True):
@@ -208,7 +208,7 @@ def client_steps(batches: ChunkBatches, users: np.ndarray) -> list[tuple[np.ndar
 
 
 def prepare(experiment: Experiment, task: Task, index: int, item_factors: np.ndarray, rank: int | None) -> Round:
-    """The clients of a round in the experiment's chunks, and their batches."""
+    """Return the inputs of a round: its clients in the experiment's chunks, and their batches."""
     dimension = item_factors.shape[1]
     basis = None if rank is None else draw_basis("orthonormal", rank, dimension, index)
     chunks = make_chunks(
@@ -230,21 +230,21 @@ def mean(update: Update) -> np.ndarray:
 
 
 def measure(name: str, rank: int | None, repeats: int) -> list[dict]:
-    """Play the same rounds with each program; the first round of each warms up."""
+    """Run the same rounds with each program; the first round of each is a warm-up."""
     experiment = load_experiment("fedmf-ml1m", [])
     task = experiment.task(experiment.data.load())
     item_factors = task.model.init_server(task.data, task.seed)[ITEM_FACTORS]
-    played, references = [], []
+    inputs, references = [], []
     for index in range(1, repeats + 2):
-        played.append(prepare(experiment, task, index, item_factors, rank))
-        references.append(mean(batched(played[-1], torch.float64)))
-        change = references[-1] if rank is None else references[-1] @ played[-1].basis
+        inputs.append(prepare(experiment, task, index, item_factors, rank))
+        references.append(mean(batched(inputs[-1], torch.float64)))
+        change = references[-1] if rank is None else references[-1] @ inputs[-1].basis
         item_factors = item_factors + change.astype(np.float32)
     seconds: dict[str, list[float]] = {program: [] for program in PROGRAMS}
     errors, peaks = dict.fromkeys(PROGRAMS, 0.0), dict.fromkeys(PROGRAMS, 0.0)
     for program, run in PROGRAMS.items():
-        for this, reference in zip(played, references, strict=True):
-            if this is played[1]:
+        for this, reference in zip(inputs, references, strict=True):
+            if this is inputs[1]:
                 before = reset_peak_memory()
             began = time.perf_counter()
             update = run(this)
@@ -268,7 +268,7 @@ def measure(name: str, rank: int | None, repeats: int) -> list[dict]:
 
 
 def reset_peak_memory() -> float:
-    """Hand back what is free and let the kernel count the peak from here; the memory in use, in megabytes."""
+    """Release free memory and reset the peak that the kernel counts; return the memory in use, in megabytes."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")

@@ -1,4 +1,4 @@
-"""What is broken in a run of the fault campaign, and when."""
+"""The faults of the fault-injection benchmark."""
 
 from __future__ import annotations
 
@@ -10,99 +10,99 @@ import sys
 import time
 from collections.abc import Callable
 
-from fault_play import DEADLINE_SECONDS, Play
+from fault_run import DEADLINE_SECONDS, FaultRun
 
 
-def nothing(play: Play) -> None:
-    play.start()
+def nothing(run: FaultRun) -> None:
+    run.start()
 
 
-def kill_actor(actor: str, all_of_them: bool = False) -> Callable[[Play], None]:
-    def fault(play: Play) -> None:
-        play.start()
-        play.midway()
-        found = play.actors(actor)
-        for each in found if all_of_them else [play.random.choice(found)]:
+def kill_actor(actor: str, all_of_them: bool = False) -> Callable[[FaultRun], None]:
+    def fault(run: FaultRun) -> None:
+        run.start()
+        run.midway()
+        found = run.actors(actor)
+        for each in found if all_of_them else [run.random.choice(found)]:
             each.kill()
 
     return fault
 
 
-def kill_nodes(count: int) -> Callable[[Play], None]:
-    def fault(play: Play) -> None:
-        play.start()
-        play.midway()
-        for node in play.cluster.bystanders()[:count]:
+def kill_nodes(count: int) -> Callable[[FaultRun], None]:
+    def fault(run: FaultRun) -> None:
+        run.start()
+        run.midway()
+        for node in run.cluster.bystanders()[:count]:
             node.kill()
 
     return fault
 
 
-def node_joins(play: Play) -> None:
-    play.start("backend.actors=auto")
-    play.midway()
-    play.cluster.add_node()
+def node_joins(run: FaultRun) -> None:
+    run.start("backend.actors=auto")
+    run.midway()
+    run.cluster.add_node()
 
 
-def node_leaves(play: Play) -> None:
-    play.start()
-    play.midway()
-    play.random.choice(play.cluster.bystanders()).process.send_signal(signal.SIGTERM)
+def node_leaves(run: FaultRun) -> None:
+    run.start()
+    run.midway()
+    run.random.choice(run.cluster.bystanders()).process.send_signal(signal.SIGTERM)
 
 
-def nodes_change(play: Play) -> None:
-    play.start("backend.actors=auto")
-    play.midway()
-    leaving = play.random.choice(play.cluster.bystanders())
-    play.cluster.add_node()
+def nodes_change(run: FaultRun) -> None:
+    run.start("backend.actors=auto")
+    run.midway()
+    leaving = run.random.choice(run.cluster.bystanders())
+    run.cluster.add_node()
     leaving.kill()
 
 
-def freeze_host(play: Play) -> None:
-    play.start("backend.round_timeout_seconds=5")
-    play.midway()
-    play.random.choice(play.actors("ClientHost")).send_signal(signal.SIGSTOP)
+def freeze_host(run: FaultRun) -> None:
+    run.start("backend.round_timeout_seconds=5")
+    run.midway()
+    run.random.choice(run.actors("ClientHost")).send_signal(signal.SIGSTOP)
 
 
-def freeze_node(play: Play) -> None:
-    play.start()
-    play.midway()
-    play.cluster.freeze(play.random.choice(play.cluster.bystanders()))
+def freeze_node(run: FaultRun) -> None:
+    run.start()
+    run.midway()
+    run.cluster.freeze(run.random.choice(run.cluster.bystanders()))
 
 
-def cut_network(play: Play) -> None:
-    play.start()
-    play.midway()
-    play.cluster.cut(play.random.choice(play.cluster.bystanders()))
+def cut_network(run: FaultRun) -> None:
+    run.start()
+    run.midway()
+    run.cluster.cut(run.random.choice(run.cluster.bystanders()))
 
 
-def kill_run(play: Play) -> None:
-    play.start()
-    play.midway()
-    assert play.process is not None
-    play.process.kill()
+def kill_run(run: FaultRun) -> None:
+    run.start()
+    run.midway()
+    assert run.process is not None
+    run.process.kill()
 
 
-def stop_run(play: Play) -> None:
-    play.start()
-    play.midway()
-    assert play.process is not None
-    play.process.terminate()
+def stop_run(run: FaultRun) -> None:
+    run.start()
+    run.midway()
+    assert run.process is not None
+    run.process.terminate()
 
 
-def damage_checkpoint(play: Play) -> None:
-    """`kill -9`, and the last checkpoint cut off at any byte."""
-    kill_run(play)
-    play.wait(time.monotonic() + 30)
-    last = max((play.folder / "run" / "checkpoint").iterdir())
-    os.truncate(last, play.random.randrange(last.stat().st_size))
+def damage_checkpoint(run: FaultRun) -> None:
+    """Kill the run with SIGKILL, and truncate the last checkpoint at a random byte."""
+    kill_run(run)
+    run.wait(time.monotonic() + 30)
+    last = max((run.folder / "run" / "checkpoint").iterdir())
+    os.truncate(last, run.random.randrange(last.stat().st_size))
 
 
-def kill_head(play: Play) -> None:
-    play.start()
-    play.midway()
-    assert play.cluster.head is not None
-    play.cluster.head.kill()
+def kill_head(run: FaultRun) -> None:
+    run.start()
+    run.midway()
+    assert run.cluster.head is not None
+    run.cluster.head.kill()
 
 
 FILLER = """
@@ -116,46 +116,46 @@ time.sleep(600)
 """
 
 
-def fill_store(play: Play) -> None:
-    """Another program on the cluster holds eight times what the head's object store has room for."""
-    command = [sys.executable, "-c", FILLER, play.cluster.address]
+def fill_store(run: FaultRun) -> None:
+    """Fill the head's object store with eight times its capacity from another program."""
+    command = [sys.executable, "-c", FILLER, run.cluster.address]
     filler = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        play.start()
-        play.wait(time.monotonic() + DEADLINE_SECONDS)
+        run.start()
+        run.wait(time.monotonic() + DEADLINE_SECONDS)
     finally:
         filler.kill()
         filler.wait()
 
 
-def fill_disk(play: Play) -> None:
-    """Checkpoints go to a small file system of their own; room is made once the run has said what it lacks."""
-    disk = play.folder / "disk"
+def fill_disk(run: FaultRun) -> None:
+    """Write checkpoints to a small file system, which is enlarged once the run has ended with an error."""
+    disk = run.folder / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1300k", "tmpfs", disk], check=True)
     try:
-        play.start("chunk_size=10", f"checkpoint_path={disk}")
-        if play.wait(time.monotonic() + DEADLINE_SECONDS / 2) == 1:
-            play.said.append(play.err().splitlines()[-1])
+        run.start("chunk_size=10", f"checkpoint_path={disk}")
+        if run.wait(time.monotonic() + DEADLINE_SECONDS / 2) == 1:
+            run.said.append(run.err().splitlines()[-1])
             subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
-            play.resume()
-        play.wait(time.monotonic() + DEADLINE_SECONDS / 2)
+            run.resume()
+        run.wait(time.monotonic() + DEADLINE_SECONDS / 2)
     finally:
         subprocess.run(["umount", disk], check=True)
 
 
-def kill_mlflow(play: Play) -> None:
-    """The tracking server dies for good in mid-run; what it lacks is sent to another one later."""
+def kill_mlflow(run: FaultRun) -> None:
+    """Kill the tracking server during the run; send the missing metrics to a new one afterwards."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    store = ["--backend-store-uri", f"sqlite:///{play.folder}/server.db", "--artifacts-destination", str(play.folder)]
+    store = ["--backend-store-uri", f"sqlite:///{run.folder}/server.db", "--artifacts-destination", str(run.folder)]
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
     uri = f"http://127.0.0.1:{port}"
 
     def serve() -> subprocess.Popen[bytes]:
         env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with (play.folder / "server.log").open("ab") as log:
+        with (run.folder / "server.log").open("ab") as log:
             started = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         for _ in range(300):
             with socket.socket() as probe:
@@ -166,21 +166,21 @@ def kill_mlflow(play: Play) -> None:
 
     server = serve()
     try:
-        play.start(f"tracking.uri={uri}", "tracking.flush_seconds=3")
-        play.midway()
+        run.start(f"tracking.uri={uri}", "tracking.flush_seconds=3")
+        run.midway()
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-        play.wait(time.monotonic() + DEADLINE_SECONDS / 2)
-        play.said.append(play.err().splitlines()[-1])
+        run.wait(time.monotonic() + DEADLINE_SECONDS / 2)
+        run.said.append(run.err().splitlines()[-1])
         server = serve()
         sync = [sys.executable, "-m", "narrowcast", "sync", "run", "--output", "."]
-        subprocess.run(sync, cwd=play.folder, check=True, capture_output=True)
+        subprocess.run(sync, cwd=run.folder, check=True, capture_output=True)
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
-FAULTS: dict[str, Callable[[Play], None]] = {
+FAULTS: dict[str, Callable[[FaultRun], None]] = {
     "none": nothing,
     "client host killed": kill_actor("ClientHost"),
     "all client hosts killed": kill_actor("ClientHost", all_of_them=True),

@@ -1,8 +1,8 @@
-"""Runs with faults injected, on a real Ray cluster of several nodes: what becomes of each, beside one left in peace.
+"""Fault injection on a real Ray cluster of several nodes, compared with undisturbed runs in one process.
 
-Every run must end with the `model_sha256` of the run without a cluster, or with one clear line after which
-`narrowcast run --resume` gets there; within its deadline, and leaving no process behind. What was played is kept in
-FILE, and is not played again.
+Every run must end with the `model_sha256` of the undisturbed run, or with one clear line after which
+`narrowcast run --resume` produces it; within its deadline, and without leaving processes behind. Finished runs are
+recorded in FILE and not repeated.
 
     python benchmarks/faults.py FILE [--seeds 3] [--only FAULT] [--table]
 """
@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fault_kinds import FAULTS, ROOT_ONLY
-from fault_play import DEADLINE_SECONDS, SHARED, WORKLOADS, EndedEarlyError, Play
+from fault_run import DEADLINE_SECONDS, SHARED, WORKLOADS, EndedEarlyError, FaultRun
 from ray_cluster import RayCluster
 
 
 def heal(cluster: RayCluster, nodes: int = 2) -> None:
-    """A head and two nodes, whatever the last run did to them."""
+    """Restore the cluster to a head and `nodes` worker nodes."""
     whole = [node for node in cluster.nodes if node.alive() and not node.given_up]
     for node in cluster.nodes:
         if node not in whole[:nodes]:
@@ -46,50 +46,50 @@ def heal(cluster: RayCluster, nodes: int = 2) -> None:
     cluster.wait_for_nodes(1 + nodes)
 
 
-def play_one(cluster: RayCluster, fault: str, seed: int, reference: dict[str, str], store: str) -> dict[str, Any]:
-    """One run, its fault, and if it comes to that its resume; what became of it."""
+def run_fault(cluster: RayCluster, fault: str, seed: int, reference: dict[str, str], store: str) -> dict[str, Any]:
+    """Run once with a fault, resume if necessary, and return a record of the outcome."""
     workload = "scolr" if fault == "disk full at a checkpoint" else list(WORKLOADS)[seed % len(WORKLOADS)]
     with tempfile.TemporaryDirectory(prefix="narrowcast-faults-") as folder:
         choices = random.Random(f"{fault} {seed}")
-        play = Play(cluster, Path(folder), workload, choices, ["backend.kind=ray", "backend.actors=3"], store)
+        run = FaultRun(cluster, Path(folder), workload, choices, ["backend.kind=ray", "backend.actors=3"], store)
         began, until = time.monotonic(), time.monotonic() + DEADLINE_SECONDS
         try:
-            FAULTS[fault](play)
+            FAULTS[fault](run)
         except EndedEarlyError:
-            print(f"{fault}, {seed}: over before its fault", flush=True)
-        status = play.wait(until)
-        if status not in (0, None) and not play.sha256():
-            play.said.append((play.err().splitlines() or [f"status {status}"])[-1])
+            print(f"{fault}, {seed}: ended before its fault", flush=True)
+        status = run.wait(until)
+        if status not in (0, None) and not run.sha256():
+            run.said.append((run.err().splitlines() or [f"status {status}"])[-1])
             paused = time.monotonic()
             heal(cluster)
-            paused = time.monotonic() - paused  # which is not the run's doing
+            paused = time.monotonic() - paused  # not time of the run
             began, until = began + paused, until + paused
-            play.resume()
-            status = play.wait(until)
+            run.resume()
+            status = run.wait(until)
         seconds = time.monotonic() - began
         if status is None:
-            assert play.process is not None
-            play.process.kill()
+            assert run.process is not None
+            run.process.kill()
         cluster.restore()
-        warnings = [line for line in play.err().splitlines() if line.startswith("WARNING")]
+        warnings = [line for line in run.err().splitlines() if line.startswith("WARNING")]
         return {
             "fault": fault,
             "seed": seed,
             "workload": workload,
-            "same": play.sha256() == reference[workload],
-            "resumed": play.resumes,
+            "same": run.sha256() == reference[workload],
+            "resumed": run.resumes,
             "hung": status is None,
-            "traceback": "Traceback" in play.err() or any("Traceback" in line for line in play.said),
+            "traceback": "Traceback" in run.err() or any("Traceback" in line for line in run.said),
             "seconds": seconds,
-            "left": play.left_behind(),
-            "said": play.said,
+            "left": run.left_behind(),
+            "said": run.said,
             "warnings": warnings[:6],
             "load": os.getloadavg()[0],
         }
 
 
 def references() -> dict[str, str]:
-    """The models of the same runs in one process."""
+    """Return the model hashes of the same runs in one process."""
     found = {}
     for name, words in WORKLOADS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=list(FAULTS))
-    parser.add_argument("--table", action="store_true", help="print what was played, and play nothing")
+    parser.add_argument("--table", action="store_true", help="print the recorded runs only")
     arguments = parser.parse_args()
     records = [json.loads(line) for line in arguments.file.read_text().splitlines()] if arguments.file.exists() else []
     done = {(record["fault"], record["seed"]) for record in records}
@@ -116,7 +116,7 @@ def main() -> None:
         try:
             for fault, seed in todo:
                 heal(cluster)
-                record = play_one(cluster, fault, seed, reference, store)
+                record = run_fault(cluster, fault, seed, reference, store)
                 records.append(record)
                 with arguments.file.open("a") as stream:
                     stream.write(json.dumps(record) + "\n")

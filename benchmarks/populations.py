@@ -74,16 +74,16 @@ STAGES = ("data", "profiles", "run", "peak")
 
 
 def measure(n_clients: int, n_rounds: int) -> dict[str, float]:
-    """One run in this process; memory in bytes, each stage on top of those before it."""
+    """Measure one run in this process; memory in bytes, each stage relative to the previous one."""
     task = make_task(1000)  # loads whatever is loaded once
-    play(task, 1)
+    run_rounds(task, 1)
     del task
     before = resident()
     data = make_data(n_clients)
     with_data = resident()
     task = make_task(n_clients, data)
     with_profiles = resident()
-    seconds, kept = play(task, n_rounds)
+    seconds, kept = run_rounds(task, n_rounds)
     return {
         "seconds_per_round": median(seconds[WARM_UP_ROUNDS:-1]),
         "data": with_data - before,
@@ -94,7 +94,7 @@ def measure(n_clients: int, n_rounds: int) -> dict[str, float]:
 
 
 def make_data(n_clients: int) -> Samples:
-    """Clients that share the digits: client u has eight of them from place 8 u on, around and around."""
+    """Return clients that share the digits: client u has eight of them from index 8 u on, modulo their number."""
     bunch = load_digits()
     features, labels = (bunch.data / 16).astype(np.float32), bunch.target.astype(np.int64)
     return Samples(
@@ -110,14 +110,14 @@ def make_data(n_clients: int) -> Samples:
 
 
 def make_task(n_clients: int, data: Samples | None = None) -> Task:
-    """An MLP, two steps for each client of a round."""
+    """Return the task: an MLP, with two steps per client and round."""
     data = data or make_data(n_clients)
     training = SGD(learning_rate=0.1, batch_size=SAMPLES_EACH // 2)
     return Task(data, LogNormalFleet().profiles(data.examples, 0), MLP(hidden=(16,)), training, 0)
 
 
-def play(task: Task, n_rounds: int) -> tuple[list[float], int]:
-    """The seconds of every round, and the memory in use while the run is still there."""
+def run_rounds(task: Task, n_rounds: int) -> tuple[list[float], int]:
+    """Return the seconds of every round, and the memory in use while the run is alive."""
     plan = Plan(
         rounds=n_rounds + 1,
         clients_per_round=COHORT,
@@ -140,7 +140,7 @@ def resident() -> int:
 
 
 def per_client(small: dict[str, Any], large: dict[str, Any], name: str) -> float:
-    """Bytes that one more client costs, from the two ends."""
+    """Return the bytes per additional client, from the smallest and the largest population."""
     return (large[name] - small[name]) / max(1, large["clients"] - small["clients"])
 
 

@@ -1,6 +1,6 @@
-"""A real Ray cluster of several nodes on one machine, whose nodes can be killed, frozen and cut off one by one.
+"""A real Ray cluster of several nodes on one machine, whose nodes can be killed, frozen and disconnected.
 
-As root every worker node lives in a network namespace of its own, so that its link can be taken down.
+If run as root, every worker node has its own network namespace, so that its link can be taken down.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ while sum(node["Alive"] for node in ray.nodes()) != int(sys.argv[2]):
 
 @dataclass
 class Node:
-    """`ray start --block` in a process group of its own."""
+    """A node: `ray start --block` in its own process group."""
 
     process: subprocess.Popen[bytes]
     link: str = ""
@@ -47,14 +47,14 @@ class Node:
     """Whether it was frozen or cut off, so that the cluster takes it for dead and it will end by itself."""
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the node's raylet and all that it started."""
+        """Send a signal to the node's raylet and all processes that it started."""
         os.killpg(self.process.pid, number)
 
     def alive(self) -> bool:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL all of it, workers too, and take its link away."""
+        """Kill all processes of the node with SIGKILL, and remove its link."""
         family = _family(self.process.pid)
         self.process.send_signal(signal.SIGKILL)
         for each in family:
@@ -79,7 +79,7 @@ def _ip(*words: str, check: bool = True) -> None:
 
 @dataclass
 class RayCluster:
-    """A head and the worker nodes that were added to it."""
+    """A head and its worker nodes."""
 
     log: Path
     head_cpus: int = 1
@@ -94,7 +94,7 @@ class RayCluster:
         return f"{self.ip}:{self.port}"
 
     def start(self) -> None:
-        """Start the head, on the former port if there was one, and wait until it answers."""
+        """Start the head, on its former port if it had one, and wait until it answers."""
         if self.isolated and self.ip == "127.0.0.1":
             self.ip = f"10.{77 + os.getpid() % 100}.0.1"
             _ip("link", "add", self._bridge, "type", "bridge")
@@ -113,7 +113,7 @@ class RayCluster:
         return f"ncb{os.getpid() % 100000}"
 
     def add_node(self, cpus: int = 1, resources: str = "{}", gpus: int = 0) -> Node:
-        """Start a worker node; it joins within seconds."""
+        """Start a worker node, which joins within seconds."""
         words = ["--address", self.address, "--resources", resources, "--num-gpus", str(gpus)]
         link, before = "", []
         if self.isolated:
@@ -134,18 +134,18 @@ class RayCluster:
         return node
 
     def cut(self, node: Node) -> None:
-        """Take a node's link down: nothing gets through any more, and nobody is told."""
+        """Take a node's link down; its connections are not closed."""
         node.given_up = True
         _ip("link", "set", node.link, "down")
 
     def freeze(self, node: Node) -> None:
-        """Stop its raylet, workers and agents: nobody closes a connection, and nobody answers."""
+        """Stop raylet, workers and agents with SIGSTOP; connections stay open without an answer."""
         node.given_up = True
         for each in _family(node.process.pid):
             each.send_signal(signal.SIGSTOP)
 
     def restore(self) -> None:
-        """Bring links up and let frozen processes go on: nodes that were taken for dead notice it, and end."""
+        """Bring links up and continue frozen processes; nodes that the cluster has declared dead then end."""
         for node in self.nodes:
             if node.link and node.alive():
                 _ip("link", "set", node.link, "up", check=False)
@@ -173,13 +173,13 @@ class RayCluster:
             time.sleep(0.2)
 
     def wait_for_nodes(self, wanted: int) -> None:
-        """Wait until the cluster takes exactly so many nodes to be alive."""
+        """Wait until the cluster reports exactly this number of nodes as alive."""
         command = [sys.executable, "-c", _COUNT, self.address, str(wanted)]
         env = {**os.environ, "RAY_AUTH_MODE": "token"}
         subprocess.run(command, check=True, env=env, timeout=120, capture_output=True)
 
     def workers(self, actor: str) -> list[psutil.Process]:
-        """The processes of this actor class, on any node."""
+        """Return the processes of this actor class, on any node."""
         roots = [node.process.pid for node in (self.head, *self.nodes) if node and node.alive()]
         found = []
         for process in (each for root in roots for each in _family(root)):
@@ -191,12 +191,12 @@ class RayCluster:
         return found
 
     def bystanders(self) -> list[Node]:
-        """The worker nodes that are not the run's own; Ray may attach it to any on its machine, head or not."""
+        """Return the worker nodes to which the run is not attached; Ray may attach it to any node of its machine."""
         drivers = set(self.workers("Driver"))
         return [node for node in self.nodes if node.alive() and not drivers & set(_family(node.process.pid))]
 
     def stop(self) -> None:
-        """End every node and take the network away."""
+        """Stop every node and remove the network."""
         for node in [*self.nodes, *([self.head] if self.head else [])]:
             node.kill()
         self.nodes, self.head = [], None

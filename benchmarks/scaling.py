@@ -1,17 +1,16 @@
-"""Planning past this machine: a model of round time, fitted on measured rounds and checked against held-out ones.
+"""A model of round time for larger clusters, fitted on measured rounds and validated on held-out ones.
 
-Hosts on a real Ray train cohorts of several sizes, in chunks of several sizes, with models of several sizes. What the
-driver does in a round is one after the other, and is taken to cost
+Hosts on a real Ray train cohorts, chunks and models of several sizes. The driver's work in a round is serial, and is
+modelled as
 
     a + b H + c C + d K + e K M + s (f + g H)
 
-seconds for H hosts, C clients in K chunks and a model of M bytes, s being 1 where it travels through the object store
-(above 64 KiB) and 0 where it travels in the calls. The factors, none below 0, are fitted on the CPU seconds that the
-driver's process took with fewer hosts, since those of a wall clock depend on who else is at work; the rounds with the
-most hosts are held out. To that the round adds the time of ceil(K / p) chunks for the training, with
-p = min(H, K, cores) at work side by side, a client's time being what is left of the round with one host; and between
-machines what crosses the driver's link: a broadcast of M for each node, and a partial sum of M for each chunk. The wall
-clock is shown beside the prediction.
+seconds for H hosts, C clients in K chunks and a model of M bytes; s is 1 if the model is sent through the object store
+(above 64 KiB) and 0 if it is sent in the calls. The coefficients, none negative, are fitted to the CPU seconds of the
+driver's process with fewer hosts, since wall time depends on other load; the rounds with the most hosts are held out.
+Training adds the time of ceil(K / p) chunks, with p = min(H, K, cores) hosts in parallel, where the time per client is
+the remainder of the round with one host. Between machines, the transfers over the driver's link are added: a broadcast
+of M per node, and a partial sum of M per chunk. The measured wall time is shown with the prediction.
 
     python benchmarks/scaling.py [--rounds 10] [--json FILE] [--measured FILE]
 """
@@ -65,7 +64,7 @@ WARM_UP_ROUNDS = 2
 
 
 class FirstFew:
-    """Some of the hosts that were started, as if there were no others."""
+    """The first of the started hosts, as if there were no others."""
 
     def __init__(self, hosts: Hosts, count: int) -> None:
         self._hosts, self._count = hosts, count
@@ -104,7 +103,7 @@ def main() -> None:
 
 
 def measure_all(n_rounds: int) -> list[dict[str, Any]]:
-    """Every case: the quickest round by the wall clock, and the median of the CPU seconds of this process."""
+    """Measure every case: the fastest round in wall time, and the median of the CPU seconds of this process."""
     cases = []
     data = make_data(max(COHORTS))
     most = max((*HOSTS, *HELD_OUT_HOSTS))
@@ -155,7 +154,7 @@ def measured(task: Task, executor: Executor, cohort: int, chunk: int, n_rounds: 
 
 
 def with_training(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cases with the seconds that a client's training takes, from the same round with one host."""
+    """Return the cases with the training seconds per client, from the same round with one host."""
     key = itemgetter("bytes", "clients", "chunk")
     alone = {key(case): (case["seconds"] - case["driver"]) / case["clients"] for case in cases if case["hosts"] == 1}
     return [case | {"training": alone[key(case)]} for case in cases]
@@ -170,19 +169,19 @@ def terms(case: dict[str, Any]) -> list[float]:
 
 
 def driver(case: dict[str, Any], factors: np.ndarray) -> float:
-    """Seconds of a round in which the driver is at work."""
+    """Return the seconds of a round in which the driver works."""
     return float(np.dot(terms(case), factors))
 
 
 def training(case: dict[str, Any]) -> float:
-    """Seconds of a round in which its hosts are at work."""
+    """Return the seconds of a round in which the hosts work."""
     chunks = -(-case["clients"] // case["chunk"])
     turns = -(-chunks // min(case["hosts"], chunks, case.get("cores", CORES)))
     return float(turns * min(case["chunk"], case["clients"]) * case["training"])
 
 
 def fit(cases: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Least squares of the relative errors, with factors of at least 0."""
+    """Fit the coefficients by least squares of the relative errors, none negative."""
     rows = np.array([terms(case) for case in cases])
     seconds = np.array([case["driver"] for case in cases])
     scale = rows.max(axis=0)
@@ -196,7 +195,7 @@ def errors(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def population() -> dict[str, float]:
-    """Seconds and bytes that each client of a population costs once, whether it takes part or not."""
+    """Measure the one-time seconds and bytes per client of a population, independent of participation."""
     n_clients = 10**7
     began = time.perf_counter()
     order = rotation_of("round_robin", 0, n_clients)

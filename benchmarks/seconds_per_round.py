@@ -1,7 +1,7 @@
 """Seconds per round of packaged experiments: in this process, and on Ray with one and with two actors.
 
-Each repeat plays the same rounds from the same seed on a fresh backend; the first rounds of each are not counted, the
-median over repeats is reported, and all runtimes must end with the same model.
+Each repeat runs the same rounds from the same seed on a fresh backend; the first rounds of each are not counted, the
+median over repeats is reported, and all backends must end with the same model.
 
     python benchmarks/seconds_per_round.py [--experiments fedmf-ml1m ...] [--rounds 60] [--repeats 5] [--json FILE]
 """
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def seconds_per_round(experiment: Experiment, backend: Backend) -> tuple[float, str]:
-    """The median round after the warm-up, and the hash of the model at the end."""
+    """Return the median round after the warm-up, and the hash of the final model."""
     task = experiment.task(experiment.data.load())
     run = Run(experiment, experiment.algorithm, task)
     outcomes = list(backend.run(run, start(run)))

@@ -1,10 +1,9 @@
-"""Side by side: narrowcast, a plain loop, bare tensor programs, pfl-research, Flower and APPFL on the same work.
+"""Comparison of narrowcast, a plain loop, bare tensor programs, pfl-research, Flower and APPFL on the same work.
 
-All replay one file: the same samples, clients, cohorts, batches and initial parameters. Every system runs once to be
-checked (its parameters must be those of the plain loop to 1e-4, at a learning rate that leaves rounding errors small)
-and weighed, then in turn with the others, `--repeats` times, to be timed (its accuracy must be the loop's to 0.02). The
-peers live in virtual environments of their own under .bench/, made when they are missing. All compute with one thread
-in each process.
+All replay one file: the same samples, clients, cohorts, batches and initial parameters. Every system runs once to check
+its parameters (equal to those of the plain loop to 1e-4, at a learning rate that keeps rounding errors small) and its
+peak memory, then `--repeats` times, alternating with the others, to be timed (its accuracy must be the loop's to 0.02).
+Each peer has its own virtual environment under .bench/, made if it is missing. All compute with one thread per process.
 
     python benchmarks/peers/compare.py [--workloads digits mnist] [--systems NAME ...] [--repeats 5] [--json FILE]
 """
@@ -41,7 +40,7 @@ REQUIREMENTS = {
     "appfl": ["appfl==1.12.0", TORCH],
 }
 PARITY, ACCURACY = 1e-4, 0.02
-"""How far a system's parameters may be from the loop's, relative to each tensor's largest, and its accuracy."""
+"""Largest deviation from the loop: of parameters, relative to each tensor's largest entry, and of accuracy."""
 TIMEOUT_SECONDS = 900
 GATE_ROUNDS = {"digits": 60, "mnist": 1}
 """Rounds after which parameters are compared."""
@@ -49,7 +48,7 @@ GATE_ROUNDS = {"digits": 60, "mnist": 1}
 
 @dataclass(frozen=True)
 class System:
-    """A script, the virtual environment it runs in (none: this one), and where it takes part."""
+    """A script, its virtual environment (None: the present one), and the workloads that it supports."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -81,7 +80,7 @@ TARGETS = (
     ("mnist", "plain loop", "at least", 1.0),
     ("mnist", "pfl", "at least", 1.3),
 )
-"""What is wanted of narrowcast in one process: its time over a floor's, or a peer's time over its own."""
+"""Targets of narrowcast in one process: its time relative to a lower bound, or a peer's time relative to its own."""
 
 
 def main() -> None:
@@ -113,7 +112,7 @@ def main() -> None:
 
 
 def make_venv(name: str) -> str:
-    """Make a peer's environment unless it stands with these requirements; why it could not be made, or nothing."""
+    """Make a peer's environment unless it exists with these requirements; return why that failed, or nothing."""
     folder, wanted = VENVS / name, "\n".join(REQUIREMENTS[name])
     mark = folder / "requirements.txt"
     if mark.is_file() and mark.read_text() == wanted:
@@ -131,7 +130,7 @@ def make_venv(name: str) -> str:
 def compare(
     workload: Workload, systems: dict[str, System], pythons: dict[str | None, str], folder: Path, repeats: int
 ) -> list[dict[str, Any]]:
-    """Check, weigh and time every system on one workload."""
+    """Check, measure and time every system on one workload."""
     systems = {name: system for name, system in systems.items() if workload.name in system.workloads}
     file, gate, reference = (folder / f"{workload.name}{part}.npz" for part in ("", "-gate", "-reference"))
     write(workload, file)
@@ -142,7 +141,7 @@ def compare(
     for name, system in systems.items():
         rounds = min(GATE_ROUNDS[workload.name], system.rounds or workload.rounds)
         parameters = folder / "parameters.npz"
-        checked = run(system, pythons[system.venv], gate, rounds, parameters, weigh=True)
+        checked = run(system, pythons[system.venv], gate, rounds, parameters, measure_memory=True)
         error = relative_error(reference, parameters, rounds)
         if not error <= PARITY:
             raise SystemExit(f"{workload.name}: {name} is {error:.1e} from the plain loop after {rounds} rounds")
@@ -171,9 +170,9 @@ def compare(
 
 
 def run(
-    system: System, python: str, file: Path, rounds: int, parameters: Path, *, weigh: bool = False
+    system: System, python: str, file: Path, rounds: int, parameters: Path, *, measure_memory: bool = False
 ) -> dict[str, Any]:
-    """Run a system once; what it printed last, and its wall time, the machine's load and, if asked, its peak memory."""
+    """Run a system once; return its last line with wall time, load and, on request, peak memory."""
     command = [python, str(HERE / system.script), str(file), "--rounds", str(rounds), "--parameters", str(parameters)]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -193,8 +192,8 @@ def run(
         try:
             while process.poll() is None and time.perf_counter() - began < TIMEOUT_SECONDS:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.1 if weigh else 5.0)
-                peak = max(peak, memory(process.pid)) if weigh else 0.0
+                    process.wait(0.1 if measure_memory else 5.0)
+                peak = max(peak, memory(process.pid)) if measure_memory else 0.0
         finally:
             _end(process)
         total = time.perf_counter() - began
@@ -207,7 +206,7 @@ def run(
 
 
 def memory(pid: int) -> float:
-    """The memory of a process and all its children in MiB, shared pages counted once."""
+    """Return the memory of a process and its children in MiB, with shared pages counted once."""
     total = 0
     with suppress(psutil.Error):
         for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
@@ -217,7 +216,7 @@ def memory(pid: int) -> float:
 
 
 def relative_error(reference: Path, parameters: Path, rounds: int) -> float:
-    """The largest difference of any tensor from the loop's after that many rounds, over that tensor's largest entry."""
+    """Return the largest deviation of any tensor from the loop's, relative to that tensor's largest entry."""
     wanted, got = np.load(reference), np.load(parameters)
     pairs = [(wanted[f"{rounds - 1}/{name.partition('/')[2]}"], got[name]) for name in got.files if name[:2] == "0/"]
     if len(got.files) > len(pairs):  # the loop itself keeps every round
@@ -226,14 +225,14 @@ def relative_error(reference: Path, parameters: Path, rounds: int) -> float:
 
 
 def versions(python: str) -> dict[str, str]:
-    """The packages of an environment that matter here."""
+    """Return the versions of the compared packages in an environment."""
     listed = subprocess.run([python, "-m", "pip", "list", "--format", "json"], capture_output=True, check=True).stdout
     named = {"appfl", "flwr", "numpy", "pfl", "ray", "torch"}
     return {package["name"]: package["version"] for package in json.loads(listed) if package["name"] in named}
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each target that was measured, with the ratio got."""
+    """Return each measured target with its ratio."""
     figures = {(row["workload"], row["system"]): row["ms_per_round"] for row in rows}
     found = []
     for workload, peer, bound, wanted in TARGETS:
@@ -247,7 +246,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a system that still runs, and whatever it started."""
+    """Kill a system that still runs, with its children."""
     if process.poll() is None:
         for each in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The reference: client after client with a torch module and torch's optimiser, and no platform at all."""
+"""The reference: client after client with a torch module and torch's optimiser, without a platform."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the peers share: the workload as torch tensors, the network, the clock, and the line that each prints.
+"""Code shared by the peers: the workload as torch tensors, the network, the clock, and the line that each prints.
 
-Needs torch and numpy only, since each peer runs in a virtual environment of its own.
+Needs torch and numpy only, since each peer runs in its own virtual environment.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ class Workload:
         }
 
     def rows(self, round_index: int, place: int) -> np.ndarray:
-        """The samples of the client at this place of the cohort, in the order of its batches; rounds count from 0."""
+        """Return the samples of the client at index `place` of the cohort, in batch order; rounds count from 0."""
         at = round_index * self.cohorts.shape[1] + place
         return self._rows[self._row_starts[at] : self._row_starts[at + 1]]
 
     def batches(self, round_index: int, place: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of that client."""
+        """Return the batches of that client."""
         for part in torch.from_numpy(self.rows(round_index, place)).split(self.settings.batch_size):
             yield self.features[part], self.labels[part]
 
     def network(self) -> nn.Sequential:
-        """The network with the initial parameters."""
+        """Return the network with the initial parameters."""
         module = mlp() if self.settings.network == "mlp" else cnn()
         module.load_state_dict(self.initial)
         return module
 
     def accuracy(self, parameters: dict[str, Tensor]) -> float:
-        """On the test samples."""
+        """Return the accuracy on the test samples."""
         module = self.network()
         module.load_state_dict(parameters)
         with torch.no_grad():
@@ -93,7 +93,7 @@ class Stopwatch:
 
 
 def arguments(**options: Any) -> argparse.Namespace:
-    """The command line of every peer: the workload, how many of its rounds, and where to put the parameters."""
+    """Parse the command line of a peer: workload, number of rounds, file for the parameters."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", type=Path)
     parser.add_argument("--rounds", type=int, required=True)

@@ -1,4 +1,4 @@
-"""Write a workload that every peer replays: samples, partition, and narrowcast's own cohorts and batches.
+"""Write the workload that every peer replays: samples, partition, and narrowcast's cohorts and batches.
 
 narrowcast draws its cohorts and shuffles from keyed streams, so they are known before anything runs; the peers are
 given them and draw nothing, which favours the peers.
@@ -82,7 +82,7 @@ NETWORKS: dict[str, Classifier] = {"mlp": MLP(hidden=(64,)), "cnn": CNN(channels
 
 
 def plan(workload: Workload, rounds: int, chunk_size: int) -> Plan:
-    """The rounds as narrowcast plays them, without evaluation or checkpoint before the last."""
+    """Return narrowcast's plan of the rounds, without evaluation or checkpoint before the last."""
     return Plan(
         seed=SEED,
         rounds=rounds,
@@ -150,7 +150,7 @@ def partitioned(workload: Workload) -> dict[str, NDArray[Any]]:
 
 
 def dirichlet(labels: NDArray[np.int64], n_clients: int, alpha: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Deal every class out in Dirichlet(alpha) shares; whoever is left with nothing gets one sample of the largest."""
+    """Split every class in Dirichlet(alpha) shares; a client without samples gets one from the largest."""
     generator = np.random.default_rng(SEED)
     hands: list[list[int]] = [[] for _ in range(n_clients)]
     for label in np.unique(labels):

@@ -1,4 +1,4 @@
-"""A run of the fault campaign: the command at work on the cluster, what it has written, and what it leaves behind."""
+"""A run of the fault-injection benchmark: its process, its files and the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ray_cluster import RayCluster
 
 ROUNDS = 30
 DEADLINE_SECONDS = 240.0
-"""For a run with its resume; a fault-free one takes about 30 s, most of it imports and start-up."""
+"""For a run including its resume; a run without fault takes about 30 s, mostly imports and start-up."""
 WORKLOADS = {
     "scolr": ["scolr-ml100k", "training.epochs=20", "chunk_size=10"],
     "scaffold": ["fedavg-digits", "algorithm=scaffold", "training.epochs=20", "chunk_size=5"],
@@ -28,12 +28,12 @@ _MARK = "NARROWCAST_FAULTS"
 
 
 class EndedEarlyError(Exception):
-    """The run was over before its fault could be injected."""
+    """The run ended before its fault was injected."""
 
 
 @dataclass
-class Play:
-    """A run of the campaign: the command at work, and where it writes."""
+class FaultRun:
+    """A `narrowcast run` on the cluster, and the folder that it writes to."""
 
     cluster: RayCluster
     folder: Path
@@ -69,7 +69,7 @@ class Play:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     def reach(self, round_index: int) -> None:
-        """Wait until this round is written down."""
+        """Wait until this round is recorded."""
         while self.rounds() < round_index:
             assert self.process is not None
             if self.process.poll() is not None:
@@ -77,19 +77,19 @@ class Play:
             time.sleep(0.01)
 
     def midway(self) -> None:
-        """Wait until some round in the middle, and a little into the next."""
+        """Wait until a random round in the middle is recorded, and a random time into the next."""
         self.reach(self.random.randint(4, ROUNDS - 10))
         time.sleep(self.random.uniform(0, 0.1))
 
     def actors(self, name: str) -> list[psutil.Process]:
-        """The processes of this actor, once there are any."""
+        """Wait for processes of this actor class, and return them."""
         while not (found := self.cluster.workers(name)):
             if self.process is None or self.process.poll() is not None:
                 raise EndedEarlyError
         return found
 
     def wait(self, until: float) -> int | None:
-        """The exit status, or None where it hangs."""
+        """Return the exit status, or None if the run does not end in time."""
         assert self.process is not None
         try:
             return self.process.wait(max(0.0, until - time.monotonic()))
@@ -104,7 +104,7 @@ class Play:
         return str(json.loads(result.read_text())["model_sha256"]) if result.exists() else ""
 
     def left_behind(self) -> list[str]:
-        """What the run started and did not take along."""
+        """Return the names of processes that the run started and that outlive it."""
         deadline = time.monotonic() + 30
         while True:
             mine = [each for each in psutil.process_iter() if _environment(each).get(_MARK) == self.mark]
