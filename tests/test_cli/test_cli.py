@@ -90,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["data={kind: ncf, path: lists/ml}"], ["lists/ml.train.rating (or ml.train.rating.gz) does not exist; give"]),
         (["name=a b"], ["name = 'a b'", "should match pattern"]),
         ([f"name={'a' * 300}"], ["name = 'aaa", "should have at most 100 characters"]),
-        (["stragglers=partial"], ["stragglers = 'partial': does what fits before a deadline; give deadline_seconds"]),
+        (["stragglers=partial"], ["stragglers = 'partial': needs a deadline; give deadline_seconds"]),
         (["schedule=buffered", "deadline_seconds=4"], ["schedule = 'buffered': has no rounds; leave out radio"]),
         (["schedule=buffered"], ["schedule = buffered: scolr cannot count stale updates less; use fedavg or fedprox"]),
         (

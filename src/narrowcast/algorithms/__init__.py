@@ -1,7 +1,4 @@
-"""Everything that decides what a client computes and what it sends.
-
-The classes of the registry `algorithm` are attributes too, as `narrowcast.algorithms.FedAvg`.
-"""
+"""Algorithms, codecs, channels, secure aggregation and local training."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every experiment runs on: types, contracts, the round loop, data, models, tracking."""
+"""The base of every experiment: types, contracts, the round loop, data, models and tracking."""

@@ -11,7 +11,7 @@ from narrowcast.platform.state import RunState
 
 
 class Backend(Protocol):
-    """Where a run is executed: in this process, or on a cluster that is started or joined for it."""
+    """Executes a run: in this process, or on a cluster that it starts or joins."""
 
     @property
     def kind(self) -> str:

@@ -93,14 +93,17 @@ def check_place(place: str | Path) -> None:
 
 @dataclass(frozen=True)
 class Folder:
-    """Where the checkpoints of a run lie: a folder of this machine, or of whatever `fsspec` has a protocol for."""
+    """The folder of a run's checkpoints: local, or any location for which `fsspec` has a protocol."""
 
     files: Any
     path: str
 
     @classmethod
     def at(cls, place: str | Path) -> Folder:
-        """Raises `UserError` for a protocol that is unknown, or whose package is not installed."""
+        """Return the folder at a place.
+
+        Raise `UserError` if the protocol is unknown or its package is not installed.
+        """
         try:
             files, path = file_system(str(place))
         except (ValueError, ImportError) as error:
@@ -108,7 +111,7 @@ class Folder:
         return cls(files, path)
 
     def checkpoints(self) -> list[str]:
-        """The names of all checkpoints, the oldest round first."""
+        """Return the names of all checkpoints, oldest round first."""
         return sorted(name for name in self._names() if _NAME.fullmatch(name))
 
     def _names(self) -> list[str]:
@@ -121,12 +124,12 @@ class Folder:
         return [entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file"]
 
     def holds(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """Return whether a file of this name exists."""
         return name in self._names()
 
     @contextmanager
     def at_hand(self, name: str) -> Iterator[Path]:
-        """Where on this machine a file can be read; one from elsewhere is gone again afterwards."""
+        """Provide a local path to a file; the copy of a remote file is removed afterwards."""
         if isinstance(self.files, LocalFileSystem):
             yield Path(self.path, name)
             return
@@ -136,13 +139,13 @@ class Folder:
             yield copy
 
     def write_empty(self, name: str) -> None:
-        """Write a file of nothing, to see whether that can be done."""
+        """Write an empty file, which shows whether the folder is writable."""
         with _as_os_errors():
             self.files.makedirs(self.path, exist_ok=True)
             self.files.pipe_file(f"{self.path}/{name}", b"")
 
     def write(self, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> None:
-        """Write a checkpoint wholly or not at all, and no copy of the tensors: they may be most of the memory."""
+        """Write a checkpoint atomically and without a copy of the tensors, which may be most of the memory."""
         if isinstance(self.files, LocalFileSystem):
             Path(self.path).mkdir(parents=True, exist_ok=True)
             part = Path(self.path, f"{_OURS}{round_index:09d}.part")

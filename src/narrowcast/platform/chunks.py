@@ -1,4 +1,4 @@
-"""How a cohort is divided into chunks; the division belongs to the experiment and not to the backend."""
+"""Division of a cohort into chunks, which belongs to the experiment and not to the backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a data set, model, training, algorithm and executor must offer; the round loop relies on nothing else."""
+"""Contracts of data sets, models, trainings, algorithms and executors; the round loop relies on nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dataset(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the data was read."""
+        """The file or site from which the data was read."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class Fleet(Protocol):
 
 
 class Model(Protocol):
-    """What is trained: a frozen model whose fields are its hyper-parameters."""
+    """The model to train: a frozen pydantic model whose fields are its hyper-parameters."""
 
     @property
     def kind(self) -> str:
@@ -109,7 +109,7 @@ class Model(Protocol):
 
 
 class Training(Protocol):
-    """How clients train locally: a frozen model whose fields are its hyper-parameters."""
+    """Local training of clients: a frozen pydantic model whose fields are its hyper-parameters."""
 
     @property
     def kind(self) -> str:
@@ -144,10 +144,10 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends at the start of a round.
+    """The message that the server sends at the start of a round.
 
-    `arrays` is what the clients compute from. `full` is the download of a client that holds nothing; `update` is that
-    of a client that followed up to the previous round, None if nothing is smaller than `full`.
+    `arrays` is the clients' input. `full` is the download of a client that holds nothing; `update` is that of a client
+    that followed up to the previous round, None if nothing is smaller than `full`.
     """
 
     arrays: Arrays
@@ -157,7 +157,7 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Task:
-    """What every client host holds for the whole run, and what an algorithm may look at.
+    """The data, profiles, model and training of a run, held by every client host and visible to the algorithm.
 
     `data`, `model` and `training` belong together; their `check` methods raise if they do not.
     """
@@ -284,7 +284,7 @@ class Algorithm(Protocol):
 
     @property
     def secure_sums(self) -> SecureSums | None:
-        """How the sums of this algorithm are protected from the server; None if they are not."""
+        """The protection of this algorithm's sums from the server; None without secure aggregation."""
         ...
 
 
@@ -322,7 +322,7 @@ class AlgorithmDefaults:
 
 
 class Executor(Protocol):
-    """Where chunks are trained; results must not depend on it. Decides nothing about the experiment."""
+    """Trains chunks in this process or elsewhere; results must not depend on the executor."""
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""
@@ -330,7 +330,7 @@ class Executor(Protocol):
 
 
 class ClientKeyStore(Protocol):
-    """What the clients hold and the server must not see, in a process other than the server's."""
+    """The clients' secrets, held in a process other than the server's."""
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """Return what the clients of a round reveal when asked by `method`.

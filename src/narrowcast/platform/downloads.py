@@ -1,4 +1,4 @@
-"""What the clients of a round download, in bits."""
+"""Accounting of the downlink: the bits that the clients of a round download."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the round loop yields after each round.
+    """The result of one round, yielded by the round loop.
 
     `metrics` is empty unless an evaluation was due, and `state` is None unless a checkpoint is due.
     """

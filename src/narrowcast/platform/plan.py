@@ -1,4 +1,4 @@
-"""What an experiment says of its rounds: how many, of which clients, when they end and what is counted."""
+"""The plan of a run: number of rounds, client sampling, deadlines, accounting and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,36 +15,41 @@ from narrowcast.platform.simulation.clock import Clock
 
 
 class Plan(BaseModel):
-    """How many rounds, of which clients, and how the rounds are counted.
+    """Fields of an experiment that concern its rounds.
 
-    `downlink: catch_up` charges each client the rounds it missed, or the whole model where that is less; `every_round`
-    takes it that all clients listen to every broadcast and charges the cohort one round's update, as the paper does.
+    `downlink: catch_up` charges each client the updates of the rounds it missed, or the whole model if that is less.
+    `every_round` assumes that all clients listen to every broadcast and charges the cohort one round's update, as the
+    CoLR paper does.
 
-    The server waits for the first `clients_per_round` uploads of those it asked, and no longer than `deadline_seconds`.
-    Who is late has received, computed and sent, all of it paid for, and does not enter the sum. With `stragglers:
-    partial` a client does as many of its epochs as let it keep the deadline, as in FedProx (Li et al., MLSys 2020); for
-    whom even one is too many is late.
+    The server waits for the first `clients_per_round` uploads of the sampled clients, and no longer than
+    `deadline_seconds`. A late client has received, computed and sent; all of it is counted, and its upload is not
+    aggregated. With `stragglers: partial` a client does as many epochs as let its upload meet the deadline, as in
+    FedProx (Li et al., MLSys 2020); a client that cannot finish one epoch is late.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    seed: int = Field(0, ge=0, lt=2**63)
-    rounds: int = Field(100, ge=1)
-    clients_per_round: int = Field(60, ge=1, description="the whole fleet where it is smaller")
-    sampling: Sampling = "round_robin"
-    availability: AnyAvailability = Always()
-    over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="times clients_per_round are asked")
-    deadline_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="from the start of a round")
-    stragglers: Literal["drop", "partial"] = "drop"
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the run; data sets have a seed of their own")
+    rounds: int = Field(100, ge=1, description="number of rounds")
+    clients_per_round: int = Field(60, ge=1, description="clients sampled per round; all, if there are fewer")
+    sampling: Sampling = Field("round_robin", description="a shuffled rotation, or an independent draw per round")
+    availability: AnyAvailability = Field(Always(), description="clients that can be sampled at a time")
+    over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="multiple of clients_per_round sampled")
+    deadline_seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="longest round, in simulated seconds"
+    )
+    stragglers: Literal["drop", "partial"] = Field(
+        "drop", description="drop late uploads, or let clients do the epochs that fit before the deadline"
+    )
     chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
-    downlink: Literal["catch_up", "every_round"] = "catch_up"
-    clock: Clock = Clock()
-    radio: Radio | None = Field(None, description="none: the links of the fleet, as they are")
-    schedule: AnySchedule = Synchronous()
+    downlink: Literal["catch_up", "every_round"] = Field("catch_up", description="accounting of the downlink")
+    clock: Clock = Field(Clock(), description="constants of the virtual clock")
+    radio: Radio | None = Field(None, description="links that change per round; none: those of the fleet")
+    schedule: AnySchedule = Field(Synchronous(), description="synchronous rounds, or buffered asynchronous steps")
     evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
     checkpoint_every: int | None = Field(None, ge=1, description="rounds between checkpoints; the last round has one")
-    checkpoint_seconds: float = Field(10.0, ge=0, description="the most between checkpoints, of wall time, and a round")
-    checkpoints_kept: int = Field(2, ge=1, description="the last ones; where one is damaged, the one before it is used")
+    checkpoint_seconds: float = Field(10.0, ge=0, description="wall seconds between checkpoints, at least a round")
+    checkpoints_kept: int = Field(2, ge=1, description="latest checkpoints kept, in case one is damaged")
     checkpoint_path: str | None = Field(None, description="folder or fsspec URL; none: in the run's own folder")
     name: str = Field(
         "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"
@@ -54,7 +59,7 @@ class Plan(BaseModel):
     @classmethod
     def _partial_work_has_a_deadline(cls, value: str, info: ValidationInfo) -> str:
         if value == "partial" and info.data.get("deadline_seconds") is None:
-            raise ValueError("does what fits before a deadline; give deadline_seconds too")
+            raise ValueError("needs a deadline; give deadline_seconds too")
         return value
 
     @field_validator("checkpoint_path")

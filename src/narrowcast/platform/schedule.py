@@ -1,4 +1,4 @@
-"""When the server steps: after a round of everyone, or whenever enough updates have come in."""
+"""Schedules: the server steps after each synchronous round, or whenever enough updates have arrived."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ class Synchronous(BaseModel):
 
 
 class Buffered(BaseModel):
-    """FedBuff: `concurrency` clients are always at work, and the server steps whenever `buffer_size` have come in.
+    """FedBuff: `concurrency` clients train at any time, and the server steps after every `buffer_size` updates.
 
     Reference: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022
     (arXiv:2106.06639), Algorithm 1, with the staleness weight 1 / sqrt(1 + s) of its experiments.
 
-    Differs from the paper: 1. the sum is divided by the weights of the buffer's clients as the algorithm has them
-    (`weights: equal` gives the paper's 1 / K). 2. what arrives in one instant arrives before anyone new is sent out, so
-    that with equal clients and K = M it is FedAvg. 3. a client is not sent out again before its update was used.
-    4. where nobody is at work and nobody can be sent out, the server steps with fewer than K.
+    Differs from the paper: 1. the sum is divided by the algorithm's weights of the buffered clients (`weights: equal`
+    gives the paper's 1 / K). 2. updates that arrive at one instant are processed before any client is sent out, so that
+    with equal clients and K = M it is FedAvg. 3. a client is not sent out again before its update was used. 4. if no
+    client is training and none can be sent out, the server steps with fewer than K updates.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["buffered"] = "buffered"
-    concurrency: int = Field(60, ge=1, description="M, clients at work at any time; clients_per_round is not used")
-    buffer_size: int = Field(10, ge=1, description="K, updates to a step")
+    concurrency: int = Field(60, ge=1, description="M, clients that train at any time; clients_per_round is not used")
+    buffer_size: int = Field(10, ge=1, description="K, updates per server step")
     staleness_exponent: float = Field(
-        0.5, ge=0, allow_inf_nan=False, description="an update of s steps ago counts (1 + s) to the minus this"
+        0.5, ge=0, allow_inf_nan=False, description="an update s steps old has the weight (1 + s) ** -this"
     )
 
     def open(self, live: LiveState) -> OpenStep:
@@ -71,18 +71,18 @@ class Buffered(BaseModel):
 
 
 class Schedule(Protocol):
-    """A frozen model of when the server steps, and with whose updates.
+    """Contract of a schedule, a frozen model: the server's steps and the clients whose updates each uses.
 
-    What `open` returns has the `run` and the `calls` of local training, which are made before `close`.
+    The result of `open` has the `run` and the `calls` of local training, which are made before `close`.
     """
 
     @property
     def kind(self) -> str:
-        """Its name in the catalog."""
+        """The schedule's name in the catalog."""
         ...
 
     def open(self, live: LiveState) -> Any:
-        """Begin a round of a run: decide who trains, and what is sent to them."""
+        """Begin a round: choose the clients that train, and broadcast to them."""
         ...
 
     def close(self, live: LiveState, opened: Any, results: list[ChunkResult]) -> Outcome:

@@ -23,7 +23,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class ClientProfile:
-    """What one client brings: its examples, its link and its device.
+    """One client's number of examples, link and device.
 
     Units: bits per second for the links; `compute_speed` is relative to the reference device of the clock.
     """
@@ -58,7 +58,7 @@ class Profiles:
         )
 
     def take(self, rows: IntArray) -> Profiles:
-        """The profiles of some of the clients, in the order asked for."""
+        """Return the profiles of the clients at `rows`, in that order."""
         return Profiles(
             self.client[rows],
             self.examples[rows],
@@ -69,24 +69,24 @@ class Profiles:
 
 
 class Payload(Protocol):
-    """What crosses a link: it packs itself, and its weight is that of the packed bytes."""
+    """Contract of anything that is sent over a link; its size is that of its packed bytes."""
 
     def wire_bits(self) -> int:
-        """Eight times the length of `to_bytes()`, found without packing."""
+        """Return eight times the length of `to_bytes()`, computed without packing."""
         ...
 
     def to_bytes(self) -> bytes:
-        """The bytes that a radio would send."""
+        """Return the bytes that a radio would send."""
         ...
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Unpack, or raise `PayloadError`; never runs code."""
+        """Unpack the bytes without running code; raise `PayloadError` if they are malformed."""
         ...
 
 
 class PayloadError(ValueError):
-    """Bytes that are not a payload: truncated, padded, or of another shape than they claim."""
+    """Bytes that are not a valid payload: truncated, padded, or of another shape than stated."""
 
 
 @dataclass(frozen=True)
@@ -113,26 +113,26 @@ class Chunk:
     secrets: Arrays = field(default_factory=dict, repr=False)
 
     def affords(self, bits: IntArray) -> BoolArray:
-        """Who may send so many bits, [C]."""
+        """Return whether each client may send that many bits, [C]."""
         return np.ones(len(self.clients), dtype=bool) if self.budget_bits is None else bits <= self.budget_bits
 
     def arrives(self) -> BoolArray:
-        """Whose upload is not lost on the way, [C]."""
+        """Return whether each client's upload arrives and counts, [C]."""
         return np.ones(len(self.clients), dtype=bool) if self.lost is None else ~self.lost
 
 
 Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
-"""Makes a module's parameters, as torch tensors, from those that are trained and those that are frozen."""
+"""Function that computes a module's parameters, as torch tensors, from trained and frozen values."""
 
 
 @dataclass(frozen=True)
 class LocalTerms:
-    """What an algorithm adds to the clients' local steps.
+    """Terms that an algorithm adds to the clients' local steps.
 
     `proximal` is mu of mu/2 ||y - x||^2. Shapes: correction [C, ...] for each parameter, added to every gradient;
-    epochs [C], where clients do less or more than the training says; gains [C, ...] that the gradients of the tensors
-    they name are multiplied by. Where others than the module's own parameters are trained, `rebuild` makes these from
-    them and from `frozen`.
+    epochs [C], if clients deviate from the training's; gains [C, ...], factors of the gradients of the tensors they
+    name. If values other than the module's own parameters are trained, `rebuild` computes the parameters from these
+    values and `frozen`.
     """
 
     proximal: float = 0.0
@@ -145,7 +145,7 @@ class LocalTerms:
 
 @dataclass(frozen=True)
 class LocalUpdates:
-    """What a chunk's clients learnt: y - x for each parameter, before anything is sent.
+    """Result of local training before anything is sent: y - x for each parameter.
 
     Shapes: changes and state [C, ...] each, `state` being the model's private parameters; loss [C] over the last local
     epoch; examples [C] trained in all epochs; steps [C] taken.
@@ -159,12 +159,12 @@ class LocalUpdates:
 
 
 NO_RANK = -1
-"""Stands in a ledger's `rank` where an update has none."""
+"""Marks an update without a rank in a ledger's `rank`."""
 
 
 @dataclass(frozen=True)
 class ClientLedger:
-    """What each client of a chunk sent, trained and lost in one round; all [C]."""
+    """Account of each client of a chunk in one round: rank, bits sent, examples trained, loss and delivery; all [C]."""
 
     client: IntArray
     rank: IntArray
@@ -175,7 +175,7 @@ class ClientLedger:
 
     @classmethod
     def merged(cls, parts: Sequence[ClientLedger]) -> ClientLedger:
-        """The clients of several chunks, or of none, in ascending order."""
+        """Return the ledger of the clients of all parts, in ascending order; there may be no parts."""
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
         parts = [cls(none, none, none, none, np.empty(0), nothing), *parts]
         order = np.argsort(np.concatenate([part.client for part in parts]))
@@ -183,17 +183,17 @@ class ClientLedger:
 
     @classmethod
     def of_nobody(cls, clients: IntArray) -> ClientLedger:
-        """Clients that were sent the model, and of which nothing else is known."""
+        """Return the ledger of clients that were sent the model and of which nothing else is known."""
         nothing, none = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=bool)
         return cls(clients, np.full(len(clients), NO_RANK), nothing, nothing, np.full(len(clients), np.nan), none)
 
 
 @dataclass(frozen=True)
 class RoundLedger:
-    """What each client of a round received, trained, took and sent; all [C], in ascending order of clients.
+    """Account of each client of a round; all [C], in ascending order of clients.
 
-    `late` marks those that the server did not wait for, whose `seconds` are what they took all the same. `staleness`
-    counts the server's steps since a client was sent its model, other than the one its update enters.
+    `late` marks the clients that the server did not wait for; `seconds` is their time all the same. `staleness` counts
+    the server's steps since a client was sent its model, except the one its update enters.
     """
 
     client: IntArray
@@ -210,10 +210,10 @@ class RoundLedger:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What comes back from a chunk: its part of the aggregate, the clients' new states and the ledger.
+    """Result of a chunk: its partial sum, the clients' new states and their ledger.
 
-    `dropped` says that nothing came back, its host having failed: there is no part, and the states are as they were.
-    `seconds` is the wall time of the chunk where it was trained, and `encode_seconds` what of it went into uploads.
+    `dropped` marks a chunk whose host failed: it has no partial sum, and the states are unchanged. `seconds` is the
+    wall time of the chunk on its host, and `encode_seconds` the part of it spent on uploads.
     """
 
     index: int
@@ -226,20 +226,20 @@ class ChunkResult:
 
     @classmethod
     def of_dropped(cls, chunk: Chunk) -> ChunkResult:
-        """The clients of a chunk as stragglers that the server gave up on."""
+        """Return the result of a chunk whose host failed: all clients count as stragglers."""
         return cls(chunk.index, {}, chunk.state, ClientLedger.of_nobody(chunk.clients), dropped=True)
 
     def encoded_since(self, began: float) -> ChunkResult:
-        """The same, its uploads put together since this moment of `time.perf_counter`."""
+        """Return the result with the time since `began`, a moment of `time.perf_counter`, as its encoding time."""
         return replace(self, encode_seconds=time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One row of `rounds.parquet`: a round as the driver saw it.
+    """One row of `rounds.parquet`: a round as the driver sees it.
 
-    `uplink_bits` and `downlink_bits` are of this round alone; those named `total_` add up since round 1.
-    `loss` is the mean over the delivered clients' last local epochs; `mean_rank` is None where updates have no rank.
+    `uplink_bits` and `downlink_bits` are of this round alone; names with `total_` accumulate since round 1. `loss` is
+    the mean over the delivered clients' last local epochs; `mean_rank` is None if updates have no rank.
     """
 
     round: int

@@ -1,1 +1,1 @@
-"""What goes over the wire, packed, and what it weighs."""
+"""Codecs: the encoding of updates into bytes, and their size."""

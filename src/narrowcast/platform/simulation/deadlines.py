@@ -1,4 +1,4 @@
-"""Whom the server waits for in a round, decided from the clients' times on the virtual clock alone."""
+"""Deadlines on the virtual clock: the clients that the server waits for, from their times alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 def cutoff(
     seconds: FloatArray, uploads: BoolArray, wanted: int, deadline: float | None = None
 ) -> tuple[BoolArray, float]:
-    """Who is late, [C], and the second at which the server stops waiting; infinity where it waits for everyone.
+    """Return which clients are late [C] and the second at which the server stops waiting, infinity if none is late.
 
-    The server waits for the first `wanted` uploads, and no longer than to the deadline. Of uploads in one instant, that
-    of the client that stands first in the cohort comes first.
+    The server waits for the first `wanted` uploads, and no longer than `deadline`. Of uploads at one instant, that of
+    the client with the lower place in the cohort comes first.
 
-    Shapes: seconds [C] until each client is done; uploads [C], whose upload then arrives.
+    Shapes: seconds [C] until each client is done; uploads [C], whether its upload then arrives.
     """
     limit = np.inf if deadline is None else deadline
     in_order = np.argsort(seconds, kind="stable")
@@ -34,9 +34,10 @@ def cutoff(
 def epochs_in_time(
     seconds_after: Callable[[IntArray], FloatArray], n_clients: int, most: int, deadline: float
 ) -> IntArray:
-    """The epochs that each client finishes before the deadline with its upload in, of `most`, [C].
+    """Return the epochs, at most `most`, after which each client's upload meets the deadline, [C].
 
-    At least 1: for whom that is too many is late. `seconds_after` gives the clients' times after so many epochs [C].
+    At least 1: a client for which one epoch is too many is late. `seconds_after` gives the clients' times after the
+    given epochs [C].
     """
     epochs = np.ones(n_clients, dtype=np.int64)
     for more in range(2, most + 1):

@@ -1,4 +1,4 @@
-"""Which clients are late in a round: predicted if upload sizes are known before the training, else observed."""
+"""Stragglers of a round: predicted if upload sizes are known before the training, else observed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def predict_stragglers(opened: OpenRound) -> tuple[IntArray | None, BoolArray | 
 
 
 def late_clients(opened: OpenRound, seconds: FloatArray, uplink_bits: IntArray) -> tuple[BoolArray, float]:
-    """Return which clients are late, [C], and the second at which the server stops waiting."""
+    """Return whether each client is late [C], and the second at which the server stops waiting."""
     plan, uploads = opened.run.plan, uplink_bits > 0
     if opened.link_allocation.lost is not None:
         uploads = uploads & ~opened.link_allocation.lost
@@ -43,7 +43,7 @@ def late_clients(opened: OpenRound, seconds: FloatArray, uplink_bits: IntArray) 
 
 
 def dropped_clients(results: Sequence[ChunkResult], clients: IntArray) -> BoolArray:
-    """Return which clients' host failed in this round and was not replaced, [C]."""
+    """Return whether each client's host failed in this round and was not replaced, [C]."""
     dropped = [result.ledger.client for result in results if result.dropped]
     return np.isin(clients, np.concatenate([np.empty(0, dtype=np.int64), *dropped]))
 

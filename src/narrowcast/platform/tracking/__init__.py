@@ -1,1 +1,1 @@
-"""What is kept of a run: the journal, MLflow, plots."""
+"""The record of a run: the journal, MLflow, plots."""

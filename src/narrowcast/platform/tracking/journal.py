@@ -94,7 +94,7 @@ class Journal:
         return True
 
     def ledgers(self) -> list[dict[str, list[Any]]]:
-        """What the clients of each round did, as columns, read from the disk."""
+        """Return the clients' ledgers of all rounds as columns, read from the disk."""
         return [json.loads(line)["clients"] for line in self.path.read_bytes().splitlines()] if self.rounds else []
 
     def rounds_table(self) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Which metrics are better when they are lower: the one place that best values, targets and tables take it from."""
+"""Direction of metrics: those that are better when lower, used for best values, targets and tables alike."""
 
 from __future__ import annotations
 
