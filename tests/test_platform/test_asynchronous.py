@@ -16,9 +16,8 @@ from narrowcast.algorithms.federated.median import Median
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.platform.chunks import make_chunks
-from narrowcast.platform.contracts import Task
+from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_flight import AsyncState
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
@@ -29,7 +28,7 @@ from narrowcast.platform.simulation.availability import Bernoulli
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.state import start
-from narrowcast.platform.types import Chunk
+from narrowcast.platform.types import Arrays, Chunk
 from narrowcast.runs.prepare import prepare, prepare_lockstep
 from running import play, sha256
 from small_tasks import Counting, network_task, rows_task
@@ -126,6 +125,21 @@ def _chunk(task: Task, algorithm: FedAvg, version: int, client: int) -> Chunk:
     return chunk
 
 
+def test_a_broadcast_is_told_the_index_of_the_step_that_it_opens() -> None:
+    told: list[int] = []
+
+    class Told(FedAvg):
+        def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+            told.append(round_index)
+            return super().broadcast(server, task, round_index)
+
+    outcomes = play(PLAN, Told(), network_task())
+    assert told == [outcome.record.round for outcome in outcomes] == list(range(1, 13))
+    told.clear()
+    play(PLAN, Told(), network_task(), outcomes[4].state)
+    assert told == list(range(6, 13))
+
+
 def test_without_an_exponent_staleness_does_not_matter() -> None:
     task = network_task()
     equal = PLAN.model_copy(update={"schedule": SCHEDULE.model_copy(update={"staleness_exponent": 0.0})})
@@ -153,7 +167,7 @@ def test_clients_that_took_the_same_version_train_together() -> None:
 def test_a_resumed_run_is_the_straight_one(algorithm: FedAvg, how: dict[str, object], tmp_path: Path) -> None:
     task, plan = network_task(), PLAN.model_copy(update=how)
     straight = play(plan, algorithm, task)
-    assert any(each.state and len(AsyncState.from_arrays(each.state.schedule).in_flight) for each in straight)
+    assert any(each.state and each.state.schedule and len(each.state.schedule.in_flight) for each in straight)
     for place in (0, 4, 9):
         state = straight[place].state
         assert state is not None
@@ -167,7 +181,8 @@ def test_a_resumed_run_is_the_straight_one(algorithm: FedAvg, how: dict[str, obj
 def test_only_models_that_someone_has_are_kept() -> None:
     for outcome in play(PLAN, FedAvg(), network_task()):
         assert outcome.state is not None
-        air = AsyncState.from_arrays(outcome.state.schedule)
+        air = outcome.state.schedule
+        assert air is not None
         assert set(air.broadcasts) == set(air.in_flight.version.tolist())
         assert len(set(air.in_flight.client.tolist())) == len(air.in_flight)
         assert 5 - 1 <= len(air.in_flight) <= 5 + 2
@@ -207,4 +222,4 @@ def test_what_cannot_be_buffered_is_refused_in_one_line(tmp_path: Path) -> None:
     experiment = load_experiment("fedavg-digits", ["schedule=buffered"])
     with pytest.raises(UserError, match="buffered schedule; start each run by itself"):
         prepare_lockstep([prepare(experiment, tmp_path)] * 2)
-    assert start(Run(Plan(), FedAvg(), network_task())).schedule == {}
+    assert start(Run(Plan(), FedAvg(), network_task())).schedule is None

@@ -71,7 +71,7 @@ def _chunks(live: LiveState, clients: IntArray, version: int) -> list[Chunk]:
 def fill_buffer(live: LiveState, broadcast: Broadcast) -> tuple[AsyncState, float]:
     """Return the state and the simulated second once a buffer is full, or nobody is at work or can be dispatched."""
     schedule, now = _schedule(live.run), live.simulated_seconds
-    state = AsyncState.from_arrays(live.schedule)
+    state = live.schedule or AsyncState()
     while (state.in_flight.arrives_at <= now).sum() < schedule.buffer_size:
         at_work = int((state.in_flight.arrives_at > now).sum())
         clients = next_clients(live, state, schedule.concurrency - at_work, now)
@@ -117,7 +117,7 @@ def close_step(live: LiveState, opened: OpenStep, results: Sequence[ChunkResult]
     """Step the server and commit; the caller fills in the outcome's wall time."""
     clock, arrived = live.run.plan.clock, opened.arrived
     server = step_server(live, opened.broadcast.arrays, weighted_partials(live, opened, results))
-    live.server, live.schedule = server, opened.waiting.to_arrays()
+    live.server, live.schedule = server, opened.waiting
     now = opened.now + (clock.server_seconds if len(arrived) else clock.idle_seconds)
     return commit(live, opened.broadcast, results, account_arrived(live, arrived, results), now)
 

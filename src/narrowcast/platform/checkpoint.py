@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 
 from narrowcast.platform.atomic_files import read_tensors, replace_by
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.in_flight import AsyncState
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.object_store import file_system
 from narrowcast.platform.state import RunState
@@ -204,8 +205,9 @@ def _sha256(path: Path) -> str:
 
 def _of_state(state: RunState, digest: str) -> tuple[Arrays, dict[str, str]]:
     tensors = {name: getattr(state, name) for name in _TENSORS}
-    for prefix in ("server", "clients", "schedule"):
-        tensors |= {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in getattr(state, prefix).items()}
+    schedule = {} if state.schedule is None else state.schedule.to_arrays()
+    for prefix, arrays in (("server", state.server), ("clients", state.clients), ("schedule", schedule)):
+        tensors |= {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
     numbers = {name: str(getattr(state, name)) for name in _NUMBERS}
     metadata = {
         **numbers,
@@ -234,7 +236,7 @@ def _unpacked(path: Path, name: str) -> tuple[RunState, str]:
         update_bits=tensors["update_bits"],
         server=_under("server/", tensors),
         clients=_under("clients/", tensors),
-        schedule=_under("schedule/", tensors),
+        schedule=AsyncState.from_arrays(_under("schedule/", tensors)),
     )
     return state, metadata["config"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, runtime_checkable
+
+from typing_extensions import TypeVar
 
 from narrowcast.platform.types import (
     Arrays,
@@ -57,6 +59,10 @@ class Dataset(Protocol):
         ...
 
 
+DataT_co = TypeVar("DataT_co", bound=Dataset, default=Any, covariant=True)
+TrainingT_co = TypeVar("TrainingT_co", bound="Training", default=Any, covariant=True)
+
+
 class DataSource(Protocol):
     """A data set as an experiment names it: a frozen model whose fields are its settings."""
 
@@ -65,7 +71,7 @@ class DataSource(Protocol):
         """The source's name in the catalog."""
         ...
 
-    def load(self) -> Any:
+    def load(self) -> Dataset:
         """Read the `Dataset`; raise `UserError` with the folders searched and the command that fetches it."""
         ...
 
@@ -117,6 +123,11 @@ class Training(Protocol):
         ...
 
     @property
+    def epochs(self) -> int:
+        """The local epochs of every client in a round, unless `LocalTerms.epochs` says otherwise."""
+        ...
+
+    @property
     def device(self) -> str:
         """The device of the tensors during training, cpu or cuda."""
         ...
@@ -156,16 +167,17 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[DataT_co, TrainingT_co]):
     """The data, profiles, model and training of a run, held by every client host and visible to the algorithm.
 
-    `data`, `model` and `training` belong together; their `check` methods raise if they do not.
+    `data`, `model` and `training` belong together; their `check` methods raise if they do not. Code for one data set or
+    training names them, as in `Task[Interactions, FactorisationSGD]`; `Task` alone is a task of any.
     """
 
-    data: Any
+    data: DataT_co
     profiles: Profiles
     model: Model
-    training: Any
+    training: TrainingT_co
     seed: int
 
 

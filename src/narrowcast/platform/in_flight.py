@@ -65,10 +65,10 @@ class AsyncState:
     dispatched: int = 0
 
     @classmethod
-    def from_arrays(cls, arrays: Arrays) -> Self:
-        """Read the state from the arrays of a checkpoint; without any, return the initial state."""
+    def from_arrays(cls, arrays: Arrays) -> Self | None:
+        """Read the state from the arrays of a checkpoint; return None if that of a synchronous run is given."""
         if _DISPATCHED not in arrays:
-            return cls()
+            return None
         broadcasts: dict[int, dict[str, np.ndarray]] = {}
         for name in arrays:
             if name.startswith(_VERSION):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
 
@@ -17,7 +17,7 @@ class Run:
 
     plan: Plan
     algorithm: Algorithm
-    task: Task
+    task: Task[Dataset, Training]
 
     def check(self) -> None:
         """Raise `UserError` if model, training, algorithm, data and plan do not fit together."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from narrowcast.platform.in_flight import AsyncState
 from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.population import Population
 from narrowcast.platform.run import Run
@@ -21,10 +22,10 @@ class RunState:
     """Everything that the next round depends on; clients that never took part are in their initial state.
 
     Shapes: participants [P] ascending; last_round [P], the last round in which each took part; clients [P, ...], the
-    private state of each; update_bits [rounds so far], the size of each round's update broadcast, 0 if there was none;
-    schedule, the state of an asynchronous schedule. Rounds up to `settled_round` are in the journal already, so that
-    repeating them must give the same results. `resumed_after` is the last round before the run was last resumed, 0 if
-    it never was: keys that live in a process only are no older.
+    private state of each; update_bits [rounds so far], the size of each round's update broadcast, 0 if there was none.
+    `schedule` is the state of an asynchronous schedule. Rounds up to `settled_round` are in the journal already, so
+    that repeating them must give the same results. `resumed_after` is the last round before the run was last resumed,
+    0 if it never was: keys that live in a process only are no older.
     """
 
     round_index: int
@@ -36,7 +37,7 @@ class RunState:
     uplink_bits: int
     downlink_bits: int
     simulated_seconds: float
-    schedule: Arrays = field(default_factory=dict)
+    schedule: AsyncState | None = None
     settled_round: int = 0
     resumed_after: int = 0
 
@@ -83,7 +84,7 @@ class LiveState:
     uplink_bits: int
     downlink_bits: int
     simulated_seconds: float
-    schedule: Arrays
+    schedule: AsyncState | None
     resumed_after: tuple[int, int] = (0, 0)
     kept_at: float = field(default_factory=time.monotonic)
 

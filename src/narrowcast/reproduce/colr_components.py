@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.local_training.cohort import train_cohort_rows
+from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
@@ -50,22 +53,23 @@ def count_components(change: NDArray[np.float32], n_items: int, share: float | S
 class ComponentCounter:
     """A local executor that counts the components of each client's update in every tenth round."""
 
-    run: Run
+    algorithm: Algorithm
+    task: Task[Interactions, FactorisationSGD]
     counts: dict[int, list[list[int]]] = field(default_factory=dict)
     of_mean: list[list[int]] = field(default_factory=list)
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train the chunks of a round, and count components if the round is measured."""
-        results = [self.run.algorithm.train(broadcast, chunk, self.run.task) for chunk in chunks]
+        results = [self.algorithm.train(broadcast, chunk, self.task) for chunk in chunks]
         round_index = chunks[0].round_index
         if round_index == 1 or round_index % EVERY == 0:
             self.counts[round_index] = [each for chunk in chunks for each in self._count(broadcast, chunk)]
-            mean = mean_change(self.run.algorithm.fold([result.partial for result in results]))
+            mean = mean_change(self.algorithm.fold([result.partial for result in results]))
             self.of_mean.append(count_components(mean, len(mean), list(SHARES.values())))
         return results
 
     def _count(self, broadcast: Arrays, chunk: Chunk) -> list[list[int]]:
-        task, ones = self.run.task, np.ones(len(chunk.clients), dtype=np.float32)
+        task, ones = self.task, np.ones(len(chunk.clients), dtype=np.float32)
         samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
         result = train_cohort_rows(np.asarray(broadcast[ITEM_FACTORS]), chunk, task, samples, ones, keep_changes=True)
         assert result.row_changes is not None, "keep_changes=True returns them"
@@ -78,7 +82,10 @@ class ComponentCounter:
 
 def measure_components(run: Run) -> Mapping[str, Any]:
     """Return N95 and N99 of each measured round: mean, standard deviation and maximum over the participants."""
-    counter = ComponentCounter(run)
+    data, training = run.task.data, run.task.training
+    assert isinstance(data, Interactions) and isinstance(training, FactorisationSGD)
+    task = Task(data, run.task.profiles, run.task.model, training, run.task.seed)
+    counter = ComponentCounter(run.algorithm, task)
     for _ in rounds(run, counter):
         pass
     counts = [np.array(each) for each in counter.counts.values()]

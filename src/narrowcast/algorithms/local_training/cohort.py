@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
@@ -16,9 +18,18 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
 from narrowcast.platform.types import Chunk
 
+if TYPE_CHECKING:
+    from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+    from narrowcast.platform.data.interactions import Interactions
+
 
 def train_cohort_rows(
-    item_factors: Floats, chunk: Chunk, task: Task, samples: ChunkSamples, weights: Floats, keep_changes: bool = False
+    item_factors: Floats,
+    chunk: Chunk,
+    task: Task[Interactions, FactorisationSGD],
+    samples: ChunkSamples,
+    weights: Floats,
+    keep_changes: bool = False,
 ) -> FusedResult:
     """Train whole rows of Q and sum their changes, weighted.
 
@@ -38,7 +49,7 @@ def train_cohort_components(
     item_factors: Floats,
     subspace: Subspace,
     chunk: Chunk,
-    task: Task,
+    task: Task[Interactions, FactorisationSGD],
     samples: ChunkSamples,
     weights: Floats,
     keep_changes: bool = False,

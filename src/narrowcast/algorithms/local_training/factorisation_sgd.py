@@ -63,12 +63,12 @@ class FactorisationSGD(BaseModel):
         if self.program == "fused" and self.device != "cpu":
             raise UserError('training.program = "fused" runs on a CPU; use batched, or device: cpu')
 
-    def mode(self, task: Task) -> Literal["batched", "per_client"]:
+    def mode(self, task: Task[Interactions, FactorisationSGD]) -> Literal["batched", "per_client"]:
         """Return "batched": both programs train the whole chunk in one call."""
         del task
         return "batched"
 
-    def samples(self, task: Task, clients: IntArray) -> IntArray:
+    def samples(self, task: Task[Interactions, FactorisationSGD], clients: IntArray) -> IntArray:
         """Return the samples per epoch of each client, its items and the negatives drawn for them, [C]."""
         known = known_items(task.data, clients, leaky=self.train_negatives == "leaky")
         return sample_counts(task.data, clients, self, known)
@@ -77,7 +77,9 @@ class FactorisationSGD(BaseModel):
         """Train the calls in turn; each call is already one program of many clients."""
         return [call.task.training.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
-    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
+    def train(
+        self, server: Arrays, chunk: Chunk, task: Task[Interactions, FactorisationSGD], terms: LocalTerms
+    ) -> LocalUpdates:
         """Train whole rows; `changes` holds every row of Q [C, N, d], zero for rows that the client did not touch."""
         epochs = epochs_of(chunk, terms, self.epochs)
         batches = draw_batches(task.data, chunk.clients, self, task.seed, chunk.round_index, epochs)

@@ -57,11 +57,11 @@ class SGD(BaseModel):
                 "use per_client"
             )
 
-    def samples(self, task: Task, clients: IntArray) -> IntArray:
+    def samples(self, task: Task[Samples, SGD], clients: IntArray) -> IntArray:
         """Return the number of examples of each client, [C]."""
         return task.data.examples[clients]
 
-    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
+    def train(self, server: Arrays, chunk: Chunk, task: Task[Samples, SGD], terms: LocalTerms) -> LocalUpdates:
         """Train the clients of the chunk."""
         return _train_as_one([LocalCall(server, chunk, task, terms)])[0]
 
@@ -81,7 +81,7 @@ class SGD(BaseModel):
             updates.update(zip(indices, _train_as_one([calls[index] for index in indices]), strict=True))
         return [updates[index] for index in range(len(calls))]
 
-    def mode(self, task: Task) -> Literal["batched", "per_client"]:
+    def mode(self, task: Task[Samples, SGD]) -> Literal["batched", "per_client"]:
         """Return the mode that `execution: auto` selects for this model, or `execution` itself."""
         if self.execution != "auto":
             return self.execution
@@ -170,12 +170,12 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     ]
 
 
-def _module(task: Task) -> nn.Module:
+def _module(task: Task[Samples, SGD]) -> nn.Module:
     assert isinstance(task.model, Classifier), "check() has seen to it"
     return skeleton(task.model, task.data)
 
 
-def _batchable(module: nn.Module, task: Task) -> str | None:
+def _batchable(module: nn.Module, task: Task[Samples, SGD]) -> str | None:
     """Return why the module cannot be called with a client axis, or None if it can."""
     start = {name: torch.zeros(2, *values.shape) for name, values in module.named_parameters()}
     try:
