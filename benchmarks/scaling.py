@@ -41,7 +41,7 @@ from scipy.optimize import nnls
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.cluster.failure import FailurePolicy
-from narrowcast.cluster.hosts import Host, Hosts, Wish
+from narrowcast.cluster.hosts import Host, Hosts, PlacementRequest
 from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.contracts import Executor, Task
 from narrowcast.platform.evaluation import model_sha256
@@ -119,7 +119,7 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="ray-") as folder:
             ray.init(address="local", num_cpus=most, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
             try:
-                hosts = Hosts(Wish(most, {"CPU": 1}, "spread", 300), ray.put(algorithm), ray.put(task))
+                hosts = Hosts(PlacementRequest(most, {"CPU": 1}, "spread", 300), ray.put(algorithm), ray.put(task))
                 hosts.wait(300)
                 for count, cohort, chunk in product((*HOSTS, *HELD_OUT_HOSTS), COHORTS, CHUNKS):
                     pool = RayExecutor(FirstFew(hosts, count), FailurePolicy("redo", 0, 600), Event())  # type: ignore[arg-type]

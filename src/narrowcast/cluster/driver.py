@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from narrowcast.cluster.failure import FailurePolicy
-from narrowcast.cluster.hosts import Hosts, Wish
+from narrowcast.cluster.hosts import Hosts, PlacementRequest
 from narrowcast.cluster.key_service import RemoteKeyStore, start_key_service
 from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.cluster.ray_executor import RayExecutor
@@ -38,13 +38,13 @@ class Batch:
 class Driver:
     """Owns the client hosts of a run; dies with the process that started it."""
 
-    def __init__(self, shared: list[ray.ObjectRef[Any]], wish: Wish, policy: FailurePolicy) -> None:
+    def __init__(self, shared: list[ray.ObjectRef[Any]], request: PlacementRequest, policy: FailurePolicy) -> None:
         # A reference inside a list arrives as a reference, so that the hosts read the same object.
         (run,) = shared
         self._run: Run = ray.get(run)
         self._secure = self._run.algorithm.secure_sums
         self._key_service = None if self._secure is None else start_key_service(self._secure)
-        self._hosts = Hosts(wish, run, self._key_service)
+        self._hosts = Hosts(request, run, self._key_service)
         self._policy = policy
         self._stopping = threading.Event()
 

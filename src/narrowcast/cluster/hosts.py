@@ -1,4 +1,4 @@
-"""The hosts of a run on the nodes that there are: started, found ready, moved and given up as nodes come and go."""
+"""The client hosts of a run: started, moved and stopped as nodes join, leave and fail."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from narrowcast.cluster.client_host import ClientHost
 from narrowcast.cluster.placement import Node, Policy, place
 from narrowcast.platform.errors import RunFailed
 
-_LOOK_SECONDS = 1.0  # between looks at the nodes, which cost a fraction of a millisecond each
-_SHUNNED_SECONDS = 10.0  # a node on which a host failed may be dying, unknown to the cluster until it misses its checks
-_KINDS_OF_RAY = ("node:", "memory", "object_store_memory")
+_CHECK_SECONDS = 1.0  # between checks of the nodes, which take a fraction of a millisecond each
+_BLOCKED_SECONDS = 10.0  # a node on which a host failed may be dying, before the cluster notices
+_RAY_RESOURCES = ("node:", "memory", "object_store_memory")
 
 
 def alive_nodes() -> list[Node]:
-    """The nodes that the cluster takes to be alive, and the resources that hosts can ask for there."""
+    """Return the nodes that the cluster reports as alive, with the resources that hosts can request there."""
     return [
         Node(
             node["NodeID"],
-            {kind: there for kind, there in node["Resources"].items() if not kind.startswith(_KINDS_OF_RAY)},
+            {kind: there for kind, there in node["Resources"].items() if not kind.startswith(_RAY_RESOURCES)},
         )
         for node in ray.nodes()
         if node["Alive"]
@@ -34,16 +34,16 @@ def alive_nodes() -> list[Node]:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """The hosts that a run would like: how many, what each needs, and how they go to the nodes."""
+class PlacementRequest:
+    """The hosts that a run requests: number, needs of each, placement policy, and time to wait for a first one."""
 
     hosts: int
     need: Mapping[str, float]
     policy: Policy
-    patience_seconds: float
+    timeout_seconds: float
 
     def options(self, node: str) -> dict[str, Any]:
-        """What Ray is to be asked for, for a host on this node."""
+        """Return the options of Ray for a host on this node."""
         custom = {kind: each for kind, each in self.need.items() if kind not in ("CPU", "GPU")}
         return {
             "num_cpus": self.need.get("CPU", 0),
@@ -55,7 +55,7 @@ class Wish:
 
 @dataclass(eq=False)
 class Host:
-    """A client host on a node; `starting` is what it answers once it can train, None from then on."""
+    """A client host on a node; `starting` is its pending first answer, None once it can train."""
 
     actor: Any
     node: str
@@ -64,22 +64,22 @@ class Host:
 
 
 class Hosts:
-    """As many hosts as a run would like, or as the nodes of the moment have room for."""
+    """The hosts of a run: as many as requested, or as many as fit on the nodes at the time."""
 
-    def __init__(self, wish: Wish, run: ray.ObjectRef[Any], key_store: Any = None) -> None:
-        self._wish = wish
+    def __init__(self, request: PlacementRequest, run: ray.ObjectRef[Any], key_store: Any = None) -> None:
+        self._request = request
         self._arguments = (run, key_store)
         self._hosts: list[Host] = []
-        self._looked_at = -_LOOK_SECONDS
-        self._shunned: dict[str, float] = {}
+        self._checked_at = -_CHECK_SECONDS
+        self._blocked: dict[str, float] = {}
         self.problems: list[str] = []
 
     def starting(self) -> list[ray.ObjectRef[Any]]:
-        """What the hosts that cannot train yet will answer."""
+        """Return the pending answers of hosts that are still starting."""
         return [host.starting for host in self._hosts if host.starting is not None]
 
     def ready(self) -> list[Host]:
-        """The hosts that can train now."""
+        """Return the hosts that can train now."""
         if pending := self.starting():
             answered, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
             for reference in answered:
@@ -95,67 +95,70 @@ class Hosts:
         return [host for host in self._hosts if host.starting is None]
 
     def wait(self, seconds_for_all: float = 0.0) -> list[Host]:
-        """The hosts that can train: all, or after so long at least one; `RunFailed` beyond the run's patience."""
+        """Return the hosts that can train: all, or after `seconds_for_all` at least one.
+
+        Raise `RunFailed` if none can within the timeout of the request.
+        """
         began = time.monotonic()
         while True:
             self.refill()
             ready, waited = self.ready(), time.monotonic() - began
             if ready and (waited >= seconds_for_all or not self.starting()):
                 return ready
-            if waited >= self._wish.patience_seconds:
+            if waited >= self._request.timeout_seconds:
                 last = f" (last: {self.problems[-1]})" if self.problems else ""
                 raise RunFailed(
-                    f"no client host could start within {self._wish.patience_seconds:g} s: no node has room for "
-                    f"{self._said_need()}, or others use it{last}; add nodes, or wait for them, then resume"
+                    f"no client host could start within {self._request.timeout_seconds:g} s: no node has room for "
+                    f"{self._need_in_words()}, or others use it{last}; add nodes, or wait for them, then resume"
                 )
             if pending := self.starting():
-                ray.wait(pending, num_returns=len(pending), timeout=_LOOK_SECONDS / 2)
+                ray.wait(pending, num_returns=len(pending), timeout=_CHECK_SECONDS / 2)
             else:
-                time.sleep(_LOOK_SECONDS / 2)
+                time.sleep(_CHECK_SECONDS / 2)
 
-    def _said_need(self) -> str:
-        return " and ".join(f"{each:g} {kind}" for kind, each in self._wish.need.items() if each) or "a host"
+    def _need_in_words(self) -> str:
+        return " and ".join(f"{each:g} {kind}" for kind, each in self._request.need.items() if each) or "a host"
 
-    def look(self) -> None:
-        """Between rounds: take note of nodes that came and went, and move hosts where that spreads or packs them."""
-        if time.monotonic() - self._looked_at < _LOOK_SECONDS:
+    def check(self) -> None:
+        """Between rounds, account for nodes that joined or left, and move hosts as the placement policy requires."""
+        if time.monotonic() - self._checked_at < _CHECK_SECONDS:
             return
         target = self.refill()
-        if not self.starting():  # who moves stays until its successor can train
+        if not self.starting():  # a host that moves stays until its replacement can train
             for name, count in target.items():
                 for host in [host for host in self._hosts if host.node == name][count:]:
                     self._stop(host)
 
     def refill(self) -> dict[str, int]:
-        """Start hosts where there is room for them; how many each node should have."""
-        at = self._looked_at = time.monotonic()
+        """Start hosts where they fit; return how many each node should have."""
+        at = self._checked_at = time.monotonic()
         nodes = {node.name: node for node in alive_nodes()}
         for host in [host for host in self._hosts if host.node not in nodes]:
             self.fail(host, f"its node {host.node[:8]} left")
         for host in [
-            each for each in self._hosts if each.starting and at - each.started_at > self._wish.patience_seconds
+            each for each in self._hosts if each.starting and at - each.started_at > self._request.timeout_seconds
         ]:
-            self.fail(host, f"node {host.node[:8]} has no room at present")
+            self.fail(host, f"node {host.node[:8]} has no room now")
         present = Counter(host.node for host in self._hosts)
-        target = place(self._room(nodes, present, at), self._wish.hosts, self._wish.policy, present)
+        target = place(self._capacity(nodes, present, at), self._request.hosts, self._request.policy, present)
         for name, count in target.items():
             for _ in range(count - present[name]):
                 self._start(name)
         return target
 
-    def _room(self, nodes: Mapping[str, Node], present: Mapping[str, int], at: float) -> dict[str, int]:
-        self._shunned = {name: until for name, until in self._shunned.items() if until > at}
-        room = {name: node.room_for(self._wish.need, self._wish.hosts) for name, node in nodes.items()}
-        if self._shunned.keys() >= room.keys():
-            return room
-        return {name: min(most, present[name]) if name in self._shunned else most for name, most in room.items()}
+    def _capacity(self, nodes: Mapping[str, Node], present: Mapping[str, int], at: float) -> dict[str, int]:
+        self._blocked = {name: until for name, until in self._blocked.items() if until > at}
+        capacity = {name: node.room_for(self._request.need, self._request.hosts) for name, node in nodes.items()}
+        if self._blocked.keys() >= capacity.keys():
+            return capacity
+        return {name: min(most, present[name]) if name in self._blocked else most for name, most in capacity.items()}
 
     def _start(self, node: str) -> None:
-        actor = ClientHost.options(**self._wish.options(node)).remote(*self._arguments)  # type: ignore[attr-defined]
+        actor = ClientHost.options(**self._request.options(node)).remote(*self._arguments)  # type: ignore[attr-defined]
         self._hosts.append(Host(actor, node, time.monotonic(), actor.ready.remote()))
 
     def kill(self) -> None:
-        """End all hosts there are, whoever waits for them, from a thread of its own."""
+        """Kill all hosts, also from another thread while calls to them are pending."""
         for host in list(self._hosts):
             ray.kill(host.actor)
 
@@ -164,12 +167,12 @@ class Hosts:
         self._hosts.remove(host)
 
     def fail(self, host: Host, problem: str) -> None:
-        """Give a host up between or before its calls, and say so."""
-        self.problems.append(f"a host is given up: {problem}")
-        self.give_up(host)
+        """Stop a host that failed between calls, and record the problem."""
+        self.problems.append(f"a host was stopped: {problem}")
+        self.drop(host)
 
-    def give_up(self, host: Host) -> None:
-        """Let a host go, if it is not gone yet, and leave its node alone for a while."""
-        self._shunned[host.node] = time.monotonic() + _SHUNNED_SECONDS
+    def drop(self, host: Host) -> None:
+        """Stop a host, if it is still there, and place no host on its node for a while."""
+        self._blocked[host.node] = time.monotonic() + _BLOCKED_SECONDS
         if host in self._hosts:
             self._stop(host)

@@ -23,10 +23,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from narrowcast.cluster.driver import Batch, Driver
 from narrowcast.cluster.failure import FailurePolicy, Reaction
-from narrowcast.cluster.head import LOOK_SECONDS, Head
-from narrowcast.cluster.hosts import Wish, alive_nodes
+from narrowcast.cluster.head import CHECK_SECONDS, Head
+from narrowcast.cluster.hosts import PlacementRequest, alive_nodes
 from narrowcast.cluster.placement import Node, Policy
-from narrowcast.cluster.ray_internals import LOCAL_ONLY, handshake_command, stream_ahead
+from narrowcast.cluster.ray_internals import IN_JOB_VARIABLE, LOCAL_ONLY, handshake_command, stream_ahead
 from narrowcast.cluster.resources import HostResources
 from narrowcast.platform import plugins
 from narrowcast.platform.config import suggest
@@ -42,10 +42,9 @@ logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 5.0
 _HEALTH_SECONDS = 9.0
-_IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _FRUITLESS_DRIVERS = 3
-_STOP_SECONDS = 20.0  # for the driver to say what the last round left; then the last checkpoint has to do
-_OUTCOMES_AHEAD = 16  # lists of rounds that the driver may be ahead of whoever writes them down
+_STOP_SECONDS = 20.0  # for the driver to send the state after the last round; otherwise the last checkpoint is used
+_OUTCOMES_AHEAD = 16  # batches of rounds that the driver may be ahead of the recorder
 
 
 class RayBackend(HostResources):
@@ -57,15 +56,21 @@ class RayBackend(HostResources):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    placement: Policy = Field("spread", description="hosts evenly over the nodes, or on as few as hold them")
+    placement: Policy = Field(
+        "spread", description="spread: hosts evenly over the nodes; pack: on as few nodes as possible"
+    )
     address: str | None = Field(None, description="host:port of a running cluster, or auto")
-    on_failure: Reaction = Field("redo", description="the clients of a host that fails: train elsewhere, or give up on")
-    max_failures: int = Field(20, ge=0, description="hosts or nodes that may fail in a run before it is given up")
-    round_timeout_seconds: float = Field(600.0, gt=0, description="a host that has not answered by then is replaced")
-    placement_timeout_seconds: float = Field(120.0, gt=0, description="for a first host to start, before giving up")
+    on_failure: Reaction = Field(
+        "redo", description="clients of a failed host: redo trains them elsewhere, drop counts them as stragglers"
+    )
+    max_failures: int = Field(20, ge=0, description="failures of hosts or nodes that a run tolerates")
+    round_timeout_seconds: float = Field(
+        600.0, gt=0, description="a host that does not answer within this time is replaced"
+    )
+    placement_timeout_seconds: float = Field(120.0, gt=0, description="wait for a first host to start")
 
     def check(self, run: Run) -> None:
-        """Join the cluster once; raises `UserError` within seconds where it does not answer or is too small."""
+        """Join the cluster once; raise `UserError` within seconds if it does not answer or is too small."""
         if run.task.training.device == "cuda" and not self.gpus_per_actor:
             raise UserError("training.device = cuda: client hosts have no GPU; set backend.gpus_per_actor=0.5")
         if self.clients_per_actor is not None and run.plan.chunk_size > self.clients_per_actor:
@@ -105,28 +110,28 @@ class RayBackend(HostResources):
                     f"start a node with ray start --resources='{{\"{name}\": 1}}'{suggest(name, offered)}"
                 )
         needed = 1 if self.actors == "auto" and self.clients_per_actor is None else hosts
-        if (room := sum(node.room_for(self.need(), hosts) for node in nodes)) < needed:
+        if (capacity := sum(node.room_for(self.need(), hosts) for node in nodes)) < needed:
             each = " and ".join(f"{amount:g} {kind}" for kind, amount in self.need().items() if amount)
             raise UserError(
-                f"{hosts} client hosts that need {each} each: {where} has room for {room}; lower backend.actors or "
+                f"{hosts} client hosts that need {each} each: {where} has room for {capacity}; lower backend.actors or "
                 "what each needs, or set backend.actors=auto"
             )
 
     def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
         """Run the rounds after `state`; if the driver dies, start another from the last state that was kept."""
         policy = FailurePolicy(self.on_failure, self.max_failures, self.round_timeout_seconds)
-        wish = Wish(self._hosts(run), self.need(), self.placement, self.placement_timeout_seconds)
+        request = PlacementRequest(self._hosts(run), self.need(), self.placement, self.placement_timeout_seconds)
         with self.cluster(self._local_cpus(run)):
             shared = [ray.put(run.detached())]
             head = Head(ray.get_runtime_context().gcs_address)
             done, fruitless = state.round_index, 0
             while True:
                 driver = Driver.options(  # type: ignore[attr-defined]
-                    # Here it dies with this process only, and beside the objects that it and the hosts read.
+                    # On this node it dies with this process only, and is next to the objects that the hosts read.
                     scheduling_strategy=NodeAffinitySchedulingStrategy(
                         ray.get_runtime_context().get_node_id(), soft=True
                     )
-                ).remote(shared, wish, policy)
+                ).remote(shared, request, policy)
                 try:
                     for outcome in _stream(driver, state, head):
                         fruitless = 0
@@ -140,17 +145,17 @@ class RayBackend(HostResources):
                     fruitless += 1
                     if fruitless == _FRUITLESS_DRIVERS:
                         raise RunFailed(
-                            f"{fruitless} driver actors in a row died before they had played a round, last: "
+                            f"{fruitless} driver actors in a row died before they finished a round, last: "
                             f"{str(error).strip().splitlines()[-1]}; is narrowcast the same on every node?"
                         ) from error
                     policy = policy.spend(f"the driver died ({type(error).__name__})")
                     state = replace(state, settled_round=max(done, state.settled_round))
-                    logger.warning("the driver died; it starts over after round %d", state.round_index)
+                    logger.warning("the driver died; another one continues after round %d", state.round_index)
                 finally:
                     ray.kill(driver)
 
     def _local_cpus(self, run: Run) -> int:
-        """The CPUs that a cluster on this machine says it has: enough for the hosts, who share what there is."""
+        """Return the CPUs that a cluster on this machine declares: enough for all hosts, which share the real ones."""
         cores = os.cpu_count() or 1
         if self.actors == "auto" and self.clients_per_actor is None:
             return cores
@@ -161,7 +166,7 @@ class RayBackend(HostResources):
 
     @contextmanager
     def cluster(self, local_cpus: int) -> Iterator[None]:
-        """Start one here with so many CPUs, or join one; raises `UserError` where none can be had."""
+        """Start a cluster here with this number of CPUs, or join one; raise `UserError` if that fails."""
         address = self._address()
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
         if address == "local":
@@ -170,7 +175,9 @@ class RayBackend(HostResources):
                 "include_dashboard": False,
                 **LOCAL_ONLY,
             }
-        if (modules := plugins.loaded()) and _IN_JOB not in os.environ:  # a job has them in its working directory
+        if (
+            modules := plugins.loaded()
+        ) and IN_JOB_VARIABLE not in os.environ:  # a job has them in its working directory
             options["runtime_env"] = {"py_modules": [str(each) for each in modules]}
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
@@ -181,7 +188,7 @@ class RayBackend(HostResources):
                 signal.alarm(0)
                 raise KeyboardInterrupt from None
             raise UserError(
-                f"no Ray cluster could be had at {address}: {error}; start one, or leave out --address"
+                f"no Ray cluster could be joined or started at {address}: {error}; start one, or leave out --address"
             ) from error
         finally:
             if threading.current_thread() is threading.main_thread():
@@ -193,7 +200,7 @@ class RayBackend(HostResources):
 
 
 def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None, None]:
-    """What the driver hands on, round by round; what failed meanwhile is logged."""
+    """Yield the outcomes of the driver, and log its incidents."""
     options = driver.run.options(**stream_ahead(_OUTCOMES_AHEAD))
     stream = options.remote(state)
     stop_by = math.inf
@@ -226,12 +233,12 @@ def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None
 
 
 def _wait(stream: Any, head: Head, stop_by: float) -> None:
-    """Wait for what the driver hands on next; `KeyboardInterrupt` once it has had its time to stop."""
-    while not ray.wait([stream], timeout=LOOK_SECONDS)[0]:
-        head.look()
+    """Wait for the driver's next batch; raise `KeyboardInterrupt` after its time to stop."""
+    while not ray.wait([stream], timeout=CHECK_SECONDS)[0]:
+        head.check()
         if time.monotonic() > stop_by:
             raise KeyboardInterrupt
-    head.look()
+    head.check()
 
 
 def probe(address: str) -> None:
@@ -250,6 +257,6 @@ def probe(address: str) -> None:
         done = None
     if done is None or done.returncode:
         raise UserError(
-            f"what answers at {address} is no Ray cluster of this version and token; give the address that "
+            f"{address} answers, but is no Ray cluster of this version and token; give the address that "
             "`ray start --head` prints"
         )

@@ -1,4 +1,4 @@
-"""The pool of hosts that trains the chunks of a round, whoever dies meanwhile."""
+"""The executor on Ray: trains the chunks of a round on client hosts, and handles hosts that fail."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class _Call:
 
 
 class RayExecutor:
-    """Trains the chunks of each round, one call per host; the chunks of hosts that fail start over on others.
+    """Trains the chunks of each round with one call per host; chunks of a failed host are trained again on others.
 
-    Since a chunk's result depends only on the chunk, so does the run's. `settled_round` is the last round that is
-    written down already; `incidents` says what failed since it was last emptied. Once `stopping` is set, training ends
-    in a `KeyboardInterrupt`.
+    The result of a chunk depends on the chunk only, so results do not depend on failures. `settled_round` is the last
+    round that is recorded already; `incidents` lists the failures since it was last emptied. Once `stopping` is set,
+    training ends with a `KeyboardInterrupt`.
     """
 
     def __init__(self, hosts: Hosts, policy: FailurePolicy, stopping: threading.Event) -> None:
@@ -47,22 +47,22 @@ class RayExecutor:
         """Train all chunks of a round and return their results in the order of the chunks."""
         if not chunks:
             return []
-        self._hosts.look()
+        self._hosts.check()
         results: dict[int, ChunkResult] = {}
         ready = self._hosts.ready() or self._hosts.wait()
-        self._heed_stop()
-        calls = self._give(_shared(broadcast), chunks, ready)
+        self._raise_if_stopping()
+        calls = self._send(_shared(broadcast), chunks, ready)
         if not self._collect_all(list(calls), results):
             self._collect_each(broadcast, calls, results)
         self.incidents += self._hosts.problems
         self._hosts.problems.clear()
         return [results[chunk.index] for chunk in chunks]
 
-    def _heed_stop(self) -> None:
+    def _raise_if_stopping(self) -> None:
         if self._stopping.is_set():
             raise KeyboardInterrupt
 
-    def _give(self, shared: Any, chunks: Sequence[Chunk], hosts: Sequence[Host]) -> dict[ray.ObjectRef[Any], _Call]:
+    def _send(self, shared: Any, chunks: Sequence[Chunk], hosts: Sequence[Host]) -> dict[ray.ObjectRef[Any], _Call]:
         deadline = time.monotonic() + self._policy.round_timeout_seconds
         return {
             host.actor.train.remote(shared, part): _Call(host, part, deadline)
@@ -71,7 +71,7 @@ class RayExecutor:
         }
 
     def _collect_all(self, calls: list[ray.ObjectRef[Any]], results: dict[int, ChunkResult]) -> bool:
-        """Keep the results of all calls at once, milliseconds sooner than one by one; whether nothing went wrong."""
+        """Add the results of all calls at once, milliseconds faster than one by one; return False if any failed."""
         try:
             for part in ray.get(calls, timeout=self._policy.round_timeout_seconds):
                 results |= {result.index: result for result in part}
@@ -82,14 +82,14 @@ class RayExecutor:
     def _collect_each(
         self, broadcast: Arrays, calls: dict[ray.ObjectRef[Any], _Call], results: dict[int, ChunkResult]
     ) -> None:
-        """Keep the results of the calls as they come, and do again, or drop, what fails."""
+        """Add the results of calls as they arrive, and redo or drop the chunks of those that fail."""
         attempts: Counter[int] = Counter()
         nodes: set[str] = set()
         while calls:
             until = min(call.deadline for call in calls.values())
             answered, _ = ray.wait(list(calls), timeout=max(0.0, until - time.monotonic()))
             reference = answered[0] if answered else min(calls, key=lambda each: calls[each].deadline)
-            self._heed_stop()
+            self._raise_if_stopping()
             call = calls.pop(reference)
             problem = (
                 self._collect(reference, results)
@@ -100,27 +100,27 @@ class RayExecutor:
                 nodes.add(call.host.node)
                 attempts.update(chunk.index for chunk in call.chunks)
                 if self._is_redone(call, problem, max(attempts[chunk.index] for chunk in call.chunks)):
-                    # A lost broadcast may be what failed.
-                    calls |= self._give(_shared(broadcast), call.chunks, self._elsewhere(nodes, calls))
+                    # The failure may be the loss of the broadcast.
+                    calls |= self._send(_shared(broadcast), call.chunks, self._elsewhere(nodes, calls))
                 else:
                     results |= {chunk.index: ChunkResult.of_dropped(chunk) for chunk in call.chunks}
 
     def _is_redone(self, call: _Call, problem: str, attempts: int) -> bool:
-        """Give the host up and start another; whether its chunks are to be trained again."""
+        """Replace the host of a failed call; return whether its chunks are to be trained again."""
         round_index = call.chunks[0].round_index
         failure = Failure(round_index, call.host.node, problem, attempts, round_index <= self.settled_round)
         reaction, self._policy = self._policy.decide(failure)
         clients = sum(len(chunk.clients) for chunk in call.chunks)
-        consequence = "start over" if reaction == "redo" else "count as stragglers"
+        consequence = "are trained again" if reaction == "redo" else "count as stragglers"
         self.incidents.append(
             f"round {round_index}: a host on node {call.host.node[:8]}: {problem}; its {clients} clients {consequence}"
         )
-        self._hosts.give_up(call.host)
+        self._hosts.drop(call.host)
         self._hosts.refill()
         return reaction == "redo"
 
     def _elsewhere(self, nodes: set[str], calls: dict[ray.ObjectRef[Any], _Call]) -> list[Host]:
-        """The least busy hosts, on nodes that did not fail in this round if there are any."""
+        """Return the least busy hosts, if possible on nodes without a failure in this round."""
         ready = self._hosts.ready() or self._hosts.wait()
         ready = [host for host in ready if host.node not in nodes] or ready
         load = Counter(id(call.host) for call in calls.values())
@@ -129,7 +129,7 @@ class RayExecutor:
 
     @staticmethod
     def _collect(call: ray.ObjectRef[Any], results: dict[int, ChunkResult]) -> str:
-        """Keep the results of a call; what went wrong, or nothing."""
+        """Add the results of a call; return its problem, or an empty string."""
         try:
             results |= {result.index: result for result in ray.get(call)}
         except RayTaskError as error:
@@ -143,6 +143,6 @@ class RayExecutor:
 
 
 def _shared(broadcast: Arrays) -> Any:
-    """What all hosts read: one object in the store, or, where it is small, a copy in each call, which is quicker."""
+    """Return the broadcast as one object in the store, or as a copy per call if it is small, which is faster."""
     size = sum(values.nbytes for values in broadcast.values())
     return dict(broadcast) if size <= _BYTES_IN_A_CALL else ray.put(dict(broadcast))

@@ -20,6 +20,9 @@ NOISY_LOGGERS = (
 )
 """Loggers of the job client that report every upload of a file."""
 
+IN_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Variable that Ray sets in the process of a submitted job."""
+
 LOCAL_ONLY: dict[str, Any] = {"_node_ip_address": "127.0.0.1"}
 """Option of `ray.init` that keeps a cluster of this machine off the network."""
 
