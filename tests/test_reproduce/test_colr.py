@@ -26,7 +26,7 @@ from narrowcast.reproduce.colr_accuracy import (
 )
 from narrowcast.reproduce.paper_results import TARGETS
 from narrowcast.reproduce.report import as_csv, as_markdown
-from narrowcast.reproduce.verdict import Verdict, judge_mean
+from narrowcast.reproduce.verdict import PaperVerdict, judge_mean
 
 
 def exact(points: Any, shift: float = 0.0) -> dict[str, list[dict[str, Any]]]:
@@ -148,7 +148,7 @@ def test_no_change_has_one_component_and_noise_has_all() -> None:
 
 
 def test_a_table_is_written_as_markdown_and_csv() -> None:
-    verdicts = [Verdict("a | b", "1", "2", "agrees"), judge_mean("c", 60.0, [59.0, 61.0], 1.0)]
+    verdicts = [PaperVerdict("a | b", "1", "2", "agrees"), judge_mean("c", 60.0, [59.0, 61.0], 1.0)]
     lines = as_markdown("A title", verdicts, ["A note."]).splitlines()
     assert lines[:3] == ["# A title", "", "A note."]
     assert lines[6:] == [

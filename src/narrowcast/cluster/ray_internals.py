@@ -1,4 +1,4 @@
-"""What narrowcast uses of Ray outside its documented interface; no other module names a private part of Ray.
+"""The parts of Ray outside its documented interface that narrowcast uses; no other module names a private part of Ray.
 
 `CHECKED_VERSION` is the latest version that it was checked against; a test fails where a later one is installed.
 """

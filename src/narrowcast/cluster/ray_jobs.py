@@ -54,7 +54,7 @@ class RayJob:
 
     @property
     def over(self) -> bool:
-        """Whether the attempt has ended."""
+        """True once the attempt has ended."""
         return JobStatus(self.status).is_terminal()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, METRICS, ORANGE, VERMILLION, new_figure
 from narrowcast.reproduce.run_spec import Results, RunSpec
-from narrowcast.reproduce.verdict import Verdict, judge_mean
+from narrowcast.reproduce.verdict import PaperVerdict, judge_mean
 
 TOLERANCE, READ_OFF = 1.0, 0.3
 """Largest difference in points that counts as reproduced, and the error of a value read from a plot."""
@@ -83,7 +83,7 @@ FIGURE_3 = (*FEDMF, *COLR)
 FIGURE_4 = (*COLR, *SVD, *TOP_K)
 
 
-def judge_points(points: tuple[Point, ...], results: Results) -> list[Verdict]:
+def judge_points(points: tuple[Point, ...], results: Results) -> list[PaperVerdict]:
     """Compare HR@10 and NDCG@10 of every point, mean over the seeds, with the paper."""
     return [
         judge_mean(
@@ -100,7 +100,7 @@ def values_of(point: Point, metric: str, results: Results) -> list[float]:
     return [100 * result["final"][f"test.{metric}"] for result in results[point.run.label]]
 
 
-def judge_order(series: tuple[Point, ...], rivals: tuple[Point, ...], results: Results) -> Verdict:
+def judge_order(series: tuple[Point, ...], rivals: tuple[Point, ...], results: Results) -> PaperVerdict:
     """Compare the sign of the difference in HR@10 between two series, at each size of the rivals, with the paper."""
     own = {point.size: point for point in series}
     paper = [own[rival.size].hr - rival.hr for rival in rivals]
@@ -110,7 +110,7 @@ def judge_order(series: tuple[Point, ...], rivals: tuple[Point, ...], results: R
     ]
     differing = [rival.size for rival, one, other in zip(rivals, paper, ours, strict=True) if one * other <= 0]
     sizes = ", ".join(f"{rival.size}" for rival in rivals)
-    return Verdict(
+    return PaperVerdict(
         f"HR@10, {series[0].series} minus {rivals[0].series} at {sizes}",
         f"{min(paper):+.2f} to {max(paper):+.2f}",
         f"{min(ours):+.2f} to {max(ours):+.2f}",

@@ -30,7 +30,7 @@ from narrowcast.platform.tracking.run_plots import BLUE, GREEN, new_figure
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from narrowcast.reproduce.colr_accuracy import DIMENSION
 from narrowcast.reproduce.run_spec import Results, RunSpec
-from narrowcast.reproduce.verdict import Verdict, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 EVERY = 10
 SHARES = {"n95": 0.95, "n99": 0.99}
@@ -103,7 +103,7 @@ def measure_components(run: Run) -> Mapping[str, Any]:
     }
 
 
-def judge_components(results: Results) -> list[Verdict]:
+def judge_components(results: Results) -> list[PaperVerdict]:
     """Report the mean components; the paper says that updates stay low-rank, and prints no number."""
     verdicts, seeds = [], results[RUN.label]
     for name, share in SHARES.items():
@@ -119,8 +119,8 @@ def judge_components(results: Results) -> list[Verdict]:
     return verdicts
 
 
-def _row(what: str, paper: str, values: list[float], verdict: str) -> Verdict:
-    return Verdict(what, paper, mean_and_spread(values), verdict, by_seed=tuple(values))
+def _row(what: str, paper: str, values: list[float], verdict: str) -> PaperVerdict:
+    return PaperVerdict(what, paper, mean_and_spread(values), verdict, by_seed=tuple(values))
 
 
 def plot_components(results: Results, path: Path) -> None:

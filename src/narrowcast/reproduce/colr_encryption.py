@@ -28,7 +28,7 @@ from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.protection import PublicKey
 from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
-from narrowcast.reproduce.verdict import Verdict
+from narrowcast.reproduce.verdict import PaperVerdict
 
 ITEMS, CLIENTS, DIMENSION = 3706, 60, 64
 REPEATS, PAILLIER_VALUES = 5, 48
@@ -143,7 +143,7 @@ def _median(work: Callable[[], object], repeats: int = REPEATS) -> float:
     return float(np.median(seconds))
 
 
-def judge_costs(costs: dict[str, EncryptionCost]) -> list[Verdict]:
+def judge_costs(costs: dict[str, EncryptionCost]) -> list[PaperVerdict]:
     """Compare sizes, client seconds and server seconds of every method with the paper."""
     columns: Sequence[tuple[str, str, Callable[[EncryptionCost], float], int]] = (
         ("ciphertext", "KB", lambda cost: cost.ciphertext_kb, 0),
@@ -158,7 +158,7 @@ def judge_costs(costs: dict[str, EncryptionCost]) -> list[Verdict]:
             times = published / ours
             compared = f"1/{times:.1f} of the paper's" if times > 1.05 else f"{1 / times:.2f} times the paper's"
             verdicts.append(
-                Verdict(
+                PaperVerdict(
                     f"{what} ({unit}), {method}",
                     f"{published:.{0 if unit == 'KB' else 2}f}",
                     f"{ours:.{digits}f}",

@@ -18,7 +18,7 @@ import numpy as np
 from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, new_figure
 from narrowcast.reproduce.colr_accuracy import released_codec
 from narrowcast.reproduce.run_spec import Results, RunSpec
-from narrowcast.reproduce.verdict import Verdict, judge_mean, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, judge_mean, mean_and_spread
 
 ITEMS, ROUNDS = 3706, 1000
 MIB = 2**20
@@ -84,7 +84,7 @@ def _split(method: str) -> tuple[str, int]:
     return series, int(size)
 
 
-def judge_times(results: Results) -> list[Verdict]:
+def judge_times(results: Results) -> list[PaperVerdict]:
     """Compare both columns and their sum with the paper; only the first is independent of the machine."""
     verdicts = [
         judge_mean(f"communication, {method}", paper, [communication_minutes(method)], 0.1)
@@ -99,7 +99,7 @@ def judge_times(results: Results) -> list[Verdict]:
             ("total", communication + paper, [communication_minutes(method) + each for each in ours]),
         ):
             verdicts.append(
-                Verdict(
+                PaperVerdict(
                     f"{what}, {method}",
                     f"{published:.2f}",
                     mean_and_spread(values),

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.run_spec import Results, RunSpec
-from narrowcast.reproduce.verdict import Verdict, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 _BAND = "radio={channel: {kind: rayleigh, access: shared}, allocation: %s, upload_seconds: %g}"
 
@@ -74,10 +74,12 @@ class Frontier:
         """All runs of the study."""
         return (self.reference, *(series.run(each) for series in self._series for each in series.settings))
 
-    def judge(self, results: Results) -> list[Verdict]:
+    def judge(self, results: Results) -> list[PaperVerdict]:
         """Compare the channel-aware series at each budget with its aim, and with the best rival at equal bits."""
         full = _accuracies(results[self.reference.label], self.metric)
-        verdicts = [Verdict("full updates in float32", "", mean_and_spread(full), "reference", by_seed=tuple(full))]
+        verdicts = [
+            PaperVerdict("full updates in float32", "", mean_and_spread(full), "reference", by_seed=tuple(full))
+        ]
         for budget in self.budgets:
             run = self.best.run(f"{budget}")
             ours, share = _accuracies(results[run.label], self.metric), self._share(results, run)
@@ -86,7 +88,7 @@ class Frontier:
             name = max(rivals, key=lambda each: float(np.mean(rivals[each])))
             aim = self.aims.get(budget)
             verdicts.append(
-                Verdict(
+                PaperVerdict(
                     f"1/{budget}: {self.best.name}, took 1/{1 / share:.0f}",
                     "" if aim is None else f"{aim:.2f}",
                     mean_and_spread(ours),
@@ -100,7 +102,9 @@ class Frontier:
                 ours = _accuracies(results[series.run(setting).label], self.metric)
                 share = self._share(results, series.run(setting))
                 what = f"{series.name}, {setting}"
-                verdicts.append(Verdict(what, "", mean_and_spread(ours), f"for 1/{1 / share:.0f}", by_seed=tuple(ours)))
+                verdicts.append(
+                    PaperVerdict(what, "", mean_and_spread(ours), f"for 1/{1 / share:.0f}", by_seed=tuple(ours))
+                )
         return verdicts
 
     def plot(self, results: Results, path: Path) -> None:
@@ -157,14 +161,14 @@ Tried = tuple[tuple[Series, str, tuple[float, ...]], ...]
 """Series, setting, and the learning rates of the server to try."""
 
 
-def judge_rates(tried: Tried, results: Results, metric: str) -> list[Verdict]:
+def judge_rates(tried: Tried, results: Results, metric: str) -> list[PaperVerdict]:
     """Report the validation accuracy of each learning rate, and mark the best of each setting."""
     verdicts = []
     for series, setting, rates in tried:
         values = {rate: _accuracies(results[series.at_rate(setting, rate).label], metric) for rate in rates}
         best = max(values, key=lambda rate: np.mean(values[rate]))
         verdicts += [
-            Verdict(
+            PaperVerdict(
                 f"{series.name}, {setting}, rate {rate:g}",
                 "",
                 mean_and_spread(ours),

@@ -25,14 +25,14 @@ from narrowcast.reproduce.frontier import Frontier, Tried, judge_rates
 from narrowcast.reproduce.frontier_ml1m import ML1M, TRIED, TUNED
 from narrowcast.reproduce.frontier_mnist import MNIST
 from narrowcast.reproduce.run_spec import Results, RunSpec
-from narrowcast.reproduce.verdict import Verdict
+from narrowcast.reproduce.verdict import PaperVerdict
 
 COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
 OWN = "no paper: a study of narrowcast"
 WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
 
 
-Finished = tuple[list[Verdict], list[Path]]
+Finished = tuple[list[PaperVerdict], list[Path]]
 
 
 @dataclass(frozen=True)

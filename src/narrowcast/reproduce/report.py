@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from narrowcast.reproduce.verdict import Verdict
+from narrowcast.reproduce.verdict import PaperVerdict
 
 _COLUMNS = ("", "paper", "ours", "difference", "verdict")
 
 
-def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
+def verdict_table(title: str, verdicts: Sequence[PaperVerdict]) -> Table:
     """Return a terminal table with one row per verdict; empty columns are omitted."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     rows = [_COLUMNS, *map(_cells, verdicts)]
@@ -27,14 +27,14 @@ def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
-def as_markdown(title: str, verdicts: Sequence[Verdict], notes: Sequence[str]) -> str:
+def as_markdown(title: str, verdicts: Sequence[PaperVerdict], notes: Sequence[str]) -> str:
     """Return a heading, the notes and the table as Markdown."""
     rows = [_COLUMNS, ("---", "--:", "--:", "--:", "---"), *map(_cells, verdicts)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([f"# {title}", "", *notes, "", *lines, ""])
 
 
-def as_csv(verdicts: Sequence[Verdict]) -> str:
+def as_csv(verdicts: Sequence[PaperVerdict]) -> str:
     """Return the table as CSV, with the value of each seed."""
     stream = StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -44,5 +44,5 @@ def as_csv(verdicts: Sequence[Verdict]) -> str:
     return stream.getvalue()
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
+def _cells(verdict: PaperVerdict) -> tuple[str, ...]:
     return verdict.what, verdict.paper, verdict.ours, verdict.difference, verdict.verdict

@@ -15,7 +15,7 @@ from narrowcast.platform.tracking.units import format_percent, format_seconds
 from narrowcast.reproduce.paper_results import TARGETS, Target
 from narrowcast.reproduce.report import as_csv, as_markdown
 from narrowcast.reproduce.run_pool import ReproductionRun, run_all
-from narrowcast.reproduce.verdict import Verdict
+from narrowcast.reproduce.verdict import PaperVerdict
 from narrowcast.runs.run_folder import make_writable
 
 RUNS = "runs"
@@ -27,7 +27,7 @@ class Reproduction:
 
     title: str
     notes: tuple[str, ...]
-    verdicts: list[Verdict]
+    verdicts: list[PaperVerdict]
     files: list[Path]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PaperVerdict:
     """One row of a reproduction's table; `ours` is the mean of the values `by_seed`."""
 
     what: str
@@ -20,11 +20,11 @@ class Verdict:
     by_seed: tuple[float, ...] = ()
 
 
-def judge_mean(what: str, paper: float, ours: Sequence[float], tolerance: float, digits: int = 2) -> Verdict:
+def judge_mean(what: str, paper: float, ours: Sequence[float], tolerance: float, digits: int = 2) -> PaperVerdict:
     """Return the verdict on our mean over the seeds: reproduced if within the tolerance of the published number."""
     difference = float(np.mean(ours)) - paper
     agrees = abs(difference) <= tolerance + 1e-9
-    return Verdict(
+    return PaperVerdict(
         what,
         f"{paper:.{digits}f}",
         mean_and_spread(ours, digits),

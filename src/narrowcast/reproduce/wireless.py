@@ -19,7 +19,7 @@ from narrowcast.algorithms.channel.rounding import whole_levels
 from narrowcast.algorithms.channel.table_region import TableRegion
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.reproduce.verdict import Verdict
+from narrowcast.reproduce.verdict import PaperVerdict
 from narrowcast.reproduce.wireless_theory import QuantisedDescent
 
 REPORT = QuantisedDescent(smoothness=4, convexity=1, step_size=1 / 16, dimension=100, constants="report")
@@ -82,13 +82,13 @@ def _pair(values: FloatArray) -> tuple[float, float]:
     return float(values[0]), float(values[1])
 
 
-def judge_table1(rows: list[Allocated]) -> list[Verdict]:
+def judge_table1(rows: list[Allocated]) -> list[PaperVerdict]:
     """Compare Table 1 with the report."""
     verdicts = [
-        Verdict(
+        PaperVerdict(
             "least uplink levels", "2^5.37", f"2^{rows[0].threshold:.2f}", _same(round(rows[0].threshold, 2) == 5.37)
         ),
-        Verdict(
+        PaperVerdict(
             "least downlink levels", "2^6.43", f"2^{rows[1].threshold:.2f}", _same(round(rows[1].threshold, 2) == 6.43)
         ),
     ]
@@ -98,15 +98,15 @@ def judge_table1(rows: list[Allocated]) -> list[Verdict]:
         if row.exact is None or row.whole is None:
             verdict = "agrees: infeasible" if row.paper is None else "the report gives an infeasible allocation"
             reason = f"infeasible: user 2 needs 2^{row.threshold:.2f} levels, its link has 2^{row.second_link}"
-            verdicts.append(Verdict(what, paper, reason, verdict))
+            verdicts.append(PaperVerdict(what, paper, reason, verdict))
             continue
         ours = f"(2^{row.exact[0]:.4g}, 2^{row.exact[1]:.4g})"
         agrees = row.paper is not None and np.allclose([*row.exact, *row.whole], 2 * row.paper, rtol=0, atol=1e-9)
-        verdicts.append(Verdict(what, paper, ours, _same(bool(agrees))))
+        verdicts.append(PaperVerdict(what, paper, ours, _same(bool(agrees))))
     return verdicts
 
 
-def judge_section31(condition: float = 4.0) -> list[Verdict]:
+def judge_section31(condition: float = 4.0) -> list[PaperVerdict]:
     """Compare the example of section 3.1, w = 1 / (73 kappa) and gamma = 1 / (4 L), by Theorem 1 and Corollary 1."""
     descent = QuantisedDescent(smoothness=condition, convexity=1, step_size=1 / (4 * condition), dimension=100)
     w = 1 / (73 * condition)
@@ -114,16 +114,18 @@ def judge_section31(condition: float = 4.0) -> list[Verdict]:
     steps = 1 / (1 - descent.rate(w, 0.0)) / condition
     holds = w <= descent.downlink_limit()
     return [
-        Verdict("uplink only, steps / kappa", "5.2", f"{steps:.3f}", _same(round(steps, 1) == 5.2)),
-        Verdict("downlink only, steps / kappa", "4", f"{1 / descent.contraction / condition:g}", "agrees"),
-        Verdict("uplink only, neighbourhood / ||x*||^2", "2/7 = 0.286", f"{up:.4f}", _same(abs(up - 2 / 7) < 5e-4)),
-        Verdict(
+        PaperVerdict("uplink only, steps / kappa", "5.2", f"{steps:.3f}", _same(round(steps, 1) == 5.2)),
+        PaperVerdict("downlink only, steps / kappa", "4", f"{1 / descent.contraction / condition:g}", "agrees"),
+        PaperVerdict(
+            "uplink only, neighbourhood / ||x*||^2", "2/7 = 0.286", f"{up:.4f}", _same(abs(up - 2 / 7) < 5e-4)
+        ),
+        PaperVerdict(
             "downlink only, neighbourhood / ||x*||^2",
             "4/1387 = 0.00288",
             f"(19 - 2/kappa)/73 = {down:.4f}",
             f"differs: 1387 = 73 x 19, the 19 belongs in the numerator; uplink is worse by {up / down:.2f}, not by 99",
         ),
-        Verdict(
+        PaperVerdict(
             "w within the downlink's condition",
             "yes",
             f"{'yes' if holds else 'no'}: 1/{1 / w:g} against 1/{1 / descent.downlink_limit():g}",

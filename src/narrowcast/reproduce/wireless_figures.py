@@ -16,7 +16,7 @@ from narrowcast.algorithms.channel.single_user import SingleUser, quantise_vecto
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
-from narrowcast.reproduce.verdict import Verdict
+from narrowcast.reproduce.verdict import PaperVerdict
 
 DIMENSION, CONDITION, RUNS, STEPS, BUDGET = 100, 2.0, 40, 400, 8
 _LAST = slice(-100, None)
@@ -88,7 +88,7 @@ def descend(figure: int, uplink: int | None, downlink: int | None, seed: int) ->
     return np.sqrt(np.array(squares) / (optimum**2).sum())
 
 
-def judge_figures(curves: list[DescentCurve]) -> list[Verdict]:
+def judge_figures(curves: list[DescentCurve]) -> list[PaperVerdict]:
     """Compare the report's statements on its figures with the final error levels of the curves."""
     floor = {(curve.figure, curve.uplink, curve.downlink): curve.floor for curve in curves}
 
@@ -100,20 +100,20 @@ def judge_figures(curves: list[DescentCurve]) -> list[Verdict]:
     over_up, over_down = decades((4, 16, 8), (4, 8, 8)), decades((4, 8, 16), (4, 8, 8))
     under, over = decades((3, 4, 4), (3, 8, 8)), decades((4, 16, 16), (4, 8, 8))
     return [
-        Verdict(
+        PaperVerdict(
             "fig. 2: downlink, 8 above 16 bit",
             f"{expected:.2f} decades",
             f"{gap:.2f}",
             _same(abs(gap - expected) < 0.1),
         ),
-        Verdict(
+        PaperVerdict(
             "fig. 2: uplink, 8 above 16 bit",
             "not stated",
             f"{decades((2, 8, FULL), (2, 16, FULL)):.2f} decades",
             "as on the downlink",
         ),
         *(
-            Verdict(
+            PaperVerdict(
                 f"fig. 2: {bits} bit, uplink against downlink",
                 "uplink worse",
                 f"by {decades((2, bits, FULL), (2, FULL, bits)):.3f} decades",
@@ -121,21 +121,21 @@ def judge_figures(curves: list[DescentCurve]) -> list[Verdict]:
             )
             for bits in (8, 16)
         ),
-        Verdict("fig. 3: best of four", "8 and 8 bit", _best(curves, 3), _same(_best(curves, 3) == "8 and 8 bit")),
-        Verdict(
+        PaperVerdict("fig. 3: best of four", "8 and 8 bit", _best(curves, 3), _same(_best(curves, 3) == "8 and 8 bit")),
+        PaperVerdict(
             "fig. 3: 4 bit on the uplink against the downlink",
             "uplink a lot worse",
             f"{uplink:.2f} against {downlink:.2f} decades lost",
             "the order agrees, the size does not" if downlink < uplink < 2 * downlink else _same(uplink > downlink),
         ),
-        Verdict("fig. 4: best of four", "8 and 8 bit", _best(curves, 4), _same(_best(curves, 4) == "8 and 8 bit")),
-        Verdict(
+        PaperVerdict("fig. 4: best of four", "8 and 8 bit", _best(curves, 4), _same(_best(curves, 4) == "8 and 8 bit")),
+        PaperVerdict(
             "fig. 4: 16 bit on the uplink against the downlink",
             "uplink worse",
             f"{over_up:.3f} against {over_down:.3f} decades lost",
             _same(over_up > over_down),
         ),
-        Verdict(
+        PaperVerdict(
             "fig. 3 against fig. 4: both links",
             "under-use costs more than over-use",
             f"{under:.2f} against {over:.2f} decades lost",

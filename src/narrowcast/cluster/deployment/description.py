@@ -99,7 +99,7 @@ class Deployment(_Part):
 
     @property
     def gpus(self) -> bool:
-        """Whether any node has a GPU."""
+        """True if any node has a GPU."""
         return any(each.gpus for each in (self.head, *self.workers))
 
     def environment(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What narrowcast uses of MLflow outside its documented interface: the monitor of this machine's load.
+"""The part of MLflow outside its documented interface that narrowcast uses: the monitor of this machine's load.
 
 The documented way, `mlflow.enable_system_metrics_logging`, works on the one active run of a process, and ends for good
 at the first call that the store does not answer. `CHECKED_VERSION` is the latest version that this was checked against;
