@@ -1,4 +1,4 @@
-"""What is decided about failures, without a cluster."""
+"""Decisions of the failure policy, without a cluster."""
 
 from __future__ import annotations
 

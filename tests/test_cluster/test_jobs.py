@@ -83,15 +83,15 @@ def test_a_job_is_joined_stopped_and_taken_up_again_as_if_it_had_run_here(
         time.sleep(0.1)
     stopped = narrowcast("jobs", "stop", "one", "--address", nodes.address)
     assert stopped.out.startswith("one: STOPPED"), stopped.err
-    played = rounds_in(runs / "one")
+    finished = rounds_in(runs / "one")
     client = MlflowClient(server.uri)
     run_id = json.loads((runs / "one" / "tracking.json").read_text())["run_id"]
     halted = client.get_run(run_id)
     assert halted.info.status == "KILLED"
-    assert len(client.get_metric_history(run_id, "round_wall_seconds")) == played < 200
+    assert len(client.get_metric_history(run_id, "round_wall_seconds")) == finished < 200
     told = narrowcast("jobs", "logs", "one", "--address", nodes.address)
     lines = [json.loads(line) for line in told.out.splitlines() if line.startswith("{")]
-    assert [line["round"] for line in lines if "delivered" in line] == list(range(1, played + 1))
+    assert [line["round"] for line in lines if "delivered" in line] == list(range(1, finished + 1))
     assert all(line["run"] == "one" and len(line["clients"]) == 60 for line in lines if "delivered" in line)
 
     second = narrowcast(*submit)
@@ -121,7 +121,7 @@ def test_a_job_is_joined_stopped_and_taken_up_again_as_if_it_had_run_here(
 
 
 def assert_no_secret(nodes: RayNodes, runs: Path, printed: str) -> None:
-    """The password of the store went to the cluster in the packed folder, and to nobody who looks at jobs or runs."""
+    """Assert that only the packed folder holds the password of the store, and no list of jobs and no run folder."""
     listed = requests.get(f"{nodes.address}/api/jobs/", headers=nodes.headers, timeout=10).text
     table = narrowcast("jobs", "list", "--address", nodes.address).out
     logs = "".join(narrowcast("jobs", "logs", name, "--address", nodes.address).out for name in ("one", "one.2"))
@@ -135,7 +135,7 @@ def assert_no_secret(nodes: RayNodes, runs: Path, printed: str) -> None:
 
 
 def assert_scraped(nodes: RayNodes, uplink_bits: int) -> None:
-    """What Prometheus reads adds up to what the run says that it sent, rounds played twice included."""
+    """Assert that the totals that Prometheus reads are those of the run, repeated rounds included."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         counts = {}

@@ -1,4 +1,4 @@
-"""Every manifest passes the validator of whoever reads it, for small clusters and for large ones with GPUs."""
+"""Every manifest passes the validator of its format, for small clusters and for large ones with GPUs."""
 
 from __future__ import annotations
 

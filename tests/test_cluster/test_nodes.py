@@ -1,4 +1,4 @@
-"""Hosts on the nodes that there are: a real cluster, whose nodes offer different things, come and are killed."""
+"""Placement on a real cluster whose nodes have different resources, join, and are killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUICK_CHECKS = {
 
 
 class Nodes:
-    """A Ray cluster in processes of its own, node by node."""
+    """A Ray cluster whose nodes are separate processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

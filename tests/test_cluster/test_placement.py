@@ -1,4 +1,4 @@
-"""Where hosts go, decided without a cluster."""
+"""Placement of hosts on nodes, without a cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_node_has_room_for_what_its_scarcest_resource_holds(
     [
         ("spread", 4, {}, {"a": 2, "b": 1, "c": 1}),
         ("spread", 3, {}, {"a": 1, "b": 1, "c": 1}),
-        ("spread", 2, {"b": 1, "c": 1}, {"a": 0, "b": 1, "c": 1}),  # nobody moves where that would change nothing
+        ("spread", 2, {"b": 1, "c": 1}, {"a": 0, "b": 1, "c": 1}),  # no host moves without a gain
         ("spread", 2, {"c": 2}, {"a": 1, "b": 0, "c": 1}),  # and one does where it spreads them
         ("spread", 9, {}, {"a": 4, "b": 2, "c": 1}),
         ("pack", 4, {}, {"a": 4, "b": 0, "c": 0}),

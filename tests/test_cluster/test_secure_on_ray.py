@@ -1,4 +1,4 @@
-"""Protected sums on actors: keys in an actor of their own, and the model of one process, killed hosts or not."""
+"""Secure aggregation on Ray gives the model of the local backend, also if hosts are killed; keys have an own actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms whose clients keep state, or whose server needs every update, keep their results on killed actors too."""
+"""Algorithms with client state, or whose server needs every update, give equal results if actors are killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MEMORY = "{kind: fedmf, codec: [error_feedback, {kind: top_k, fraction: 0.1}, {k
 
 @pytest.mark.parametrize("algorithm", [CHANNEL, MEMORY], ids=["channel", "memory"])
 def test_fading_links_and_memories_of_codecs_change_nothing(algorithm: str) -> None:
-    """Ranks and levels chosen for each client's fade, a shared band, and what a codec remembers on each client."""
+    """Channel-adapted ranks and levels on a shared band, and codecs with state per client."""
     allocation = "min_error" if algorithm is CHANNEL else "max_min"
     radio = f"{{channel: {{kind: rayleigh, access: shared}}, allocation: {allocation}, upload_seconds: 0.05}}"
     settings = [*SETTINGS, "training.epochs=8", "clients_per_round=20", f"algorithm={algorithm}", f"radio={radio}"]
@@ -54,7 +54,7 @@ def test_fading_links_and_memories_of_codecs_change_nothing(algorithm: str) -> N
 
 
 def same_when_killed(experiment: Experiment) -> None:
-    """The same records and states in this process and on two actors of which one is killed."""
+    """Return whether records and states are equal in this process and on two actors of which one is killed."""
     alone, killed = play(experiment, LocalBackend()), play(experiment, RayBackend(actors=2), kill_after=2)
     assert [outcome.record for outcome in killed] == [outcome.record for outcome in alone]
     states = [outcomes[-1].state for outcomes in (alone, killed)]

@@ -1,4 +1,4 @@
-"""Stragglers, absences and buffers keep their results on actors, and on killed ones."""
+"""Stragglers, availability and buffered schedules give equal results on Ray, also if actors are killed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def start(*words: object) -> subprocess.Popen[str]:
-    """The command as a process of its own, in a group that gets Ctrl-C together."""
+    """Start the command as a process in its own group, which receives Ctrl-C together."""
     return subprocess.Popen(
         [sys.executable, "-m", "narrowcast", "reproduce", *map(str, words)],
         stdout=subprocess.PIPE,

@@ -104,7 +104,7 @@ def test_labels_can_be_folders(series: Series) -> None:
 
 
 def test_a_run_is_shown_by_the_metric_that_it_measured() -> None:
-    """Networks have no HR@10: the line of a finished run of `frontier-mnist` named it all the same once."""
+    """Networks have no HR@10, which the line of a finished run of `frontier-mnist` once required."""
     assert in_short({"final": {"test.accuracy": 0.9123}, "wall_seconds": 12.3}) == "accuracy 91.23 %, 12.3 s"
     ranked = {"final": {"test.ndcg@10": 0.3, "test.hr@10": 0.5}, "wall_seconds": 1.0}
     assert in_short(ranked) == "HR@10 50.00 %, 1.0 s"

@@ -55,7 +55,7 @@ def test_every_feasible_row_of_table_1_is_exact(table1: list[Allocated]) -> None
 
 @pytest.mark.parametrize("link", ["uplink", "downlink"])
 def test_table_1_is_the_best_of_all_whole_levels(table1: list[Allocated], link: str) -> None:
-    """Eq. (9) itself, at every pair of levels within eq. (8): those on the boundary, since it falls in both."""
+    """Eq. (9) is minimised over all pairs of levels on the boundary of eq. (8), since it falls in both levels."""
     for row in (row for row in table1 if row.link == link):
         least = int(np.ceil(2**row.threshold))
         firsts = np.arange(least, 2**FIRST_LINK + 1)

@@ -48,7 +48,7 @@ def test_theorem_1_as_it_is_written(up: float, down: float) -> None:
 
 
 def simulate(levels: list[int | None], down: int | None, steps: int, seed: int) -> tuple[Array, float]:
-    """Mean squared distances of descent on users' least squares with one minimiser, [steps + 1], and ||x*||^2."""
+    """Return mean squared distances [steps + 1] of descent on least squares with a common minimiser, and ||x*||^2."""
     random = np.random.default_rng(seed)
     d, runs = 20, 60
     optimum = random.standard_normal(d)
@@ -124,12 +124,12 @@ def test_corrected_users_are_judged_by_the_sum_of_their_variances() -> None:
 
 
 def test_the_level_ratio_is_the_stationary_one_and_the_report_s_is_not() -> None:
-    """Along k_1 k_2 = const the sum stands still where both errors fall alike in log k: where w / D^2 is the same."""
+    """Along k_1 k_2 = const the sum is stationary where both errors have the same slope in log k: equal w / D^2."""
     report, levels = a_descent(constants="report"), (60.0, 90.0)
     up = (float(report.variance(levels[0])), float(report.variance(levels[1])))
 
     def fall(k: float) -> float:
-        """How fast the error neighbourhood falls in log k, by a central difference."""
+        """Return the slope of the error neighbourhood in log k, by a central difference."""
         low, high = (report.neighbourhood(float(report.variance(k * (1 + h))), 0.0) for h in (1e-6, -1e-6))
         return (high - low) / 2e-6
 

@@ -1,4 +1,4 @@
-"""What a run leaves in a real MLflow store: an SQLite file, and a server's access log."""
+"""The record of a run in real MLflow stores: an SQLite file, and a server."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.outputs import git_commit, write_outputs
 from narrowcast.runs.prepare import prepare, prepare_resume
-from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
+from tracked_run import ROUNDS, TrackedRun, assert_each_round_is_there_once, load, nothing, run_tracked
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Played:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TrackedRun:
     experiment = load("tracking.system_metrics=true")
     prepared = prepare(experiment, tmp_path_factory.mktemp("runs"))
     client = MlflowClient(prepared.store_uri)
@@ -44,17 +44,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Played:
             time.sleep(0.1)
 
     result = session.run(prepared, wait_for_a_sample)
-    return Played(experiment, prepared.folder, result, client)
+    return TrackedRun(experiment, prepared.folder, result, client)
 
 
-def test_all_of_the_configuration_is_in_params(finished: Played) -> None:
+def test_all_of_the_configuration_is_in_params(finished: TrackedRun) -> None:
     expected = flatten(finished.experiment.plain())
     assert finished.run.data.params == {key: str(value) for key, value in expected.items()}
     assert finished.run.data.params["algorithm.rank_policy.upload_seconds"] == "0.05"
     assert finished.run.data.params["fleet.tiers.0.name"] == "2g"
 
 
-def test_each_round_of_the_journal_is_in_metrics(finished: Played) -> None:
+def test_each_round_of_the_journal_is_in_metrics(finished: TrackedRun) -> None:
     assert_each_round_is_there_once(finished)
     evaluated = [row["round"] for row in finished.rounds if "test.hr@10" in row]
     assert [step for step, *_ in finished.history("test.hr_at_10")] == evaluated == [2, 4, 6, 8]
@@ -63,12 +63,12 @@ def test_each_round_of_the_journal_is_in_metrics(finished: Played) -> None:
     assert finished.run.data.metrics["wall_seconds"] == finished.result["wall_seconds"]
 
 
-def test_the_machines_load_is_in_metrics(finished: Played) -> None:
+def test_the_machines_load_is_in_metrics(finished: TrackedRun) -> None:
     assert finished.run.data.metrics["system/cpu_utilization_percentage"] >= 0
     assert finished.run.data.metrics["system/system_memory_usage_megabytes"] > 0
 
 
-def test_tags_status_and_data_set(finished: Played) -> None:
+def test_tags_status_and_data_set(finished: TrackedRun) -> None:
     run = finished.run
     tags = {name: run.data.tags[name] for name in ("algorithm", "data", "backend", "git_commit", "model_sha256")}
     assert tags == {
@@ -85,7 +85,7 @@ def test_tags_status_and_data_set(finished: Played) -> None:
     assert {tag.key: tag.value for tag in given.tags} == {"mlflow.data.context": "training"}
 
 
-def test_artifacts_are_the_files_of_the_run(finished: Played, tmp_path: Path) -> None:
+def test_artifacts_are_the_files_of_the_run(finished: TrackedRun, tmp_path: Path) -> None:
     run_id = finished.run.info.run_id
     names = {entry.path for entry in finished.client.list_artifacts(run_id)}
     files = {"clients.parquet", "config.yaml", "result.json", "rounds.parquet"}
@@ -105,7 +105,7 @@ def test_what_is_too_large_for_the_store_stays_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mlflow_run, "_LARGEST_ARTIFACT_BYTES", 400_000)
-    played = play(tmp_path, load("tracking.system_metrics=false"))
+    played = run_tracked(tmp_path, load("tracking.system_metrics=false"))
     large = {name for name, size in sizes(played.folder).items() if size > 400_000}
     assert {name.partition("-")[0] for name in large} == {"round"}
     copy = Path(played.client.download_artifacts(played.run.info.run_id, "", str(tmp_path / "copy")))
@@ -114,7 +114,7 @@ def test_what_is_too_large_for_the_store_stays_in_the_folder(
     assert played.run.info.status == "FINISHED"
 
 
-def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: Played, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: TrackedRun, tmp_path: Path) -> None:
     prepared = prepare(load("tracking.system_metrics=false"), tmp_path)
     client = MlflowClient(prepared.store_uri)
 
@@ -135,14 +135,14 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(finished: Played, tmp_path
     assert result["mlflow_run_id"] == killed.info.run_id
     assert result["model_sha256"] == finished.result["model_sha256"]
     assert result["uplink_bits"] == finished.result["uplink_bits"]
-    after = Played(resumed.experiment, prepared.folder, result, client)
+    after = TrackedRun(resumed.experiment, prepared.folder, result, client)
     assert after.run.info.status == "FINISHED"
     assert after.run.data.params == params
     assert_each_round_is_there_once(after)
 
 
 def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
-    finished: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: TrackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_interrupted(*args: Any) -> dict[str, Any]:
         signal.raise_signal(signal.SIGINT)
@@ -169,9 +169,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
         server.kill()
 
 
-def test_a_server_gets_a_batch_a_round_at_most(server: MlflowServer, tmp_path: Path, finished: Played) -> None:
+def test_a_server_gets_a_batch_a_round_at_most(server: MlflowServer, tmp_path: Path, finished: TrackedRun) -> None:
     before = server.requests_for("runs/log-batch")
-    played = play(tmp_path, load("tracking.system_metrics=false", f"tracking.uri={server.uri}"))
+    played = run_tracked(tmp_path, load("tracking.system_metrics=false", f"tracking.uri={server.uri}"))
     assert_each_round_is_there_once(played)
     assert played.run.info.status == "FINISHED"
     assert played.run.data.tags["model_sha256"] == finished.result["model_sha256"]
@@ -181,9 +181,9 @@ def test_a_server_gets_a_batch_a_round_at_most(server: MlflowServer, tmp_path: P
 
 
 def test_a_loss_that_is_no_number_reaches_a_server(server: MlflowServer, tmp_path: Path) -> None:
-    """Where no client can afford rank 1, nobody delivers and a round has no loss."""
+    """If no client can send rank 1, nothing is delivered and a round has no loss."""
     settings = ("algorithm.rank_policy.upload_seconds=1e-9", "tracking.system_metrics=false")
-    played = play(tmp_path, load(*settings, f"tracking.uri={server.uri}"))
+    played = run_tracked(tmp_path, load(*settings, f"tracking.uri={server.uri}"))
     assert [math.isnan(value) for _, value, _ in played.history("loss")] == [True] * ROUNDS
     assert "loss" not in played.result["final"]
     assert send_missing(played.folder, None) == 0
@@ -202,7 +202,7 @@ def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     assert load_checkpoint(first.folder / "checkpoint")[0].uplink_bits == result["uplink_bits"]
 
 
-def test_a_store_that_does_not_know_the_run_is_said(finished: Played, tmp_path: Path) -> None:
+def test_a_store_that_does_not_know_the_run_is_said(finished: TrackedRun, tmp_path: Path) -> None:
     other = load("tracking.system_metrics=true", f"tracking.uri=sqlite:///{tmp_path}/other.db")
     prepared = prepare_resume(finished.folder, other)
     with pytest.raises(UserError, match=f"other.db cannot continue MLflow run {finished.run.info.run_id}"):

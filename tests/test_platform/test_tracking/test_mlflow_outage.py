@@ -1,4 +1,4 @@
-"""A real MLflow server that is killed under a run, and what becomes of the run, of its metrics and of its password."""
+"""A real MLflow server that is killed during a run: the run continues, no metric is lost, no password is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.prepare import prepare, prepare_resume
 from narrowcast.runs.recorder import OnRound
-from tracked_run import ROUNDS, Played, assert_each_round_is_there_once, load, nothing, play
+from tracked_run import ROUNDS, TrackedRun, assert_each_round_is_there_once, load, nothing, run_tracked
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def server(once_started: MlflowServer) -> MlflowServer:
 
 
 def at(actions: Mapping[int, Callable[[], None]]) -> OnRound:
-    """Do something once a round has been written down, and before the next is played."""
+    """Call a function once a round is recorded, before the next one starts."""
 
     def progress(row: Mapping[str, Any]) -> None:
         actions.get(row["round"], lambda: None)()
@@ -59,7 +59,7 @@ def test_a_store_that_dies_costs_the_run_nothing(
     experiment = load(f"tracking.uri={server.uri}", "tracking.system_metrics=true")
     prepared = prepare(experiment, tmp_path)
     result = session.run(prepared, at({4: server.kill}))
-    played = Played(experiment, prepared.folder, result, MlflowClient(server.uri))
+    played = TrackedRun(experiment, prepared.folder, result, MlflowClient(server.uri))
     assert [row["round"] for row in played.rounds] == list(range(1, ROUNDS + 1))
     assert (prepared.folder / "result.json").is_file()
     kept = Cursor.load(prepared.folder)
@@ -96,7 +96,7 @@ def test_a_store_that_comes_back_in_time_has_everything_at_the_end(
     experiment = load(f"tracking.uri={server.uri}", "tracking.system_metrics=false")
     prepared = prepare(experiment, tmp_path)
     result = session.run(prepared, at({3: server.kill, back_after: server.start}))
-    played = Played(experiment, prepared.folder, result, MlflowClient(server.uri))
+    played = TrackedRun(experiment, prepared.folder, result, MlflowClient(server.uri))
     assert_each_round_is_there_once(played)
     assert played.run.info.status == "FINISHED"
     assert Cursor.load(prepared.folder).closed
@@ -110,7 +110,7 @@ def test_the_machines_load_is_logged_again_once_the_store_is_back(
 ) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     monkeypatch.setattr(mlflow_run, "_RETRY_SECONDS", 0.2)
-    played = play(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
+    played = run_tracked(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
     run_id = played.run.info.run_id
     played.client.update_run(run_id, status="RUNNING")
     stop = mlflow_run.monitor_system(server.uri, run_id, enabled=True, resume=False)
@@ -134,7 +134,7 @@ def test_the_machines_load_is_logged_again_once_the_store_is_back(
 
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 def test_an_interrupted_run_that_is_sent_later_is_killed_and_not_failed(tmp_path: Path) -> None:
-    played = play(tmp_path, load("tracking.system_metrics=false"))
+    played = run_tracked(tmp_path, load("tracking.system_metrics=false"))
     (played.folder / "result.json").unlink()
     for status in ("KILLED", "FAILED"):
         Cursor(Cursor.load(played.folder).uri, played.run.info.run_id, status=status).save(played.folder)
@@ -143,8 +143,8 @@ def test_an_interrupted_run_that_is_sent_later_is_killed_and_not_failed(tmp_path
 
 
 def test_a_sync_that_a_dying_store_cuts_short_can_be_repeated(server: MlflowServer, tmp_path: Path) -> None:
-    """The store has the first rounds twice over: what was sent is forgotten, as if the machine had died."""
-    played = play(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
+    """The store gets the first rounds twice, since the position is lost as in a crash of the machine."""
+    played = run_tracked(tmp_path, load(f"tracking.uri={server.uri}", "tracking.system_metrics=false"))
     Cursor(server.uri, played.run.info.run_id, sent_rounds=2).save(played.folder)
     assert send_missing(played.folder, None) == ROUNDS - 2
     assert_each_round_is_there_once(played)
@@ -160,10 +160,10 @@ def test_the_stores_password_is_kept_nowhere(
     caplog.set_level(logging.DEBUG, logger="narrowcast")
     uri = server.uri.replace("://", f"://alice:{SECRET}@")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    play(tmp_path, load("tracking.system_metrics=false"))
+    run_tracked(tmp_path, load("tracking.system_metrics=false"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     whole = load(f"tracking.uri={uri}", "tracking.system_metrics=true")
-    played = play(tmp_path, whole)
+    played = run_tracked(tmp_path, whole)
     assert_each_round_is_there_once(played)
 
     messages = []
@@ -214,7 +214,7 @@ class _Refusing(BaseHTTPRequestHandler):
 
 
 class _Agreeing(_Refusing):
-    """Says an empty object to everything, as some other program on the port may."""
+    """Answers every request with an empty object, as another program on the port may."""
 
     def do_GET(self) -> None:
         self.send_response(200)

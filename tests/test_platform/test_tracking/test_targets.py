@@ -1,4 +1,4 @@
-"""Targets: what it took to reach them, found in the journal, told in result.json, MLflow and the tables."""
+"""The cost of reaching targets, from the journal to result.json, MLflow and the tables."""
 
 from __future__ import annotations
 

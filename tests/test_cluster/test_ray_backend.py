@@ -1,4 +1,4 @@
-"""Results do not depend on where a run is played, nor on who dies meanwhile: real Ray, real data, real kills."""
+"""Results on Ray are those of the local backend, also if hosts or the driver are killed: real Ray, data and kills."""
 
 from __future__ import annotations
 
