@@ -14,7 +14,7 @@ from narrowcast.platform.tracking import units
 from narrowcast.runs.comparison import Comparison, differing_settings, primary_metric
 from narrowcast.runs.result import Result, goal
 
-_COSTS = ("uplink", "of full\nmodel", "downlink", "simulated\ntime", "wall\ntime")
+_COSTS = ("uplink", "compression", "downlink", "simulated\ntime", "wall\ntime")
 
 
 def result_table(result: Result) -> Table:
@@ -56,7 +56,7 @@ def comparison_table(comparison: Comparison) -> Table:
                 for metric in measured
             ),
             units.format_bits(run.uplink_bits),
-            units.format_ratio(run.uplink_bits, run.full_uplink_bits),
+            units.format_compression(run.uplink_bits, run.full_uplink_bits),
             units.format_bits(run.downlink_bits),
             units.format_seconds(run.simulated_seconds),
             units.format_seconds(run.wall_seconds),

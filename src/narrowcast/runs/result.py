@@ -231,11 +231,11 @@ class Result:
                     peak = f" (best {units.format_percent(best.value)} in round {best.round})" if best else ""
                     rows.append((f"{split} {label}", units.format_percent(self.final[name]) + peak))
         rows += [(goal(each), target_cost(each)) for each in self.targets]
-        ratio = units.format_ratio(self.uplink_bits, self.full_uplink_bits)
+        compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         return [
             *rows,
             ("uplink", f"{units.format_bits(self.uplink_bits)} ({self.uplink_bits:,} bits)"),
-            ("of full model", f"{ratio} of {units.format_bits(self.full_uplink_bits)}"),
+            ("compression", f"{compression} (full model: {units.format_bits(self.full_uplink_bits)})"),
             ("downlink", units.format_bits(self.downlink_bits)),
             ("simulated time", units.format_seconds(self.simulated_seconds)),
             ("wall time", units.format_seconds(self.wall_seconds)),

@@ -10,8 +10,8 @@ from narrowcast.platform.tracking.units import (
     TIME_UNITS,
     axis_unit,
     format_bits,
+    format_compression,
     format_percent,
-    format_ratio,
     format_seconds,
 )
 
@@ -68,18 +68,18 @@ def test_shares_read_in_percent(share: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "whole", "text"),
+    ("bits", "full_bits", "text"),
     [
-        (10, 162, "1/16.2"),
-        (5, 5, "1/1.0"),
-        (1, 12_345, "1/12,345.0"),
-        (125, 100, "1.25 x"),
-        (0, 100, "0"),
+        (10, 162, "16.2x"),
+        (5, 5, "1.0x"),
+        (1, 12_345, "12,345.0x"),
+        (125, 100, "0.80x"),
+        (0, 100, NOT_KNOWN),
         (3, 0, NOT_KNOWN),
     ],
 )
-def test_parts_read_as_fractions_of_a_whole(part: float, whole: float, text: str) -> None:
-    assert format_ratio(part, whole) == text
+def test_compression_is_relative_to_the_full_model(bits: float, full_bits: float, text: str) -> None:
+    assert format_compression(bits, full_bits) == text
 
 
 @pytest.mark.parametrize(

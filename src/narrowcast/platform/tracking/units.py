@@ -58,10 +58,9 @@ def format_percent(share: float | None) -> str:
     return NOT_KNOWN if share is None or not math.isfinite(share) else f"{100 * share:.2f} %"
 
 
-def format_ratio(part: float, whole: float) -> str:
-    """Format a part of a whole as a fraction, `1/16.2`, or as a multiple if it is larger, `1.25 x`."""
-    if not whole > 0:
+def format_compression(bits: float, full_bits: float) -> str:
+    """Format how many times smaller a number of bits is than that of the full model: `16.2x`, or `0.80x` if larger."""
+    if not (bits > 0 and full_bits > 0):
         return NOT_KNOWN
-    if part > whole:
-        return f"{part / whole:.3g} x"
-    return f"1/{whole / part:,.1f}" if part else "0"
+    factor = full_bits / bits
+    return f"{factor:,.1f}x" if factor >= 1 else f"{factor:.2f}x"
