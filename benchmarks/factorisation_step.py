@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from narrowcast.algorithms.federated.colr import draw_basis
+from narrowcast.algorithms.codecs.random_basis import draw_basis
 from narrowcast.algorithms.local_training.batches import ChunkBatches, draw_batches
 from narrowcast.algorithms.local_training.factorisation import train_low_rank, train_rows
 from narrowcast.algorithms.local_training.fused import Factors, train_low_rank_fused, train_rows_fused

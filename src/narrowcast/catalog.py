@@ -12,6 +12,8 @@ from typing import Any
 
 from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.algorithms.codecs.stages import STAGES as CODECS
+from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo
+from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
@@ -56,6 +58,8 @@ ALGORITHMS = Registry(
         "fedpara": FedPara,
         "colr": CoLR,
         "scolr": SCoLR,
+        "adaptive_svd": AdaptiveSVD,
+        "adaptive_atomo": AdaptiveAtomo,
     },
 )
 MODELS = Registry(

@@ -163,7 +163,7 @@ def rank_policy_cases(policy: RankPolicy) -> dict[str, RankPolicy]:
 
 def ranks_lie_between_none_and_the_highest(policy: RankPolicy) -> None:
     """Choose among eight ranks for a hundred clients."""
-    ranks = policy.ranks(profiles_of(np.arange(100)), _bits_at_rank(100), 0, 1)
+    ranks = policy.ranks(profiles_of(np.arange(100)), 8, _bits_at_rank(100), 0, 1)
     hold(ranks.shape == (100,), f"the ranks have the shape {ranks.shape}, not [100]")
     hold(np.issubdtype(ranks.dtype, np.integer), f"ranks are {ranks.dtype}, not whole numbers")
     hold(((ranks >= 0) & (ranks <= 8)).all(), "a rank is not 0 to 8")
@@ -172,9 +172,9 @@ def ranks_lie_between_none_and_the_highest(policy: RankPolicy) -> None:
 def a_rank_depends_on_seed_round_and_client_alone(policy: RankPolicy) -> None:
     """Choose for all clients and for every other one."""
     some = np.arange(100)[::-2].copy()
-    everyone = policy.ranks(profiles_of(np.arange(100)), _bits_at_rank(100), 5, 2)
+    everyone = policy.ranks(profiles_of(np.arange(100)), 8, _bits_at_rank(100), 5, 2)
     hold(
-        np.array_equal(policy.ranks(profiles_of(some), _bits_at_rank(len(some)), 5, 2), everyone[some]),
+        np.array_equal(policy.ranks(profiles_of(some), 8, _bits_at_rank(len(some)), 5, 2), everyone[some]),
         "a client's rank differs when fewer clients are there",
     )
 

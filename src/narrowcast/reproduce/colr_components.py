@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.federated.row_updates import mean_change
-from narrowcast.algorithms.local_training.cohort import train_cohort_rows
+from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
-from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.algorithms.uploads.partial_sums import RowSum
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
@@ -64,19 +64,18 @@ class ComponentCounter:
         round_index = chunks[0].round_index
         if round_index == 1 or round_index % EVERY == 0:
             self.counts[round_index] = [each for chunk in chunks for each in self._count(broadcast, chunk)]
-            mean = mean_change(self.algorithm.fold([result.partial for result in results]))
+            mean = RowSum.of(self.algorithm.fold([result.partial for result in results])).mean()
             self.of_mean.append(count_components(mean, len(mean), list(SHARES.values())))
         return results
 
     def _count(self, broadcast: Arrays, chunk: Chunk) -> list[list[int]]:
-        task, ones = self.task, np.ones(len(chunk.clients), dtype=np.float32)
-        samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
-        result = train_cohort_rows(np.asarray(broadcast[ITEM_FACTORS]), chunk, task, samples, ones, keep_changes=True)
+        cohort, ones = RowCohort.draw(chunk, self.task), np.ones(len(chunk.clients), dtype=np.float32)
+        result = cohort.train_rows(np.asarray(broadcast[ITEM_FACTORS]), ones, keep_changes=True)
         assert result.row_changes is not None, "keep_changes=True returns them"
         shares = list(SHARES.values())
         return [
-            count_components(result.row_changes[start:stop], task.data.n_items, shares)
-            for start, stop in zip(samples.row_starts, samples.row_starts[1:], strict=False)
+            count_components(result.row_changes[start:stop], self.task.data.n_items, shares)
+            for start, stop in pairwise(cohort.samples.row_starts)
         ]
 
 

@@ -7,9 +7,8 @@ from math import sqrt
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from test_codecs_factors import matrix
 
-from chains import Array, codec, round_trip
+from chains import Array, codec, matrix, round_trip
 from narrowcast.algorithms.codecs.atomo import Directions
 from narrowcast.platform.types import PayloadError
 

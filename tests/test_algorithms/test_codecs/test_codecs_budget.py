@@ -60,6 +60,18 @@ def test_nothing_fits_in_no_bits() -> None:
         assert chain.levels is None or finest_levels(chain, SHAPES, 0) is None
 
 
+@pytest.mark.parametrize("coder", [(), ("entropy",)], ids=["packed", "coded"])
+def test_a_budget_that_one_level_fits_is_enough(coder: tuple[str, ...]) -> None:
+    """The coarsest quantiser has the levels -1, 0 and 1."""
+    chain = codec(quantise(levels=9), *coder)
+    one, two = (chain.with_levels(levels).encode(TENSORS, 3) for levels in (1, 2))
+    assert one.wire_bits() < two.wire_bits()
+    found = encode_within(chain, TENSORS, 3, one.wire_bits())
+    assert found is not None
+    assert found[0].data == one.data
+    assert finest_levels(chain, SHAPES, chain.with_levels(1).max_bits(SHAPES)) == 1
+
+
 def test_a_codec_without_levels_has_none_to_choose() -> None:
     with pytest.raises(ValueError, match="no levels to choose"):
         finest_levels(codec("svd"), SHAPES, 1000)

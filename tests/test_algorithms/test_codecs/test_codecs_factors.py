@@ -7,17 +7,10 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from chains import CHAINS, Array, codec, error, quantise, round_trip, shapes_of
+from chains import CHAINS, Array, codec, error, matrix, quantise, round_trip, shapes_of
 from narrowcast.algorithms.codecs.error_feedback import MEMORY, memory_of_rows, with_memory_of_rows
 from narrowcast.algorithms.codecs.power_sgd import WARM
 from narrowcast.algorithms.codecs.svd import truncated_svd
-
-
-def matrix(rows: int, columns: int, seed: int = 0, decay: float = 0.7) -> Array:
-    """Singular values that fall by `decay` each."""
-    random = np.random.default_rng(seed)
-    left, _, right = np.linalg.svd(random.standard_normal((rows, columns)), full_matrices=False)
-    return ((left * decay ** np.arange(min(rows, columns))) @ right).astype(np.float32)
 
 
 def best(values: Array, rank: int) -> Array:

@@ -10,37 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coded_round import COARSE, EXAMPLES, FINE, train
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_rows import decode_rows, encode_rows
-from narrowcast.algorithms.codecs.entropy import Entropy
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
+from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
-from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.codecs.svd import SVD
 from narrowcast.algorithms.codecs.topk import TopK
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.batches import draw_batches, likely_rows
+from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.population import Population
-from narrowcast.platform.types import Chunk, ChunkResult, PayloadError
+from narrowcast.platform.types import Chunk, PayloadError
 from per_client import make_task, synthetic
 
-FINE = (Quantise(levels=2**14, norms="column", scale="max", rounding="dithered"), Entropy())
-COARSE = (Quantise(levels=6, norms="column", rounding="dithered", norm_type="bfloat16"), Entropy())
-EXAMPLES = [3, 20, 1, 11, 8, 30]
 ALGORITHMS = [FedMF, CoLR, SCoLR]
-
-
-def train(algorithm: Any, **limits: Any) -> ChunkResult:
-    """A chunk of the fourth round."""
-    task = make_task(synthetic(EXAMPLES))
-    algorithm.check(task)
-    broadcast = algorithm.broadcast(algorithm.init(task), task, 4).arrays
-    everyone = np.arange(len(EXAMPLES))
-    state = Population.fresh(algorithm.init_clients(task), len(EXAMPLES)).take(everyone)
-    result: ChunkResult = algorithm.train(broadcast, Chunk(4, 0, everyone, state, **limits), task)
-    return result
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -49,7 +36,7 @@ def test_rows_come_back_whatever_was_likely(seed: int, n: int, sent: float, know
     random = np.random.default_rng(seed)
     rows, likely = np.flatnonzero(random.random(n) < sent), random.random(n) < known
     values = random.standard_normal((len(rows), columns)).astype(np.float32)
-    packed = encode_rows(Codec(), rows, values, likely, seed)
+    packed = encode_rows(ClientEncoder(Codec(), seed), RowUpdate(rows, values, likely))
     assert packed is not None
     got_rows, got = decode_rows(Codec(), packed[0].to_bytes(), likely, 6, seed)
     assert np.array_equal(got_rows, rows) and np.array_equal(got, values)
@@ -63,8 +50,9 @@ def test_factors_are_of_all_rows_at_once() -> None:
     random = np.random.default_rng(0)
     rows, likely = np.arange(0, 60, 2), random.random(60) < 0.7
     values = np.outer(random.standard_normal(30), random.standard_normal(6)).astype(np.float32)
-    payload, _ = encode_rows(Codec((SVD(rank=1),)), rows, values, likely, 0) or pytest.fail("nothing was sent")
-    indices, _ = encode_rows(Codec(), rows, values[:, :0], likely, 0) or pytest.fail("nothing was sent")
+    svd, float32 = ClientEncoder(Codec((SVD(rank=1),)), 0), ClientEncoder(Codec(), 0)
+    payload, _ = encode_rows(svd, RowUpdate(rows, values, likely)) or pytest.fail("nothing was sent")
+    indices, _ = encode_rows(float32, RowUpdate(rows, values[:, :0], likely)) or pytest.fail("nothing was sent")
     assert payload.wire_bits() == indices.wire_bits() + 32 * (30 + 6)
     assert np.allclose(decode_rows(Codec((SVD(rank=1),)), payload.to_bytes(), likely, 6, 0)[1], values, atol=1e-5)
 
@@ -164,9 +152,7 @@ def test_memories_are_for_bases_that_stay(kind: Any) -> None:
 
 
 def test_an_update_that_is_not_finite_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    from narrowcast.algorithms.federated import colr
-
-    inner = colr.train_cohort_components
+    inner = RowCohort.train_components
 
     def broken(*arguments: Any) -> Any:
         result = inner(*arguments)
@@ -174,7 +160,7 @@ def test_an_update_that_is_not_finite_is_not_sent(monkeypatch: pytest.MonkeyPatc
         result.row_changes[0, 0] = 2.0**100
         return result
 
-    monkeypatch.setattr(colr, "train_cohort_components", broken)
+    monkeypatch.setattr(RowCohort, "train_components", broken)
     result = train(CoLR(codec=COARSE))
     assert result.ledger.delivered.sum() == 5
     assert result.ledger.uplink_bits[~result.ledger.delivered].tolist() == [0]

@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narrowcast.algorithms.codecs.rows import _HEADER, RowsPayload
-from narrowcast.algorithms.federated import row_updates
+from narrowcast.algorithms.federated import fedmf, low_rank_rows
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
-from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
-from narrowcast.algorithms.local_training import fused
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.shared_basis import draw_components
+from narrowcast.algorithms.local_training.cohort import RowCohort
+from narrowcast.algorithms.local_training.fused import FusedResult
+from narrowcast.algorithms.uploads.send_rows import RowSending, TrainRows, train_and_send_rows
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Chunk, ChunkResult, PayloadError
@@ -175,31 +178,32 @@ def train_and_pack(
     algorithm: FedMF | CoLR | SCoLR, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ChunkResult, list[bytes | None]]:
     """Train a chunk; the bytes of each client that sends any, in the order of the chunk."""
-    kept: list[tuple[Array, list[RowsPayload]]] = []
-    train, finish = fused._train, row_updates.finish_chunk
+    payloads: list[RowsPayload] = []
 
-    def keep(task, chunk, samples, result, components, aggregation, uploads):  # type: ignore[no-untyped-def]
-        mask, payloads = aggregation == "per_item_mean", []
-        for client, user in enumerate(chunk.clients[samples.order]):
-            sent = slice(samples.row_starts[client], samples.row_starts[client + 1])
-            values = result.row_changes[sent][:, components[client]]
-            examples, rows = int(task.data.examples[user]), samples.row_items[sent]
-            payloads.append(RowsPayload(task.data.n_items, rows, values, algorithm.rows, mask, examples))
-        kept.append((samples.order, payloads))
-        return finish(task, chunk, samples, result, components, aggregation, uploads)
+    def recorded(sending: RowSending, cohort: RowCohort, columns: Array, train: TrainRows) -> ChunkResult:
+        def keep(weights: Array, keep_changes: bool) -> FusedResult:
+            del keep_changes
+            result = train(weights, True)
+            assert result.row_changes is not None
+            mask = sending.aggregation == "per_item_mean"
+            for place, client in enumerate(cohort.chunk.clients):
+                own = cohort.rows(place)
+                values, rows = result.row_changes[own][:, columns[place]], cohort.samples.row_items[own]
+                examples = int(cohort.task.data.examples[client])
+                payloads.append(RowsPayload(cohort.task.data.n_items, rows, values, sending.layout, mask, examples))
+            return result
 
-    monkeypatch.setattr(fused, "_train", lambda *arguments: train(*arguments[:-1], True))
-    monkeypatch.setattr(row_updates, "finish_chunk", keep)
+        return train_and_send_rows(sending, cohort, columns, keep)
+
+    for module in (fedmf, low_rank_rows):
+        monkeypatch.setattr(module, "train_and_send_rows", recorded)
     data = synthetic([3, 20, 1, 11, 8, 30])
     # from "not even rank 1" to "all five": a component weighs 32 bits for each row that is sent
     task = make_task(data, uplink=np.array([0.0, 10.0, 5200.0, 5500.0, 1e9, 7000.0]))
     broadcast = algorithm.broadcast(algorithm.init(task), task, 4).arrays
     users = task.model.init_clients(data, 0)
     result = algorithm.train(broadcast, Chunk(4, 0, np.arange(6), users), task)
-    ((order, sent),) = kept
-    packed: list[bytes | None] = [None] * 6
-    for place, payload in zip(order, sent, strict=True):
-        packed[place] = payload.to_bytes() if result.ledger.rank[place] else None
+    packed = [payload.to_bytes() if rank else None for payload, rank in zip(payloads, result.ledger.rank, strict=True)]
     return result, packed
 
 

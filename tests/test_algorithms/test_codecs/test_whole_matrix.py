@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import decode_matrix, encode_matrix
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.local_training.cohort import train_cohort_rows
-from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Chunk, PayloadError
@@ -55,8 +55,8 @@ def test_a_round_is_that_of_the_released_code(kind: str) -> None:
     after = algorithm.step(server, broadcast.arrays, result.partial)
 
     before = np.asarray(server[ITEM_FACTORS])
-    samples = draw_samples(task.data, chunk.clients, task.training, task.seed, 1)
-    trained = train_cohort_rows(before, chunk, task, samples, np.ones(4, dtype=np.float32), keep_changes=True)
+    cohort = RowCohort.draw(chunk, task)
+    samples, trained = cohort.samples, cohort.train_rows(before, np.ones(4, dtype=np.float32), keep_changes=True)
     assert trained.row_changes is not None
     total, touched = np.zeros_like(before), np.zeros(len(before))
     for first, last in zip(samples.row_starts, samples.row_starts[1:], strict=False):
@@ -80,7 +80,7 @@ def test_there_and_back(kind: str) -> None:
     random, codec = np.random.default_rng(0), codec_of(kind)
     rows = np.sort(random.permutation(37)[:12])
     values = random.standard_normal((12, 6)).astype(np.float32)
-    payload = encode_matrix(codec, rows, values, 37, 5)
+    payload = encode_matrix(ClientEncoder(codec, key=5), rows, values, 37)
     assert payload is not None
     back, received = decode_matrix(codec, payload.to_bytes(), 37, 6, 5)
     whole = np.zeros((37, 6), dtype=np.float32)
@@ -94,9 +94,10 @@ def test_there_and_back(kind: str) -> None:
 
 def test_a_budget_is_kept() -> None:
     codec = codec_of("svd")
-    assert encode_matrix(codec, np.arange(3), np.ones((3, 6), np.float32), 37, 0, budget_bits=100) is None
+    rows, values = np.arange(3), np.ones((3, 6), np.float32)
+    assert encode_matrix(ClientEncoder(codec, 0, budget_bits=100), rows, values, 37) is None
     quantised = Codec(TypeAdapter(Stages).validate_python([{"kind": "quantise", "levels": 7}]))
-    payload = encode_matrix(quantised, np.arange(3), np.ones((3, 6), np.float32), 37, 0, budget_bits=800)
+    payload = encode_matrix(ClientEncoder(quantised, 0, budget_bits=800), rows, values, 37)
     assert payload is not None
     assert payload.wire_bits() <= 800
 

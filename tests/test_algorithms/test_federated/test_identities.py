@@ -5,11 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.federated.colr import CoLR, basis_seed, draw_basis
+from narrowcast.algorithms.codecs.random_basis import draw_basis
+from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
-from narrowcast.algorithms.federated.row_updates import mean_change
-from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.shared_basis import basis_seed, draw_components
+from narrowcast.algorithms.uploads.partial_sums import RowSum
 from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
@@ -80,13 +82,13 @@ def test_weighted_with_equal_sizes_is_the_plain_mean(algorithm: type[FedMF | CoL
     results = [train(algorithm(aggregation=name), task, np.arange(6)) for name in ("weighted", "per_item_mean")]
     weighted, per_item = (fold(each) for each in results)
     assert weighted["weight"].tolist() == [[6 * 12]]
-    assert relative_error(mean_change(weighted), per_item["sum"] / 6) <= 1e-6
+    assert relative_error(RowSum.of(weighted).mean(), per_item["sum"] / 6) <= 1e-6
 
 
 def test_weighted_follows_the_clients_examples() -> None:
     task = make_task(synthetic([5, 20]))
-    alone = [mean_change(fold(train(FedMF(), task, np.array([client])))) for client in (0, 1)]
-    together = mean_change(fold(train(FedMF(aggregation="weighted"), task, np.arange(2))))
+    alone = [RowSum.of(fold(train(FedMF(), task, np.array([client])))).mean() for client in (0, 1)]
+    together = RowSum.of(fold(train(FedMF(aggregation="weighted"), task, np.arange(2)))).mean()
     assert relative_error(together, (5 * alone[0] + 20 * alone[1]) / 25) <= 1e-6
 
 
@@ -96,7 +98,7 @@ def test_per_item_mean_of_one_client_is_its_own_change(algorithm: FedMF | CoLR |
     for client in (1, 2):
         total = fold(train(algorithm, task, np.array([client])))
         assert set(np.unique(total["weight"])) == {0.0, 1.0}
-        assert np.array_equal(mean_change(total), total["sum"])
+        assert np.array_equal(RowSum.of(total).mean(), total["sum"])
 
 
 SHAPES = [(1, 1), (1, 8), (4, 8), (8, 8), (1, 64), (4, 64), (64, 64), (7, 65), (128, 128)]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
-from narrowcast.algorithms.federated.row_updates import mean_change
 from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.uploads.partial_sums import RowSum
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import rounds
@@ -29,7 +29,7 @@ def bits(n_clients: int, rank: int = RANK) -> Array:
 
 @pytest.mark.parametrize("rank", [1, 2, 8, 64])
 def test_uniform_ranks_are_uniform_over_one_to_r_g(rank: int) -> None:
-    ranks = UniformRank().ranks(profiles(np.arange(20_000)), bits(20_000, rank), seed=1, round_index=2)
+    ranks = UniformRank().draw(np.arange(20_000), rank, seed=1, round_index=2)
     counts = np.bincount(ranks, minlength=rank + 1)
     assert counts[0] == 0
     assert len(counts) == rank + 1
@@ -39,11 +39,11 @@ def test_uniform_ranks_are_uniform_over_one_to_r_g(rank: int) -> None:
 
 def test_a_uniform_rank_follows_client_round_and_seed_alone() -> None:
     clients = np.array([5, 900, 17, 3])
-    together = UniformRank().ranks(profiles(clients), bits(4), 1, 2)
-    alone = [UniformRank().ranks(profiles(np.array([client])), bits(1), 1, 2)[0] for client in clients]
+    together = UniformRank().ranks(profiles(clients), RANK, bits(4), 1, 2)
+    alone = [UniformRank().ranks(profiles(np.array([client])), RANK, bits(1), 1, 2)[0] for client in clients]
     assert together.tolist() == alone
     many = np.arange(100)
-    drawn = [UniformRank().ranks(profiles(many), bits(100), *key).tolist() for key in ((1, 2), (1, 3), (2, 2), (1, 2))]
+    drawn = [UniformRank().draw(many, RANK, *key).tolist() for key in ((1, 2), (1, 3), (2, 2), (1, 2))]
     assert drawn[0] == drawn[3]
     assert drawn[0] not in drawn[1:3]
 
@@ -53,7 +53,7 @@ def test_bandwidth_takes_the_highest_rank_within_the_budget(upload_seconds: floa
     uplink = np.random.default_rng(0).uniform(0, 250, 500) / upload_seconds
     weights = bits(500)
     policy = BandwidthRank(upload_seconds=upload_seconds)
-    ranks = policy.ranks(profiles(np.arange(500), uplink), weights, seed=0, round_index=1)
+    ranks = policy.ranks(profiles(np.arange(500), uplink), RANK, weights, seed=0, round_index=1)
     assert set(ranks) == set(range(RANK + 1))
     for client, rank in enumerate(ranks):
         budget = uplink[client] * upload_seconds
@@ -63,7 +63,7 @@ def test_bandwidth_takes_the_highest_rank_within_the_budget(upload_seconds: floa
 
 @pytest.mark.parametrize(("uplink", "rank"), [(109.99, 0), (110.0, 1), (119.99, 1), (120.0, 2), (180.0, 8), (1e9, 8)])
 def test_bandwidth_at_the_edges(uplink: float, rank: int) -> None:
-    assert BandwidthRank().ranks(profiles(np.arange(1), np.array([uplink])), bits(1), 0, 1).tolist() == [rank]
+    assert BandwidthRank().ranks(profiles(np.arange(1), np.array([uplink])), RANK, bits(1), 0, 1).tolist() == [rank]
 
 
 def train(algorithm: SCoLR, uplink: list[float]) -> tuple[ChunkResult, Array]:
@@ -124,4 +124,4 @@ def test_a_round_in_which_nobody_affords_anything_leaves_the_model_alone() -> No
     assert not ledger.delivered.any()
     assert np.array_equal(after.server[ITEM_FACTORS], before.server[ITEM_FACTORS])
     assert (after.clients[USER_FACTORS] != algorithm.init_clients(task)[USER_FACTORS]).any(axis=1).all()
-    assert not mean_change({"sum": np.zeros((3, 2)), "weight": np.zeros((3, 1))}).any()
+    assert not RowSum.of({"sum": np.zeros((3, 2)), "weight": np.zeros((3, 1))}).mean().any()

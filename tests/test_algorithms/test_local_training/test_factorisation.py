@@ -8,11 +8,12 @@ from cohorts import Cohort, random_cohort
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
-from narrowcast.algorithms.federated.row_updates import mean_change
-from narrowcast.algorithms.federated.scolr import SCoLR, draw_components
+from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
 from narrowcast.algorithms.local_training.subspace import Subspace
+from narrowcast.algorithms.uploads.partial_sums import RowSum
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
 from narrowcast.platform.threads import one_thread
@@ -65,7 +66,7 @@ def test_batched_program_equals_the_per_client_reference(case: int, name: str) -
 def compare_float32(result: ChunkResult, wanted: Trained) -> None:
     delivered = result.ledger.delivered
     assert (delivered == (result.ledger.rank > 0)).all()
-    assert relative_error(mean_change(result.partial), wanted.per_item_mean(delivered)) <= FLOAT32_BOUND
+    assert relative_error(RowSum.of(result.partial).mean(), wanted.per_item_mean(delivered)) <= FLOAT32_BOUND
     assert relative_error(result.state[USER_FACTORS], wanted.user_factors) <= FLOAT32_BOUND
     assert relative_error(result.ledger.loss, wanted.loss) <= FLOAT32_BOUND
 

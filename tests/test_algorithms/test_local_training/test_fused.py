@@ -15,7 +15,7 @@ import torch
 
 import narrowcast
 from cohorts import Cohort, random_cohort
-from narrowcast.algorithms.federated.colr import draw_basis
+from narrowcast.algorithms.codecs.random_basis import draw_basis
 from narrowcast.algorithms.local_training import fused
 from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows

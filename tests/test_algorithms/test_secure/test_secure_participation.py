@@ -43,7 +43,7 @@ def test_the_largest_cohort_that_can_pay_for_its_keys_takes_part(budgets: list[i
     given_bits, n = np.array(budgets)[participation.clients], len(participation.clients)
     assert (participation.uplink_bits <= given_bits).all()
     update = messages.update_bits_at_rank()
-    drawn = algorithm.algorithm.rank_policy.ranks(task.profiles.take(cohort), np.zeros((len(cohort), 7)), task.seed, 1)
+    drawn = algorithm.algorithm.rank_policy.draw(cohort, 6, task.seed, 1)
     least = np.ones(len(cohort), dtype=np.int64) if policy == "channel" else drawn
     for more in range(n + 1, len(cohort) + 1):
         assert (update[least] + messages.protocol_bits(more) <= budgets).sum() < more

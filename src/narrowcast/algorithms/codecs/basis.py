@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.factors import Rank
+from narrowcast.algorithms.codecs.random_basis import BasisKind, draw_basis
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform
 from narrowcast.algorithms.codecs.wire import Reader
-from narrowcast.algorithms.federated.shared_basis import BasisKind, draw_basis
 from narrowcast.platform.types import Arrays
 
 

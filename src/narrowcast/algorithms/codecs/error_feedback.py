@@ -27,6 +27,7 @@ class ErrorFeedback(ValueStage):
     """
 
     of_whole: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
     kind: Literal["error_feedback"] = "error_feedback"
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:

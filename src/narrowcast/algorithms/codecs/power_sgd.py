@@ -6,7 +6,7 @@ their Algorithm 2.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ class PowerSGD(Factored):
     workers in two rounds of communication. 2. the first Q is drawn from the client's key. 3. P is made orthonormal by
     Householder reflections and not by Gram-Schmidt.
     """
+
+    remembers: ClassVar[bool] = True
 
     kind: Literal["power_sgd"] = "power_sgd"
 

@@ -43,6 +43,8 @@ class Stage(BaseModel, ABC):
     gives: ClassVar[Signal] = "values"
     of_whole: ClassVar[bool] = False
     """Whether all rows of a matrix belong together: a memory is of all of them, and factors cost least for all."""
+    remembers: ClassVar[bool] = False
+    """Whether clients keep state from round to round."""
     kind: str
 
 

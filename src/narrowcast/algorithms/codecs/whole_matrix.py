@@ -1,42 +1,38 @@
-"""A whole matrix on the wire through a codec, zeros included, with a bit for each row that was trained."""
+"""A whole matrix on the wire through a codec, untouched rows included, with a bit per row: trained or not."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.codecs.budget import encode_within
-from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_rows import CodedRows
+from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import IntArray, PayloadError
 
 WHOLE = "matrix"
-"""The name under which a codec sees the matrix."""
+"""The tensor that a codec sees."""
 
 
 def encode_matrix(
-    codec: Codec, rows: IntArray, values: NDArray[np.float32], n_rows: int, key: int, *, budget_bits: float = np.inf
-) -> CodedRows | None:
-    """Pack a matrix [n_rows, k] that has `values` [m, k] in the trained `rows` and zeros elsewhere, within a budget.
+    encoder: ClientEncoder, rows: IntArray, values: NDArray[np.float32], n_rows: int
+) -> EncodedUpdate | None:
+    """Pack a matrix [n_rows, k] with `values` [m, k] in the trained `rows` and zeros elsewhere, within the budget.
 
-    None where no levels of the codec fit; raises `UnsendableUpdateError` for values that are not finite.
+    None if no levels of the codec fit. Raise `UnsendableUpdateError` for values that are not finite.
     """
     trained = np.zeros(n_rows, dtype=bool)
     trained[rows] = True
     matrix = np.zeros((n_rows, values.shape[1]), dtype=np.float32)
     matrix[rows] = values
-    mask = np.packbits(trained, bitorder="little").tobytes()
-    if np.isinf(budget_bits):
-        return CodedRows(mask + codec.encode({WHOLE: matrix}, key).to_bytes())
-    fitting = encode_within(codec, {WHOLE: matrix}, key, budget_bits - 8 * len(mask))
-    return None if fitting is None else CodedRows(mask + fitting[0].to_bytes())
+    fitting = encoder.encode({WHOLE: matrix}, np.packbits(trained, bitorder="little").tobytes())
+    return None if fitting is None else EncodedUpdate(fitting[0])
 
 
 def decode_matrix(
     codec: Codec, data: bytes, n_rows: int, columns: int, key: int
 ) -> tuple[IntArray, NDArray[np.float32]]:
-    """The trained rows [m] and what the receiver gets of them [m, k], or `PayloadError`."""
+    """Return the trained rows [m] and their values [m, k] as the receiver gets them; raise `PayloadError`."""
     reader = Reader(data)
     bits = np.unpackbits(np.frombuffer(bytes(reader.take(-(-n_rows // 8))), dtype=np.uint8), bitorder="little")
     if bits[n_rows:].any():

@@ -1,68 +1,85 @@
 """FedAvg: clients train the whole model and the server adds the weighted mean of their changes.
 
 Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
-Algorithm 1.
+Algorithm 1. Letters: x the server's model, y_u client u's after its local steps, n_u its examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.dense_updates import (
-    SUM,
-    WEIGHT,
-    Weights,
-    WholeModel,
-    client_weights,
-    finish_dense,
-    weighted_mean,
-    weighted_sum,
-)
-from narrowcast.algorithms.federated.dense_uploads import send_tensors
-from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
+from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all
+from narrowcast.algorithms.uploads.aggregation import Weights, tensor_weights
+from narrowcast.algorithms.uploads.chunk_results import chunk_result
+from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, add_up
+from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 
 class Averaging(WholeModel):
-    """What FedAvg and its kin share: x += server_learning_rate * sum w_u (y_u - x) / sum w_u over who delivered."""
+    """x += server_learning_rate * sum w_u (y_u - x) / sum w_u over the clients that delivered; w_u is n_u, or 1.
+
+    FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds.
+    """
 
     weights: Weights = "examples"
 
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Send x to every client of the round."""
+        del task, round_index
+        return broadcast_all(server)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Add up the chunks' sums."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Return x plus the weighted mean of the clients' changes, at the server's learning rate."""
+        del broadcast
+        sums, rate = TensorSum.of(total), self.server_learning_rate
+        return {name: values + rate * sums.mean(name) for name, values in server.items()}
+
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
+        """Return a partial sum with its changes times `factor`, and their weight unchanged."""
+        tensors = {name: values * factor for name, values in TENSORS.of(partial).items()}
+        return {**partial, **TENSORS.add(tensors)}
+
+    def sum_layout(self, task: Task, cohort: int) -> SumLayout:
+        """Return one group: all tensors, and the weight that they are multiplied by."""
+        tensors = {TENSORS.name(name): np.asarray(values) for name, values in self.init(task).items()}
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+            name: (values.shape, values.dtype) for name, values in tensors.items()
+        }
+        shapes[WEIGHT] = ((), np.float64)
+        values = tuple(Part(name, None, values.size) for name, values in tensors.items())
+        most = largest_weight(task, cohort) if self.weights == "examples" else cohort
+        return SumLayout((Group(values, (Part(WEIGHT, None, 1),)),), shapes, most, cohort, one_weight=True)
+
+    # Client half
+
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
-        """Plain local SGD."""
+        """Return what the algorithm adds to the local steps: nothing, plain SGD."""
         del chunk, task
         return LocalTerms()
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
-        """Train the whole model."""
+        """Train the whole model from x."""
         return LocalCall(broadcast, chunk, task, self.terms(chunk, task))
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Add up the clients' weighted changes."""
+        """Send y_u - x, and add up w_u (y_u - x)."""
         del broadcast
-        uploads = send_tensors(task, chunk, updates, updates.changes, Codec(self.codec))
-        weight = client_weights(self.weights, task, chunk, uploads.delivered)
-        partial = {**weighted_sum(uploads.changes, weight), WEIGHT: np.array(weight.sum())}
-        return finish_dense(chunk, updates, uploads, partial)
-
-    def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """The sum over all chunks."""
-        return add_up(partials)
-
-    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
-        """The weighted changes times `factor`, and their weight as it is."""
-        return {name: values * factor if name.startswith(SUM) else values for name, values in partial.items()}
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Add the mean change."""
-        del broadcast
-        rate = self.server_learning_rate
-        return {name: values + rate * weighted_mean(total, name) for name, values in server.items()}
+        received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
+        weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
+        return chunk_result(chunk, updates, uploads, TensorSum.weighted(received, weight).arrays())
 
 
 class FedAvg(Averaging):

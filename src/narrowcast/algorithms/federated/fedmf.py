@@ -1,4 +1,4 @@
-"""FedMF: federated averaging of the whole item matrix.
+"""FedMF: federated averaging of the whole item matrix Q [N, d].
 
 Reference: Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020; McMahan et al., AISTATS
 2017. The baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
@@ -18,31 +18,32 @@ from narrowcast.algorithms.codecs.coded_rows import LIKELY
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
-from narrowcast.algorithms.federated.codec_state import init_codec_state
-from narrowcast.algorithms.federated.row_updates import changed_rows, mean_change, only_factorisation, train_and_send
-from narrowcast.algorithms.federated.row_uploads import Aggregation, Sending
-from narrowcast.algorithms.federated.sums import add_up
-from narrowcast.algorithms.local_training.cohort import train_cohort_rows
-from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.algorithms.federated.factorisation_checks import only_factorisation
+from narrowcast.algorithms.federated.sum_layout import SumLayout, row_sum_layout
+from narrowcast.algorithms.local_training.cohort import RowCohort
+from narrowcast.algorithms.uploads.aggregation import Aggregation
+from narrowcast.algorithms.uploads.client_loop import init_codec_state
+from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
+from narrowcast.algorithms.uploads.row_view import row_coding
+from narrowcast.algorithms.uploads.send_rows import RowSending, train_and_send_rows
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload
 
 _CHANGED, _SENT, _KEY = "changed_rows", "sent", "downlink_key"
-_REMEMBER = ("error_feedback", "power_sgd")
 
 
 class FedMF(AlgorithmDefaults, BaseModel):
-    """Clients train the rows of Q they touch and send the changes; the server adds their mean.
+    """Clients train the rows of Q that they touch and send the changes; the server adds their mean.
 
-    Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation, Algorithm 1's weights are
+    With `rows: all` a `codec` sees the client's whole change, zeros included, and with `downlink_codec` Q moves by the
+    decoded mean change. Both with the same `svd` or `top_k` are the baselines of the paper's Fig. 4 as in its released
+    code: each row of the sum is divided by the clients that touched it, whatever Top-K left of theirs.
+
+    Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation; Algorithm 1's weights are
     `weighted`. 2. `rows: touched` sends only the changed rows; `all` sends zeros too, as the paper counts.
-
-    With `rows: all` a `codec` sees the client's whole change, zeros included, and with `downlink_codec` Q moves by what
-    is decoded of the mean change. Both with the same `svd` or `top_k` are the baselines of the paper's Fig. 4 as in its
-    released code: each row of the sum is divided by the clients that touched it, whatever Top-K left of theirs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,29 +56,31 @@ class FedMF(AlgorithmDefaults, BaseModel):
     downlink_codec: Stages = ()
 
     def check(self, task: Task) -> None:
-        """Only matrix factorisation has rows to send; only touched rows have a memory."""
+        """Raise `UserError` for models other than matrix factorisation, and for whole matrices in stateful codecs."""
         only_factorisation(self.kind, task)
         whole = {"codec": self.codec if self.rows == "all" else (), "downlink_codec": self.downlink_codec}
         for field, stages in whole.items():
-            if remembers := [stage.kind for stage in stages if stage.kind in _REMEMBER]:
+            if remembers := [stage.kind for stage in stages if stage.remembers]:
                 advice = "algorithm.rows = touched" if field == "codec" else "another stage"
                 raise UserError(f"algorithm.{field} has {remembers[0]}, which whole matrices go without; use {advice}")
 
     def init(self, task: Task) -> Arrays:
-        """Q, and which of its rows the last round changed."""
+        """Return Q, and the rows that the last round changed: none."""
         server = task.model.init_server(task.data, task.seed)
         return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool), _SENT: np.empty(0, dtype=np.uint8)}
 
     def init_clients(self, task: Task) -> Arrays:
-        """The user factors P, and what the codec keeps."""
+        """Return the user factors P [U, d], and the codec's state."""
         clients = task.model.init_clients(task.data, task.seed)
         if self.rows == "all":
             return clients
         rows = {LIKELY: (task.data.n_items, clients[USER_FACTORS].shape[1])}
         return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, rows)}
 
+    # Server half
+
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Q, or its changed rows for a client that holds the last round's, or the last change as it was coded."""
+        """Send Q; to a client that holds the last round's, its changed rows, or the last change as it was coded."""
         item_factors = np.asarray(server[ITEM_FACTORS])
         changed = np.flatnonzero(server[_CHANGED])
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
@@ -87,32 +90,39 @@ class FedMF(AlgorithmDefaults, BaseModel):
         key = stream_keys(task.seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))
         return Broadcast({ITEM_FACTORS: item_factors, _KEY: key}, full, update if round_index > 1 else None)
 
-    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
-        """Train the chunk's clients on whole rows."""
-        samples = draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
-        item_factors = np.asarray(broadcast[ITEM_FACTORS])
-        every_column = np.ones((len(samples.order), item_factors.shape[1]), dtype=bool)
-        how = Sending(self.aggregation, self.rows, Codec(self.codec))
-        train = partial(train_cohort_rows, item_factors, chunk, task, samples)
-        return train_and_send(how, task, chunk, samples, every_column, train)
-
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """The sum over all chunks."""
+        """Add up the chunks' sums."""
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Q += mean change, or what is decoded of it, at the server's learning rate."""
-        change, sent = np.float32(self.server_learning_rate) * mean_change(total), b""
+        """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate."""
+        rows = RowSum.of(total)
+        change, sent = np.float32(self.server_learning_rate) * rows.mean(), b""
         if self.downlink_codec and np.isfinite(change).all():
             codec, key = Codec(self.downlink_codec), int(broadcast[_KEY][0])
             sent = codec.encode({WHOLE: change}, key).to_bytes()
             change = codec.decode(sent, {WHOLE: change.shape}, key)[WHOLE]
         return {
             ITEM_FACTORS: np.asarray(server[ITEM_FACTORS]) + change,
-            _CHANGED: changed_rows(total),
+            _CHANGED: rows.changed_rows(),
             _SENT: np.frombuffer(sent, dtype=np.uint8),
         }
 
     def final(self, server: Arrays) -> Arrays:
-        """Q."""
+        """Return Q."""
         return {ITEM_FACTORS: server[ITEM_FACTORS]}
+
+    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
+        """Return the layout of the sum of the changes of Q."""
+        if not isinstance(task.model, MatrixFactorisation):
+            return None
+        return row_sum_layout(self.aggregation, task.model.embedding_dim, task, cohort)
+
+    # Client half
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train p_u and the rows of Q that the chunk's clients touch, and send the changes of the rows."""
+        cohort, item_factors = RowCohort.draw(chunk, task), np.asarray(broadcast[ITEM_FACTORS])
+        every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
+        sending = RowSending(self.aggregation, self.rows, row_coding(Codec(self.codec), self.rows))
+        return train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))

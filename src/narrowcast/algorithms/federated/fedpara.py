@@ -24,7 +24,7 @@ class FedPara(Averaging):
 
     Clients train, send and receive the factors, and vectors whole; `gamma` chooses the inner rank.
 
-    Differs from the paper: 1. all weights with two or more dimensions have factors where these are fewer values, the
+    Differs from the paper: 1. all weights with two or more dimensions have factors if these are fewer values; the
     paper names its layers by hand. 2. factors are drawn so that the product has the variance of the model's own
     initial weight; the released code draws each by He's rule. 3. weight decay is that of W and not of the factors.
     4. no tanh on the halves and no Jacobian correction, which the paper has as options.
@@ -34,23 +34,23 @@ class FedPara(Averaging):
     gamma: float = Field(0.1, ge=0, le=1, description="0: least rank that allows full rank; 1: as many values as W")
 
     def check(self, task: Task) -> None:
-        """Only networks have weights to factorise."""
+        """Raise `UserError` for models other than networks: they have weights to factorise."""
         if not isinstance(task.model, Classifier):
             raise UserError(
                 f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use fedavg, colr or scolr'
             )
 
     def init(self, task: Task) -> Arrays:
-        """The factors, and the parameters that have none."""
+        """Return the factors, and the parameters that have none."""
         return factorise(task.model.init_server(task.data, task.seed), self.gamma, task.seed)
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
-        """Local SGD on the factors."""
+        """Return local SGD on the factors."""
         del chunk, task
         return LocalTerms(rebuild=_rebuild)
 
     def final(self, server: Arrays) -> Arrays:
-        """The model's parameters."""
+        """Return the model's parameters: the products of the factors."""
         return products_of_arrays(server)
 
 

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model, and may do part of the work.
+"""FedProx: FedAvg whose clients are held near the global model, and may train for fewer epochs.
 
 Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (arXiv:1812.06127), Algorithm 2.
 """
@@ -29,7 +29,7 @@ class FedProx(Averaging):
     partial_share: float = Field(0.0, ge=0, le=1, description="share of the clients that do part of the epochs")
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
-        """The proximal term, and the epochs that each client has time for."""
+        """Return the proximal term, and the epochs that each client has time for."""
         if not self.partial_share:
             return LocalTerms(proximal=self.mu)
         keys = stream_keys(task.seed, "partial work", chunk.round_index, chunk.clients)
@@ -39,5 +39,5 @@ class FedProx(Averaging):
         return LocalTerms(self.mu, epochs=np.where(slow, 1 + uniform_below(keys, first + 1, epochs), epochs))
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """As much as is broadcast, where all do all epochs."""
+        """Return the size of each client's upload, [C]; None if some clients do part of the epochs, or with a codec."""
         return None if self.partial_share else super().upload_bits(broadcast, task, clients)

@@ -12,8 +12,9 @@ from typing import Literal
 import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.dense_updates import WholeModel, finish_dense
-from narrowcast.algorithms.federated.dense_uploads import send_tensors
+from narrowcast.algorithms.federated.whole_model import WholeModel
+from narrowcast.algorithms.uploads.chunk_results import chunk_result
+from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
@@ -21,31 +22,35 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, Lo
 class Median(WholeModel):
     """x += server_learning_rate * median_u (y_u - x), coordinate by coordinate, over the clients that delivered.
 
-    Differs from the paper: 1. clients may take several local steps, where the paper's send one gradient.
+    Differs from the paper: 1. clients may take several local steps; the paper's send one gradient.
     """
 
     kind: Literal["median"] = "median"
 
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
-        """Train the whole model."""
-        return LocalCall(broadcast, chunk, task, LocalTerms())
-
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Hand on every delivered change."""
-        del broadcast
-        uploads = send_tensors(task, chunk, updates, updates.changes, Codec(self.codec))
-        partial = {name: values[uploads.delivered] for name, values in uploads.changes.items()}
-        return finish_dense(chunk, updates, uploads, partial)
+    # Server half
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """All changes, one after the other."""
+        """Concatenate the chunks' changes, [C, ...]."""
         return {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Add the median change; nothing changes where nobody delivered."""
+        """Return x plus the median change; x if no client delivered."""
         del broadcast
         rate = self.server_learning_rate
         return {
             name: np.asarray(values) + rate * np.median(total[name], axis=0) if len(total[name]) else values
             for name, values in server.items()
         }
+
+    # Client half
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Train the whole model from x."""
+        return LocalCall(broadcast, chunk, task, LocalTerms())
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send y_u - x; the chunk's part of the aggregate is every delivered change."""
+        del broadcast
+        received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
+        partial = {name: values[uploads.delivered] for name, values in received.items()}
+        return chunk_result(chunk, updates, uploads, partial)

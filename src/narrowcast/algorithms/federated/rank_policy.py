@@ -1,4 +1,4 @@
-"""How SCoLR's clients choose their rank in a round."""
+"""How SCoLR's clients choose their rank r_u in a round."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ class RankPolicy(Protocol):
         """Its name in the catalog."""
         ...
 
-    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
-        """Return the rank of each client, [C]; `bits_at_rank` [C, r_g + 1] holds the bits of rank 0, 1, ..."""
+    def ranks(
+        self, profiles: Profiles, global_rank: int, bits_at_rank: IntArray, seed: int, round_index: int
+    ) -> IntArray:
+        """Return the rank of each client, 0..r_g [C]; a client of rank 0 sends nothing.
+
+        `bits_at_rank` [C, r_g + 1] is the size of float32 updates of rank 0..r_g.
+        """
         ...
 
 
@@ -35,17 +40,23 @@ class UniformRank(BaseModel):
 
     kind: Literal["uniform"] = "uniform"
 
-    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
-        """The rank of each client, [C]; `bits_at_rank` [C, r_g + 1] is what rank 0, 1, ... would weigh."""
-        keys = stream_keys(seed, "rank", round_index, profiles.client)
-        highest = np.full(len(profiles), bits_at_rank.shape[1] - 1)
-        return 1 + uniform_below(keys, np.zeros(len(profiles), dtype=np.int64), highest)
+    def ranks(
+        self, profiles: Profiles, global_rank: int, bits_at_rank: IntArray, seed: int, round_index: int
+    ) -> IntArray:
+        """Return a rank of 1..r_g for each client, [C]."""
+        del bits_at_rank
+        return self.draw(profiles.client, global_rank, seed, round_index)
+
+    def draw(self, clients: IntArray, global_rank: int, seed: int, round_index: int) -> IntArray:
+        """Draw the rank of each client, [C]; public, every party regenerates it from the seed."""
+        keys = stream_keys(seed, "rank", round_index, clients)
+        return 1 + uniform_below(keys, np.zeros(len(clients), dtype=np.int64), np.full(len(clients), global_rank))
 
 
 class BandwidthRank(BaseModel):
-    """Each client takes the highest rank whose payload its uplink carries within `upload_seconds`.
+    """Each client takes the highest rank whose float32 payload its uplink carries within `upload_seconds`.
 
-    A client that cannot afford rank 1 sends nothing in this round; it is recorded with rank 0.
+    A client that cannot afford rank 1 sends nothing in this round; the ledger records rank 0.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,9 +64,11 @@ class BandwidthRank(BaseModel):
     kind: Literal["bandwidth"] = "bandwidth"
     upload_seconds: float = Field(1.0, gt=0, description="time that an upload may take")
 
-    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
-        """The rank of each client, [C]; `bits_at_rank` [C, r_g + 1] is what rank 0, 1, ... would weigh."""
-        del seed, round_index
+    def ranks(
+        self, profiles: Profiles, global_rank: int, bits_at_rank: IntArray, seed: int, round_index: int
+    ) -> IntArray:
+        """Return the highest rank of each client, [C], whose `bits_at_rank` [C, r_g + 1] its uplink carries in time."""
+        del global_rank, seed, round_index
         budget = profiles.uplink_bits_per_second * self.upload_seconds
         return (bits_at_rank[:, 1:] <= budget[:, None]).sum(axis=1)
 
@@ -63,19 +76,21 @@ class BandwidthRank(BaseModel):
 class ChannelRank(BaseModel):
     """Each client takes the rank that serves best within the bits that the radio gives it in this round.
 
-    With a quantiser in the codec it is the joint choice of rank and levels (`channel.joint`), otherwise the highest
-    rank that fits, in float32 or with all that `secure` adds. A client that cannot afford rank 1 sends nothing, and is
-    recorded with rank 0; where the radio limits nobody, all take r_g.
+    With a quantiser in the codec rank and levels are chosen together (`channel.joint`); otherwise the rank is the
+    highest that fits in float32, or with all that `secure` adds. A client that cannot afford rank 1 sends nothing, and
+    the ledger records rank 0. If the radio limits nobody, all clients take r_g.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["channel"] = "channel"
 
-    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
-        """The highest rank, which the budget has yet to cut, [C]; `bits_at_rank` [C, r_g + 1]."""
-        del seed, round_index
-        return np.full(len(profiles), bits_at_rank.shape[1] - 1)
+    def ranks(
+        self, profiles: Profiles, global_rank: int, bits_at_rank: IntArray, seed: int, round_index: int
+    ) -> IntArray:
+        """Return r_g for each client, [C]: the rank where nothing limits uploads."""
+        del bits_at_rank, seed, round_index
+        return np.full(len(profiles), global_rank)
 
 
 RANK_POLICIES = Registry(

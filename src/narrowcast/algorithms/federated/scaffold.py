@@ -1,37 +1,28 @@
 """SCAFFOLD: local steps corrected by control variates, one on every client and one on the server.
 
 Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020
-(arXiv:1910.06378), Algorithm 1. Letters: x the server's model, y a client's, c and c_u the control variates.
+(arXiv:1910.06378), Algorithm 1. Letters: x the server's model, y_u client u's, c and c_u the control variates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.codec_state import init_codec_state
-from narrowcast.algorithms.federated.dense_updates import (
-    SUM,
-    WEIGHT,
-    LocalThenUpload,
-    broadcast_dense,
-    client_weights,
-    finish_dense,
-    float_bits,
-    of_clients,
-    weighted_mean,
-    weighted_sum,
-)
-from narrowcast.algorithms.federated.dense_uploads import send_tensors
-from narrowcast.algorithms.federated.sums import add_up
+from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, float32_bits
+from narrowcast.algorithms.uploads.aggregation import tensor_weights
+from narrowcast.algorithms.uploads.chunk_results import chunk_result, of_clients
+from narrowcast.algorithms.uploads.client_loop import init_codec_state
+from narrowcast.algorithms.uploads.namespace import CONTROL
+from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up
+from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
-
-_CONTROL = "control/"
 
 
 class Scaffold(LocalThenUpload):
@@ -42,81 +33,85 @@ class Scaffold(LocalThenUpload):
 
     Differs from the paper: 1. the learning rate in c_u is the local training's; with momentum, weight decay or clipping
     the control variate is that of the whole local step. 2. a client whose upload is lost, or not sent, keeps its c_u:
-    it is taken to hear of the loss, or c would be off by it for good.
+    it is assumed to learn of the loss, or c would be off by it for good.
     """
 
     kind: Literal["scaffold"] = "scaffold"
     server_learning_rate: float = Field(1.0, gt=0)
 
     def check(self, task: Task) -> None:
-        """Every model fits."""
+        """Accept every model."""
 
     def init(self, task: Task) -> Arrays:
-        """The model's parameters, and c = 0."""
+        """Return x, and c = 0."""
         model = task.model.init_server(task.data, task.seed)
-        return {**model, **{_CONTROL + name: np.zeros_like(values) for name, values in model.items()}}
+        return {**model, **CONTROL.add({name: np.zeros_like(values) for name, values in model.items()})}
 
     def init_clients(self, task: Task) -> Arrays:
-        """What the model and the codec keep on the clients, and c_u = 0."""
+        """Return the clients' private parameters, c_u = 0, and the codec's state."""
         server = self.init(task)
         controls = {
             name: np.broadcast_to(np.zeros((), values.dtype), (task.data.n_clients, *values.shape))
-            for name, values in server.items()
-            if name.startswith(_CONTROL)
+            for name, values in CONTROL.of(server).items()
         }
         shapes = {name: values.shape for name, values in server.items()}
         codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
-        return {**task.model.init_clients(task.data, task.seed), **controls, **codec}
+        return {**task.model.init_clients(task.data, task.seed), **CONTROL.add(controls), **codec}
+
+    # Server half
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """The model x and the control variate c."""
+        """Send x and c, Algorithm 1, line 3."""
         del task, round_index
-        return broadcast_dense(server, server)
-
-    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """As much as is broadcast: the changes of x and of c."""
-        return float_bits(self.codec, broadcast, task, clients)
-
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
-        """Train with corrected steps."""
-        model = self.final(broadcast)
-        corrections = {name: broadcast[_CONTROL + name] - chunk.state[_CONTROL + name] for name in model}
-        return LocalCall(model, chunk, task, LocalTerms(correction=corrections))
-
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Renew the control variates, and add up what changed."""
-        travelled = np.maximum(updates.steps, 1) * task.training.learning_rate
-        control_changes = {
-            _CONTROL + name: -broadcast[_CONTROL + name] - (change.T / travelled.astype(change.dtype)).T
-            for name, change in updates.changes.items()
-        }
-        uploads = send_tensors(task, chunk, updates, {**updates.changes, **control_changes}, Codec(self.codec))
-        received = uploads.changes
-        weight = client_weights("equal", task, chunk, uploads.delivered)
-        partial = {
-            **weighted_sum({name: received[name] for name in updates.changes}, weight),
-            **weighted_sum({name: received[name] for name in control_changes}, weight / task.data.n_clients),
-            WEIGHT: np.array(weight.sum()),
-        }
-        controls = {
-            name: of_clients(uploads.delivered, chunk.state[name] + received[name], chunk.state[name])
-            for name in control_changes
-        }
-        return finish_dense(chunk, updates, uploads, partial, state=controls)
+        return broadcast_all(server)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """The sum over all chunks."""
+        """Add up the chunks' sums."""
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """The model moves by the cohort's mean change, c by the mean over all clients of the change of c_u."""
+        """Move x by the cohort's mean change, and c by the mean change of c_u over all clients: lines 16 and 17."""
         del broadcast
-        rate = self.server_learning_rate
+        sums, rate, controls = TensorSum.of(total), self.server_learning_rate, CONTROL.add(CONTROL.of(server))
         return {
-            name: values + (total[SUM + name] if name.startswith(_CONTROL) else rate * weighted_mean(total, name))
+            name: values + (sums.tensors[name] if name in controls else rate * sums.mean(name))
             for name, values in server.items()
         }
 
     def final(self, server: Arrays) -> Arrays:
-        """The model's parameters."""
-        return {name: values for name, values in server.items() if not name.startswith(_CONTROL)}
+        """Return x."""
+        return CONTROL.without(server)
+
+    # Client half
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the size of each client's upload, [C]: the changes of x and c; None with a codec."""
+        return None if self.codec else float32_bits(broadcast, task, clients)
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Train from x with c - c_u added to every gradient: lines 7 to 10."""
+        server_controls, own = CONTROL.of(broadcast), CONTROL.of(chunk.state)
+        corrections = {name: server_controls[name] - own[name] for name in server_controls}
+        return LocalCall(self.final(broadcast), chunk, task, LocalTerms(correction=corrections))
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send the changes of y and of c_u, and add them up; c_u moves by its change as the server decodes it."""
+        travelled = np.maximum(updates.steps, 1) * task.training.learning_rate
+        controls = CONTROL.of(broadcast)
+        control_changes = {
+            name: -controls[name] - (change.T / travelled.astype(change.dtype)).T
+            for name, change in updates.changes.items()
+        }
+        changes = {**updates.changes, **CONTROL.add(control_changes)}
+        received, uploads = send_tensors(
+            chunk, task, replace(updates, changes=changes), tensor_coding(Codec(self.codec))
+        )
+        weight = tensor_weights("equal", task, chunk, uploads.delivered)
+        moved = TensorSum.weighted({name: received[name] for name in updates.changes}, weight)
+        of_all = TensorSum.weighted(CONTROL.add(CONTROL.of(received)), weight / task.data.n_clients)
+        total = replace(moved, tensors={**moved.tensors, **of_all.tensors})
+        state = {
+            name: of_clients(uploads.delivered, before + received[name], before)
+            for name, before in CONTROL.add(CONTROL.of(chunk.state)).items()
+        }
+        return chunk_result(chunk, updates, uploads, total.arrays(), state=state)

@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from narrowcast.algorithms.uploads.aggregation import Aggregation
+from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, BoolArray, IntArray
 
@@ -93,3 +95,16 @@ class Summable(Protocol):
 def largest_weight(task: Task, cohort: int) -> int:
     """Return the most training examples that a cohort of this size can have."""
     return int(np.sort(task.data.examples)[-cohort:].sum())
+
+
+def row_sum_layout(aggregation: Aggregation, columns: int, task: Task, cohort: int) -> SumLayout:
+    """Return the layout of a sum of rows [N, columns] of which a client sends all columns or nothing."""
+    n_items, weighted = task.data.n_items, aggregation == "weighted"
+    divisor = (1, 1) if weighted else (n_items, columns if aggregation == "per_component_mean" else 1)
+    return SumLayout(
+        groups=(Group((Part(ROWS, None, n_items * columns),), (Part(WEIGHT, None, divisor[0] * divisor[1]),)),),
+        shapes={ROWS: ((n_items, columns), np.float32), WEIGHT: (divisor, np.float64)},
+        max_weight=largest_weight(task, cohort) if weighted else cohort,
+        max_clients=cohort,
+        one_weight=weighted,
+    )

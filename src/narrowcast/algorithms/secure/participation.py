@@ -26,9 +26,11 @@ class AgreedRanks(BaseModel):
     kind: str
     of_client: dict[int, int]
 
-    def ranks(self, profiles: Profiles, bits_at_rank: IntArray, seed: int, round_index: int) -> IntArray:
+    def ranks(
+        self, profiles: Profiles, global_rank: int, bits_at_rank: IntArray, seed: int, round_index: int
+    ) -> IntArray:
         """Return the agreed ranks, [C]."""
-        del bits_at_rank, seed, round_index
+        del global_rank, bits_at_rank, seed, round_index
         return np.array([self.of_client.get(client, 0) for client in profiles.client.tolist()], dtype=np.int64)
 
 
@@ -100,8 +102,7 @@ class ParticipationPolicy:
         """Return the ranks that do not depend on links, [C]; 0 for updates without ranks."""
         if not isinstance(self.policy, UniformRank) or not self.messages.layout.max_rank:
             return np.zeros(len(profiles), dtype=np.int64)
-        unused = np.zeros((len(profiles), self.messages.layout.max_rank + 1), dtype=np.int64)
-        return self.policy.ranks(profiles, unused, task.seed, round_index)
+        return self.policy.draw(profiles.client, self.messages.layout.max_rank, task.seed, round_index)
 
     def _opener(self, slack: FloatArray) -> tuple[int | None, int]:
         """Return the participant that opens the sum and the bits of that; None if no participant can afford it."""

@@ -1,24 +1,21 @@
-"""A network's change in bases of the client's own: what is drawn, what it weighs, and what arrives."""
+"""Adaptive ATOMO: what a client draws, how many bits that takes, and what arrives."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from test_codecs_factors import matrix
 
-from chains import Array, codec, quantise, shapes_of
+from chains import Array, codec, matrix, quantise, shapes_of
 from digits import digits, make_task, run
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
+from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate
 from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo, best_draw, encode_drawn
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.algorithms.federated.own_basis_network import best_draw, encode_in_own_bases
-from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.models.networks import CNN
 from narrowcast.platform.population import Population
@@ -37,7 +34,8 @@ ENERGY = sum(float((values**2).sum()) for values in UPDATE.values())
 
 def send(budget: float, key: int, most: int = 64) -> tuple[CodedTensors, int, dict[str, Array]] | None:
     in_any_order = dict(reversed(UPDATE.items()))
-    encoded = encode_in_own_bases(COARSE, in_any_order, (7,), key, most=most, budget_bits=budget)
+    encoder = ClientEncoder(COARSE, key, budget_bits=budget)
+    encoded = encode_drawn(TensorUpdate(in_any_order, (7,)), encoder, max_rank=most)
     if encoded is None:
         return None
     payload, rank = encoded
@@ -115,17 +113,16 @@ def test_without_a_budget_the_strongest_are_sent_and_with_too_little_nothing() -
     )
     assert send(300, 0) is None
     still = {name: np.zeros_like(values) for name, values in UPDATE.items()}
-    assert encode_in_own_bases(COARSE, still, (7,), 0, most=4, budget_bits=1e4) is None
+    encoder = ClientEncoder(COARSE, key=0, budget_bits=1e4)
+    assert encode_drawn(TensorUpdate(still, (7,)), encoder, max_rank=4) is None
     with pytest.raises(UnsendableUpdateError):
-        encode_in_own_bases(COARSE, {**UPDATE, "1.bias": UPDATE["1.bias"] * np.nan}, (7,), 0, most=4, budget_bits=1e4)
+        encode_drawn(TensorUpdate({**UPDATE, "1.bias": UPDATE["1.bias"] * np.nan}, (7,)), encoder, max_rank=4)
 
 
-@pytest.mark.parametrize("kind", [CoLR, SCoLR])
-@pytest.mark.parametrize("aggregation", ["per_item_mean", "weighted"])
-def test_with_all_directions_and_fine_levels_it_is_fedavg(kind: Any, aggregation: str) -> None:
+def test_with_all_directions_and_fine_levels_it_is_fedavg() -> None:
     task = make_task(digits(COUNTS, images=True), CNN(channels=(4, 8), hidden=16))
     plain = run(FedAvg(), task, n_rounds=2)
-    own = kind(basis="own", rank=32, codec=FINE.stages, aggregation=aggregation)
+    own = AdaptiveAtomo(rank=32, codec=FINE.stages)
     got = own.final(run(own, task, n_rounds=2).server)
     start = FedAvg().init(task)
     for name, values in plain.server.items():
@@ -135,7 +132,7 @@ def test_with_all_directions_and_fine_levels_it_is_fedavg(kind: Any, aggregation
 
 def test_a_clients_rank_follows_its_budget() -> None:
     task = make_task(digits(COUNTS, images=True), CNN(channels=(4, 8), hidden=16))
-    algorithm: Any = SCoLR(basis="own", rank=16, codec=COARSE.stages, rank_policy={"kind": "channel"})
+    algorithm = AdaptiveAtomo(rank=16, codec=COARSE.stages)
     server = algorithm.init(task)
     broadcast = algorithm.broadcast(server, task, 1)
     population = Population.fresh(algorithm.init_clients(task), 8)

@@ -11,17 +11,18 @@ import pytest
 import per_client
 from digits import digits, make_task, train
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, encode_tensors
 from narrowcast.algorithms.codecs.dense import DensePayload
 from narrowcast.algorithms.codecs.quantise import Quantise
-from narrowcast.algorithms.federated import dense_uploads
-from narrowcast.algorithms.federated.codec_state import init_codec_state
 from narrowcast.algorithms.federated.colr import CoLR
-from narrowcast.algorithms.federated.dense_uploads import send_tensors
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.uploads import tensor_view
+from narrowcast.algorithms.uploads.client_loop import init_codec_state
+from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.local_backend import LocalExecutor
@@ -50,13 +51,13 @@ def as_updates(changes: Arrays) -> LocalUpdates:
 def test_the_ledger_has_the_bytes_of_the_payloads(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[tuple[int, ...], dict[str, tuple[int, ...]], bytes]] = []
 
-    def recorded(codec: Codec, tensors: Any, counts: Any, *args: Any, **more: Any) -> Any:
-        fitting = encode_tensors(codec, tensors, counts, *args, **more)
+    def recorded(encoder: ClientEncoder, tensors: Any, counts: Any) -> Any:
+        fitting = encode_tensors(encoder, tensors, counts)
         assert fitting is not None
         sent.append((tuple(counts), {name: each.shape for name, each in tensors.items()}, fitting[0].to_bytes()))
         return fitting
 
-    monkeypatch.setattr(dense_uploads, "encode_tensors", recorded)
+    monkeypatch.setattr(tensor_view, "encode_tensors", recorded)
     (result,) = train(
         with_codec(algorithm, CODEC), make_task(digits(COUNTS, images=True), CNN(channels=(4, 8), hidden=16))
     )
@@ -82,7 +83,7 @@ def test_float32_weighs_what_it_packs() -> None:
 @pytest.mark.parametrize("counts", [(0,), (127, 3), (2**31 - 1, 0)])
 def test_counts_and_values_come_back_from_the_bytes_alone(counts: tuple[int, ...]) -> None:
     tensors = {"b": np.arange(12, dtype=np.float32).reshape(3, 4), "a": np.float32([np.pi])}
-    fitting = encode_tensors(Codec(), tensors, counts, key=1)
+    fitting = encode_tensors(ClientEncoder(Codec(), key=1), tensors, counts)
     assert fitting is not None
     data = fitting[0].to_bytes()
     assert fitting[0].wire_bits() == 8 * len(data)
@@ -97,10 +98,9 @@ def test_counts_and_values_come_back_from_the_bytes_alone(counts: tuple[int, ...
 def test_a_parameter_may_be_a_single_number() -> None:
     task = make_task(digits([3, 4]))
     changes = {"temperature": np.float32([0.5, -0.25]), "weight": np.ones((2, 3), dtype=np.float32)}
-    uploads = send_tensors(
-        task, Chunk(1, 0, np.arange(2), {}), as_updates(changes), changes, Codec((Quantise(levels=2**14),))
-    )
-    assert np.allclose(uploads.changes["temperature"], [0.5, -0.25], atol=1e-4)
+    coding = tensor_coding(Codec((Quantise(levels=2**14),)))
+    received, _ = send_tensors(Chunk(1, 0, np.arange(2), {}), task, as_updates(changes), coding)
+    assert np.allclose(received["temperature"], [0.5, -0.25], atol=1e-4)
 
 
 @pytest.mark.parametrize(("codec", "pays"), [([], True), (CODEC, False), (FEEDBACK, False)], ids=str)
@@ -110,7 +110,7 @@ def test_an_update_that_is_not_finite_or_too_large_is_not_delivered(codec: list[
     changes["w"][0, 1], changes["w"][1, 2] = np.nan, 2.0**100
     chain = Codec(with_codec(FedAvg, codec).codec)
     state = init_codec_state(chain, 3, {"w": (4,)})
-    uploads = send_tensors(task, Chunk(1, 0, np.arange(3), state), as_updates(changes), changes, chain)
+    _, uploads = send_tensors(Chunk(1, 0, np.arange(3), state), task, as_updates(changes), tensor_coding(chain))
     assert (uploads.bits > 0).tolist() == [pays, pays, True]
     assert uploads.delivered.tolist() == [False, not codec, True]
     for name, values in uploads.state.items():
@@ -122,8 +122,8 @@ def test_more_bits_bring_the_update_closer() -> None:
     changes = {"w": np.random.default_rng(0).normal(size=(3, 400)).astype(np.float32)}
     chunk = Chunk(1, 0, np.arange(3), {}, budget_bits=np.array([1200, 2400, 10**6]))
     chain = with_codec(FedAvg, CODEC).codec
-    uploads = send_tensors(task, chunk, as_updates(changes), changes, Codec(chain))
-    errors = np.square(uploads.changes["w"] - changes["w"]).sum(axis=1)
+    received, uploads = send_tensors(chunk, task, as_updates(changes), tensor_coding(Codec(chain)))
+    errors = np.square(received["w"] - changes["w"]).sum(axis=1)
     assert errors[0] > 4 * errors[1] > 16 * errors[2]
     assert (uploads.bits > 0.8 * np.array([1200, 2400, 0])).all()
 
@@ -140,7 +140,8 @@ def play(algorithm: Algorithm, task: Task, n_rounds: int, lost: bool) -> list[Ch
             return seen[-len(chunks) :]
 
     plan = Plan(rounds=n_rounds, clients_per_round=4, chunk_size=2)
-    server = list(rounds(Run(plan, algorithm, task), Losing(algorithm, task)))[-1].state
+    run = Run(plan, algorithm, task)
+    server = list(rounds(run, Losing(run)))[-1].state
     assert server is not None
     seen.append(ChunkResult(-1, server.server, server.clients, seen[-1].ledger))
     return seen
@@ -165,8 +166,9 @@ def test_error_feedback_owes_what_has_not_arrived() -> None:
     state: Arrays = {"codec/memory/w": np.zeros((2, 50), dtype=np.float32)}
     received = np.zeros((2, 50))
     for round_index in range(1, 31):
-        uploads = send_tensors(task, Chunk(round_index, 0, np.arange(2), state), as_updates(changes), changes, chain)  # fmt: skip  # noqa: E501
-        received, state = received + uploads.changes["w"], uploads.state
+        chunk = Chunk(round_index, 0, np.arange(2), state)
+        arrived, uploads = send_tensors(chunk, task, as_updates(changes), tensor_coding(chain))
+        received, state = received + arrived["w"], uploads.state
     assert np.allclose(received + state["codec/memory/w"], 30 * changes["w"], rtol=1e-4, atol=1e-4)
     assert np.count_nonzero(received) > 2 * 15
 

@@ -1,4 +1,4 @@
-"""Changes in a basis of the client's own: what is chosen, what it weighs, and what arrives."""
+"""Adaptive SVD: what a client chooses, how many bits that takes, and what arrives."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_coded_rows import COARSE, FINE, train
 
+from coded_round import COARSE, FINE, train
 from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_rows import decode_rows
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
+from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows
+from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
 from narrowcast.algorithms.codecs.topk import TopK
-from narrowcast.algorithms.federated.colr import CoLR
+from narrowcast.algorithms.federated.adaptive_svd import NORM_BITS, AdaptiveSVD, best_choice, encode_directions
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.own_basis import NORM_BITS, best_choice, encode_in_own_basis
-from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 from per_client import make_task, synthetic
@@ -42,9 +42,8 @@ def test_the_choice_is_the_best_that_can_be_sent(budget: int) -> None:
         changes = change(random, 0.9, 0.08, 0.02)
         errors = {}
         for rank in (0, 1, 2, 3):
-            encoded = encode_in_own_basis(
-                Codec(COARSE), rows, changes, likely, key, most=rank or 3, budget_bits=float(budget)
-            )
+            encoder = ClientEncoder(Codec(COARSE), key, budget_bits=float(budget))
+            encoded = encode_directions(RowUpdate(rows, changes, likely), encoder, max_rank=rank or 3)
             assert encoded is not None
             payload, chosen = encoded
             assert payload.wire_bits() == 8 * len(payload.to_bytes()) <= budget
@@ -71,9 +70,10 @@ def test_the_choice_is_that_of_a_search_over_all() -> None:
         assert best_choice(missing, ROWS, 64, bits) == found[1:]
 
 
-@pytest.mark.parametrize("kind", [CoLR, SCoLR])
-def test_with_all_directions_and_fine_levels_it_is_fedmf(kind: Any) -> None:
-    plain, own = train(FedMF()), train(kind(basis="own", rank=8, codec=FINE))
+@pytest.mark.parametrize("aggregation", ["per_item_mean", "weighted"])
+def test_with_all_directions_and_fine_levels_it_is_fedmf(aggregation: Any) -> None:
+    plain = train(FedMF(aggregation=aggregation))
+    own = train(AdaptiveSVD(rank=8, codec=FINE, aggregation=aggregation))
     scale = np.abs(plain.partial["sum"]).max()
     assert np.abs(own.partial["sum"] - plain.partial["sum"]).max() < 1e-3 * scale
     assert np.array_equal(own.partial["weight"], plain.partial["weight"])
@@ -81,7 +81,7 @@ def test_with_all_directions_and_fine_levels_it_is_fedmf(kind: Any) -> None:
 
 
 def test_budgets_are_kept_and_the_rank_follows_them() -> None:
-    algorithm = SCoLR(basis="own", rank=4, codec=COARSE)
+    algorithm = AdaptiveSVD(rank=4, codec=COARSE)
     free = train(algorithm, budget_bits=np.full(6, 10**6)).ledger
     budget = (free.uplink_bits * np.array([1.0, 0.6, 0.4, 0.2, 0.0, 0.8])).astype(np.int64)
     ledger = train(algorithm, budget_bits=budget).ledger
@@ -91,10 +91,10 @@ def test_budgets_are_kept_and_the_rank_follows_them() -> None:
 
 
 def test_the_server_adds_whole_rows_and_sends_no_basis() -> None:
-    task, algorithm = make_task(synthetic([3, 20, 8])), SCoLR(basis="own", rank=2, codec=COARSE)
+    task, algorithm = make_task(synthetic([3, 20, 8])), AdaptiveSVD(rank=2, codec=COARSE)
     server = algorithm.init(task)
     sent = algorithm.broadcast(server, task, 1)
-    assert np.array_equal(sent.arrays["basis"], np.eye(8))
+    assert set(sent.arrays) == {"item_factors"}
     total = {"sum": np.ones((150, 8), dtype=np.float32), "weight": np.full((150, 1), 2.0)}
     after = algorithm.step(server, sent.arrays, total)
     assert np.allclose(after["item_factors"] - server["item_factors"], 0.5)
@@ -107,7 +107,8 @@ def test_cut_payloads_are_refused() -> None:
     random = np.random.default_rng(0)
     rows, likely = np.arange(0, ITEMS, 5)[:ROWS], np.zeros(ITEMS, dtype=bool)
     changes = change(random, 1.0)[: len(rows)]
-    encoded = encode_in_own_basis(Codec(COARSE), rows, changes, likely, 0, most=2, budget_bits=1e5)
+    encoder = ClientEncoder(Codec(COARSE), key=0, budget_bits=1e5)
+    encoded = encode_directions(RowUpdate(rows, changes, likely), encoder, max_rank=2)
     assert encoded is not None
     data = encoded[0].to_bytes()
     for end in range(0, len(data), 17):
@@ -118,9 +119,10 @@ def test_cut_payloads_are_refused() -> None:
 def test_what_it_does_not_go_with_is_said() -> None:
     task = make_task(synthetic([3, 20, 8]))
     for algorithm, message in (
-        (SCoLR(basis="own"), "put quantise into algorithm.codec"),
-        (SCoLR(basis="own", codec=(TopK(fraction=0.1),)), "put quantise into algorithm.codec"),
-        (SCoLR(basis="own", codec=COARSE, aggregation="per_component_mean"), "use per_item_mean"),
+        (AdaptiveSVD(codec=()), "put quantise into algorithm.codec"),
+        (AdaptiveSVD(codec=(TopK(fraction=0.1),)), "put quantise into algorithm.codec"),
+        (AdaptiveSVD(codec=(ErrorFeedback(), *COARSE)), "remembers from round to round"),
+        (AdaptiveSVD(rank=9), "is above model.embedding_dim = 8"),
     ):
         with pytest.raises(UserError, match=message):
             algorithm.check(task)

@@ -1,0 +1,192 @@
+"""Adaptive ATOMO of networks: each client draws directions of its change such that their mean is the change.
+
+Sixty steps of SGD change a network in few directions: of a LeNet-like one on MNIST, 28 hold nine tenths of the change.
+Sending the strongest alone leaves out the same ones in every round, which costs accuracy that noise does not. So a
+client draws them, and sends the more of each the less likely it was (`codecs.atomo`); within its bits it chooses the
+probabilities and the quantiser's levels that lose least.
+
+Reference: Wang et al., ATOMO: Communication-efficient Learning via Atomic Sparsification, NeurIPS 2018
+(arXiv:1806.04090), for the draw; the choice of levels is this package's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
+from narrowcast.algorithms.codecs.atomo import Atomo, Directions, with_vectors
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
+from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate
+from narrowcast.algorithms.codecs.dense import DensePayload
+from narrowcast.algorithms.codecs.stage import check_values
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
+from narrowcast.algorithms.federated.whole_model import LocalThenUpload
+from narrowcast.algorithms.uploads.aggregation import tensor_weights
+from narrowcast.algorithms.uploads.chunk_results import chunk_result
+from narrowcast.algorithms.uploads.client_loop import Coding, Sent
+from narrowcast.algorithms.uploads.namespace import UPDATE
+from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up
+from narrowcast.algorithms.uploads.send_tensors import send_tensors
+from narrowcast.algorithms.uploads.tensor_view import Tensors
+from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.classifier import Classifier
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, LocalTerms, LocalUpdates
+
+_NORM_BITS = 16.0  # bfloat16
+_HEADER_BITS = 400.0  # models of the entropy coder, about
+
+
+class AdaptiveAtomo(LocalThenUpload):
+    """Clients train the whole network, and send directions of their change, drawn at random; the server adds the mean.
+
+    `rank` bounds the directions of a weight that a client draws from. Without a budget a client sends that many, at the
+    codec's own levels; with one it chooses the probabilities and the levels. Clients count by their examples.
+
+    Differs from the paper: 1. to 3. as the codec `atomo`. 4. the number of directions and the levels follow from the
+    bits of the client's link.
+    """
+
+    kind: Literal["adaptive_atomo"] = "adaptive_atomo"
+    rank: int = Field(8, ge=1, description="most directions of a weight; less if the weight is smaller")
+    codec: Stages = DEFAULT_CODEC
+    server_learning_rate: float = Field(1.0, gt=0)
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for models other than networks, and for codecs that do not fit."""
+        if not isinstance(task.model, Classifier):
+            raise UserError(f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use adaptive_svd')
+        check_adaptive_codec(self.kind, self.codec)
+
+    def init(self, task: Task) -> Arrays:
+        """Return the parameters, and the change that the last round made to them: none."""
+        model = task.model.init_server(task.data, task.seed)
+        zeros = {name: np.zeros(values.shape, dtype=np.float32) for name, values in model.items()}
+        return {**model, **UPDATE.add(zeros)}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters."""
+        return task.model.init_clients(task.data, task.seed)
+
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Send the parameters to a newcomer, and the last change to a client that holds the rest."""
+        del task
+        model = self.final(server)
+        update = DensePayload.of(UPDATE.of(server)) if round_index > 1 else None
+        return Broadcast(model, full=DensePayload.of(model), update=update)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Add up the chunks' sums."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Return the parameters plus the weighted mean of the decoded changes, at the server's learning rate."""
+        del broadcast
+        sums, rate = TensorSum.of(total), self.server_learning_rate
+        after: dict[str, NDArray[np.float32]] = {}
+        for name, values in self.final(server).items():
+            divisor = np.where(sums.weight > 0, sums.weight, 1.0)
+            mean = (rate * sums.tensors[name] / divisor).astype(np.float32)
+            after[UPDATE.name(name)], after[name] = mean, values + mean
+        return after
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return the parameters."""
+        return UPDATE.without(server)
+
+    # Client half
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Train the whole network."""
+        return LocalCall(broadcast, chunk, task, LocalTerms())
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send directions of each change, and add up what is decoded by the clients' examples."""
+        del broadcast
+        max_ranks = np.full(len(chunk.clients), self.rank)
+        coding = Coding(Codec(self.codec), partial(send_drawn, self.rank))
+        received, uploads = send_tensors(chunk, task, updates, coding, max_ranks=max_ranks)
+        weight = tensor_weights("examples", task, chunk, uploads.delivered)
+        return chunk_result(chunk, updates, uploads, TensorSum.weighted(received, weight).arrays())
+
+
+def send_drawn(max_rank: int, update: TensorUpdate, encoder: ClientEncoder) -> Sent[Tensors] | None:
+    """Send one client's change as directions, and decode it with an `atomo` before the client's codec."""
+    fitting = encode_drawn(update, encoder, max_rank)
+    if fitting is None:
+        return None
+    payload, rank = fitting
+    receiver = Codec((Atomo(rank=max_rank), *encoder.codec.stages))
+    arrived = CodedTensors.from_bytes(payload.to_bytes(), len(update.counts))
+    shapes = {name: values.shape for name, values in update.tensors.items()}
+    return Sent(payload.wire_bits(), receiver.decode(arrived.coded, shapes, encoder.key), encoder.state, rank)
+
+
+def encode_drawn(update: TensorUpdate, encoder: ClientEncoder, max_rank: int) -> tuple[CodedTensors, int] | None:
+    """Pack a network's change within a budget: directions drawn, and levels, that should lose least.
+
+    Return the payload, which an `atomo` of `max_rank` before the codec decodes, and the largest rank of a weight; None
+    if one direction, or what is drawn, does not fit. Raise `UnsendableUpdateError` for values that are not finite.
+    """
+    tensors = {name: update.tensors[name] for name in sorted(update.tensors)}
+    check_values(tensors)
+    directions = Directions.of(tensors, max_rank)
+    head = CodedTensors(update.counts, b"").to_bytes()
+    left, finest = encoder.budget_bits - 8 * len(head), None
+    probabilities, levels = np.ones(len(directions.strength)), encoder.codec.levels or 1
+    if np.isfinite(left):
+        vectors = np.array([values.size for values in tensors.values() if values.ndim < 2], dtype=np.float64)
+        chosen = best_draw(directions, vectors, left)
+        if chosen is None:
+            return None
+        probabilities, levels = chosen
+        finest = _finest_levels(directions)
+    counts, factors = directions.draw(probabilities, encoder.key)
+    encoder = replace(encoder, codec=encoder.codec.with_levels(levels))
+    fitting = encoder.encode(with_vectors(factors, tensors), head + counts, finest)
+    if fitting is None:
+        return None
+    rank = max((values.shape[1] for values in factors.values()), default=0)
+    return CodedTensors(update.counts, fitting[0][len(head) :]), rank
+
+
+def best_draw(directions: Directions, vectors: FloatArray, bits: float) -> tuple[FloatArray, int] | None:
+    """Return the probabilities [D] and the levels that should take so many bits with the least error.
+
+    `vectors` are the sizes of the tensors that are sent whole. A direction of energy e, drawn with probability p, has
+    the error e (1 / p - 1) of the draw and e / p (m + d) / 12 k^2 of the dithered rounding at k levels, which rounds
+    either side with the steps that serve both best. None if not one direction is drawn on average.
+    """
+    energy, best, least = directions.strength**2, None, np.inf
+    for levels in np.unique(np.rint(_finest_levels(directions) * STEPS[0] / STEPS).clip(1)):
+        sizes = _bits(directions.lengths, levels).sum(axis=1)
+        probabilities = directions.probabilities(sizes, bits - _HEADER_BITS - _bits(vectors, levels).sum())
+        if probabilities.sum() < 1:
+            continue
+        with np.errstate(divide="ignore"):
+            lost = (1 + directions.lengths.sum(axis=1) / (12 * levels**2)) / probabilities - 1
+        if (error := float(energy @ lost)) < least:
+            least, best = error, (probabilities, int(levels))
+    return best
+
+
+def _bits(lengths: FloatArray, levels: float) -> FloatArray:
+    """Return the size of columns of normal values at so many levels, each with its norm."""
+    steps = np.log(np.maximum(lengths, 1.0)) / 2 - np.log(levels)
+    return lengths * np.interp(steps, np.log(STEPS), symbol_bits()) + _NORM_BITS
+
+
+def _finest_levels(directions: Directions) -> int:
+    """Return the levels beyond which rounding is negligible: the finest of `STEPS` for the longest column."""
+    return round(float(directions.lengths.max(initial=1.0)) ** 0.5 / STEPS[0])

@@ -1,0 +1,183 @@
+"""Adaptive SVD of matrix factorisation: each client sends its change of Q in the directions in which it changed most.
+
+A client changes every item's row along its own user factor, which moves little while it trains: on MovieLens-1M one
+direction holds 98 % of the change's energy, and two hold all of it. A direction sent with the update costs d values; a
+random one that follows from the seed, as in CoLR, costs nothing and holds 1 / d of the energy. The client chooses the
+number of directions and the quantiser's levels that lose least within its bits. Updates in different directions cannot
+be added up undecoded, so secure aggregation refuses them. Letters: Q [N, d], a client's change [m, d] of m rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.channel.joint import STEPS, Choices, head_bits, symbol_bits
+from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
+from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
+from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows, encode_rows
+from narrowcast.algorithms.codecs.rows import RowsPayload
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.codecs.svd import truncated_svd
+from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
+from narrowcast.algorithms.federated.expected_rows import expected_rows
+from narrowcast.algorithms.federated.factorisation_checks import check_rank, only_factorisation
+from narrowcast.algorithms.local_training.cohort import RowCohort
+from narrowcast.algorithms.uploads.client_loop import Coding, Sent
+from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
+from narrowcast.algorithms.uploads.row_view import Rows
+from narrowcast.algorithms.uploads.send_rows import RowSending, train_and_send_rows
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Task
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
+
+_UPDATE, _CHANGED = "update", "changed_rows"
+NORM_BITS = 48.0  # three bfloat16 norms for a column: of the rows that are likely, of the others, of the directions
+
+
+class AdaptiveSVD(AlgorithmDefaults, BaseModel):
+    """Clients train whole rows of Q, and send the truncated SVD of their change; the server adds the mean.
+
+    `rank` bounds the directions that a client sends. Without a budget a client sends that many, at the codec's own
+    levels; with one it chooses both. With `informs_allocation` the radio's allocation knows what bits are worth to each
+    client, which `min_error` needs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["adaptive_svd"] = "adaptive_svd"
+    rank: int = Field(8, ge=1, description="most directions that a client sends; at most model.embedding_dim")
+    aggregation: Literal["per_item_mean", "weighted"] = "per_item_mean"
+    codec: Stages = DEFAULT_CODEC
+    server_learning_rate: float = Field(1.0, gt=0)
+    informs_allocation: bool = Field(True, description="tell the radio's allocation what bits are worth to clients")
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for models other than matrix factorisation, and for codecs that do not fit."""
+        only_factorisation(self.kind, task, instead="adaptive_atomo")
+        check_adaptive_codec(self.kind, self.codec)
+        check_rank(self.rank, task.model)
+
+    def init(self, task: Task) -> Arrays:
+        """Return Q, and the change that the last round made to it: none."""
+        server = task.model.init_server(task.data, task.seed)
+        update = np.zeros(server[ITEM_FACTORS].shape, dtype=np.float32)
+        return {**server, _UPDATE: update, _CHANGED: np.zeros(len(update), dtype=bool)}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the user factors P [U, d]."""
+        return task.model.init_clients(task.data, task.seed)
+
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Send Q to a newcomer, and the rows that the last round changed to a client that holds the rest."""
+        del task
+        item_factors = np.asarray(server[ITEM_FACTORS])
+        n_items, changed = len(item_factors), np.flatnonzero(server[_CHANGED])
+        full = RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False)
+        update = RowsPayload(n_items, changed, np.asarray(server[_UPDATE])[changed], "touched", mask=False)
+        return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Add up the chunks' sums."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Return Q plus the mean of the decoded changes, at the server's learning rate."""
+        del broadcast
+        rows = RowSum.of(total)
+        update = rows.mean() * np.float32(self.server_learning_rate)
+        item_factors = np.asarray(server[ITEM_FACTORS]) + update
+        return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows()}
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return Q."""
+        return {ITEM_FACTORS: server[ITEM_FACTORS]}
+
+    # Client half
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train p_u and the rows of Q that the chunk's clients touch, and send each change in its own directions."""
+        cohort, item_factors = RowCohort.draw(chunk, task), np.asarray(broadcast[ITEM_FACTORS])
+        every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
+        coding = Coding(Codec(self.codec), partial(send_directions, self.rank))
+        sending = RowSending(self.aggregation, "touched", coding)
+        return train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
+
+    # What the channel is told before a round
+
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
+        """Return the error of each client's update at so many bits: that of rounding one direction.
+
+        One direction has nearly all of the energy, so that only its rounding is worth bits.
+        """
+        if not self.informs_allocation:
+            return None
+        assert isinstance(task.model, MatrixFactorisation), "check() refuses other models"
+        choices, values = Choices(1, 1, NORM_BITS), expected_rows(task, cohort) + task.model.embedding_dim
+        heads = head_bits(task.data.n_items, task.data.examples[cohort].astype(np.float64))
+        curves = choices.curves(choices.of_rows(values), heads)
+        return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
+
+
+def send_directions(max_rank: int, update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] | None:
+    """Send one client's change in its own directions, and decode it."""
+    fitting = encode_directions(update, encoder, max_rank)
+    if fitting is None:
+        return None
+    payload, rank = fitting
+    dimension = update.values.shape[1]
+    _, received = decode_rows(
+        encoder.codec, payload.to_bytes(), update.likely, max_rank, encoder.key, dimension=dimension
+    )
+    return Sent(payload.wire_bits(), received, {}, rank)
+
+
+def encode_directions(update: RowUpdate, encoder: ClientEncoder, max_rank: int) -> tuple[EncodedUpdate, int] | None:
+    """Pack a change [m, d] as coordinates and directions, at the rank and levels that should lose least.
+
+    Return the payload and its rank, 1..`max_rank`; None if not even rank 1 fits the budget. Raise
+    `UnsendableUpdateError` for values that are not finite.
+    """
+    rows, changes, likely = update.rows, update.values, update.likely
+    most = min(max_rank, *changes.shape)
+    left, strengths, right = truncated_svd(changes, most)
+    energy = max(float(np.square(changes, dtype=np.float64).sum()), 1e-300)
+    missing = np.maximum(1 - np.cumsum(strengths**2) / energy, 0)
+    head = head_bits(len(likely), np.array([(~likely[rows]).sum()]))[0]
+    best, levels = best_choice(missing, len(rows), changes.shape[1], encoder.budget_bits - head)
+    if np.isinf(encoder.budget_bits):
+        best, levels = most, encoder.codec.levels or 1
+    encoder = replace(encoder, codec=encoder.codec.with_levels(levels))
+    finest = round(max(len(rows), 1) ** 0.5 / STEPS[0])
+    for rank in range(best, 0, -1):
+        coordinates = (left[:, :rank] * strengths[:rank]).astype(np.float32)
+        directions = np.ascontiguousarray(right[:rank].T, dtype=np.float32)
+        fitting = encode_rows(encoder, RowUpdate(rows, coordinates, likely), basis=directions, finest=finest)
+        if fitting is not None:
+            return fitting[0], rank
+    return None
+
+
+def best_choice(missing: FloatArray, rows: int, dimension: int, bits: float) -> tuple[int, int]:
+    """Return the rank and the levels within so many bits with the least error; rank 1 at one level if none fits.
+
+    `missing` [R] is the share of the energy that ranks 1..R leave out. At rank r and k levels the error is that share
+    and, of the rest, (rows + dimension) / 12 k^2 for the dithered rounding of coordinates and directions.
+    """
+    ranks = np.arange(1.0, len(missing) + 1)[:, None]
+    levels = max(rows, 1) ** 0.5 / STEPS
+    # directions have the same levels, and so finer steps if there are more rows than columns
+    entropy = (rows + dimension) * symbol_bits() + dimension * 0.5 * np.log2(max(rows, 1) / dimension)
+    error = missing[:, None] + (1 - missing[:, None]) * (rows + dimension) / (12 * levels**2)
+    error = np.where((ranks * (entropy + NORM_BITS) <= bits) & (levels >= 1), error, np.inf)
+    if not np.isfinite(error).any():
+        return 1, 1
+    rank, step = np.unravel_index(int(error.argmin()), error.shape)
+    return int(rank) + 1, round(float(levels[step]))

@@ -1,0 +1,22 @@
+"""The checks of algorithms that train the item matrix of matrix factorisation."""
+
+from __future__ import annotations
+
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+
+
+def only_factorisation(kind: str, task: Task, instead: str = "fedavg, colr or scolr") -> None:
+    """Raise `UserError` if the model is not matrix factorisation."""
+    if not isinstance(task.model, MatrixFactorisation):
+        raise UserError(f'algorithm.kind = "{kind}" trains matrix_factorisation, not {task.model.kind}; use {instead}')
+
+
+def check_rank(rank: int, model: object) -> None:
+    """Raise `UserError` if the rank exceeds the embedding dimension; other models take the rank that they can."""
+    if isinstance(model, MatrixFactorisation) and rank > model.embedding_dim:
+        raise UserError(
+            f"algorithm.rank = {rank} is above model.embedding_dim = {model.embedding_dim}; "
+            f"use a rank of 1 to {model.embedding_dim}, or a larger embedding_dim"
+        )

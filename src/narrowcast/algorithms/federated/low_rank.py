@@ -1,0 +1,94 @@
+"""What CoLR and SCoLR share: their hyper-parameters, their state, and the choice of the form for the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.codecs.random_basis import BasisKind
+from narrowcast.algorithms.codecs.rows import RowLayout
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.factorisation_checks import check_rank
+from narrowcast.algorithms.federated.low_rank_form import LowRankForm, UpdateSizes
+from narrowcast.algorithms.federated.low_rank_network import NetworkForm
+from narrowcast.algorithms.federated.low_rank_rows import RowForm
+from narrowcast.algorithms.federated.sum_layout import SumLayout
+from narrowcast.algorithms.uploads.aggregation import Aggregation
+from narrowcast.algorithms.uploads.partial_sums import add_up
+from narrowcast.platform.contracts import AlgorithmDefaults, LocalCall, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
+
+
+class LowRank(AlgorithmDefaults, BaseModel, ABC):
+    """Changes of low rank in a basis that all clients of a round share.
+
+    The item matrix of matrix factorisation is handled by `RowForm`, the weights of a network by `NetworkForm`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    clients_choose_ranks: ClassVar[bool]
+
+    kind: str
+    rank: int = Field(4, ge=1, description="rank of the global update; at most model.embedding_dim")
+    basis: BasisKind = "orthonormal"
+    aggregation: Aggregation = "per_item_mean"
+    rows: RowLayout = "touched"
+    codec: Stages = ()
+    server_learning_rate: float = Field(1.0, gt=0, description="times the mean; below 1 averages out what few send")
+
+    @abstractmethod
+    def choose_ranks(self, sizes: UpdateSizes, chunk: Chunk, task: Task) -> tuple[IntArray, IntArray | None]:
+        """Return r_u of each client, [C], and the levels [C] that its codec tries first; None for the codec's own."""
+
+    def form(self, arrays: Arrays) -> LowRankForm:
+        """Return the form for the model whose parameters are among `arrays`: a server state or a broadcast."""
+        return RowForm(self) if ITEM_FACTORS in arrays else NetworkForm(self)
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` if the rank exceeds the embedding dimension, or if the codec does not fit.
+
+        Weights of a network with fewer columns than the rank take the rank that they can.
+        """
+        if self.codec and self.rows != "touched":
+            raise UserError('algorithm.codec sends touched rows; leave out algorithm.rows = "all"')
+        if stateful := [stage.kind for stage in self.codec if stage.remembers]:
+            raise UserError(
+                f"algorithm.codec has {stateful[0]}, which remembers from round to round, but {self.kind} sends in a "
+                "basis that each round draws anew; use it with fedmf or fedavg"
+            )
+        check_rank(self.rank, task.model)
+
+    def init(self, task: Task) -> Arrays:
+        """Return the model's parameters, and A = 0."""
+        model = task.model.init_server(task.data, task.seed)
+        return self.form(model).init(model)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the private parameters of all clients, such as the user factors P [U, d]."""
+        return task.model.init_clients(task.data, task.seed)
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
+        """Return the local training of a network; None for matrix factorisation, which has a program of its own."""
+        return self.form(broadcast).local_call(broadcast, chunk, task)
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send what the clients of a network trained."""
+        return self.form(broadcast).upload(broadcast, chunk, task, updates)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Add up the chunks' sums."""
+        return add_up(partials)
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return Q, or the network's parameters."""
+        return self.form(server).final(server)
+
+    def sum_layout(self, task: Task, cohort: int) -> SumLayout:
+        """Return the layout of the sum of A."""
+        rows = isinstance(task.model, MatrixFactorisation)
+        return (RowForm(self) if rows else NetworkForm(self)).sum_layout(task, cohort)

@@ -1,0 +1,82 @@
+"""What algorithms share whose clients train by `task.training` alone and then send whole tensors."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.uploads.client_loop import init_codec_state
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
+
+
+class LocalThenUpload(AlgorithmDefaults, BaseModel, ABC):
+    """An algorithm whose client half is local training, then an upload in float32 or through a codec."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    codec: Stages = ()
+
+    @abstractmethod
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Return the local training of the chunk's clients."""
+
+    @abstractmethod
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Return what the clients send and keep of their training."""
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train a chunk of clients, and send what they learnt."""
+        call = self.local_call(broadcast, chunk, task)
+        updates = task.training.train(call.server, chunk, task, call.terms)
+        began = time.perf_counter()
+        return self.upload(broadcast, chunk, task, updates).encoded_since(began)
+
+
+class WholeModel(LocalThenUpload):
+    """An algorithm whose server holds the model's parameters and nothing else, and sends them all in every round."""
+
+    server_learning_rate: float = Field(1.0, gt=0)
+
+    def check(self, task: Task) -> None:
+        """Accept every model."""
+
+    def init(self, task: Task) -> Arrays:
+        """Return the model's parameters."""
+        return task.model.init_server(task.data, task.seed)
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters and the codec's state."""
+        shapes = {name: values.shape for name, values in self.init(task).items()}
+        codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
+        return {**task.model.init_clients(task.data, task.seed), **codec}
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Send the whole model to every client."""
+        del task, round_index
+        return broadcast_all(server)
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the size of each client's upload, [C], which is that of the broadcast; None with a codec."""
+        return None if self.codec else float32_bits(broadcast, task, clients)
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return the model's parameters."""
+        return server
+
+
+def broadcast_all(server: Arrays) -> Broadcast:
+    """Send all tensors of the server state to every client, whatever it holds already."""
+    return Broadcast(server, full=DensePayload.of(server), update=None)
+
+
+def float32_bits(tensors: Arrays, task: Task, clients: IntArray) -> IntArray:
+    """Return the size of these tensors in float32 for each client that has examples, [C]; 0 for the others."""
+    bits = dense_wire_bits(sum(values.size for values in tensors.values()))
+    return np.where(task.data.examples[clients] > 0, bits, 0)

@@ -1,0 +1,94 @@
+"""A round's sum as algorithms see it; between chunks, hosts and the server it travels as named arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.uploads.namespace import Namespace
+from narrowcast.platform.types import Arrays, BoolArray, FloatArray
+
+ROWS, WEIGHT = "sum", "weight"
+"""The arrays of a sum of rows; `WEIGHT` is also that of a sum of tensors."""
+TENSORS, COMPONENT_WEIGHTS = Namespace("sum/"), Namespace("component weight/")
+"""The arrays of a sum of tensors, by tensor."""
+
+
+def add_up(partials: Sequence[Arrays]) -> Arrays:
+    """Add the chunks' partial sums in the order of the chunks, so that rounding does not depend on timing."""
+    total = {name: values.copy() for name, values in partials[0].items()}
+    with np.errstate(over="ignore"):  # a sum that leaves the finite numbers ends the run with advice
+        for partial in partials[1:]:
+            for name, values in partial.items():
+                total[name] += values
+    return total
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """The weighted sum of clients' row changes [N, k], and its divisor [N, 1], [N, k] or [1, 1]."""
+
+    total: NDArray[np.float32]
+    weight: FloatArray
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Self:
+        """Read the sum from its arrays."""
+        return cls(np.asarray(arrays[ROWS]), np.asarray(arrays[WEIGHT], dtype=np.float64))
+
+    def arrays(self) -> Arrays:
+        """Return the sum under the names of its arrays."""
+        return {ROWS: self.total, WEIGHT: self.weight}
+
+    def mean(self) -> NDArray[np.float32]:
+        """Return the mean change of every row, [N, k]; 0 where no client sent anything."""
+        return (self.total / np.maximum(self.weight, 1.0)).astype(np.float32)
+
+    def changed_rows(self) -> BoolArray:
+        """Return the rows that the mean changes, [N]."""
+        return np.asarray(np.any(self.total != 0, axis=1))
+
+
+@dataclass(frozen=True)
+class TensorSum:
+    """The weighted sum of clients' tensors, and the sum of the weights, a scalar.
+
+    `component_weights` [r] has the weight of the clients that sent each column of a tensor, for tensors of which
+    clients send some columns.
+    """
+
+    tensors: Arrays
+    weight: NDArray[np.float64]
+    component_weights: Arrays = field(default_factory=dict)
+
+    @classmethod
+    def weighted(cls, changes: Arrays, weight: FloatArray) -> Self:
+        """Return sum_u w_u change_u of each tensor [C, ...]; clients of weight 0 may hold anything."""
+        kept = np.flatnonzero(weight)
+        with np.errstate(over="ignore", invalid="ignore"):
+            tensors = {
+                name: np.tensordot(weight[kept].astype(values.dtype), values[kept], axes=1)
+                for name, values in changes.items()
+            }
+        return cls(tensors, np.array(weight.sum()))
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Self:
+        """Read the sum from its arrays."""
+        return cls(TENSORS.of(arrays), np.asarray(arrays[WEIGHT]), COMPONENT_WEIGHTS.of(arrays))
+
+    def arrays(self) -> Arrays:
+        """Return the sum under the names of its arrays."""
+        return {
+            **TENSORS.add(self.tensors),
+            **COMPONENT_WEIGHTS.add(self.component_weights),
+            WEIGHT: self.weight,
+        }
+
+    def mean(self, name: str) -> NDArray[Any]:
+        """Return the weighted mean of one tensor; 0 if no client delivered."""
+        return np.asarray(self.tensors[name]) / (float(self.weight) or 1.0)

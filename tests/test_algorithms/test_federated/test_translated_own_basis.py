@@ -1,0 +1,46 @@
+"""Experiments of version 0.1 with `basis: own` load as the algorithms that took its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from narrowcast.experiment import load_experiment
+
+CODEC = "algorithm.codec=[{kind: quantise, levels: 10, norms: column, rounding: dithered}, entropy]"
+LEVELS = [{"kind": "quantise", "levels": 10, "norms": "column", "rounding": "dithered"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "wanted"),
+    [
+        (
+            "scolr-channel-ml1m",
+            ("algorithm.basis=own", "algorithm.rank=4", "algorithm.aggregation=per_item_mean"),
+            {"kind": "adaptive_svd", "rank": 4, "server_learning_rate": 0.45, "informs_allocation": True},
+        ),
+        (
+            "scolr-ml1m",
+            ("algorithm.basis=own", CODEC),
+            {"kind": "adaptive_svd", "rank": 8, "aggregation": "per_item_mean", "informs_allocation": False},
+        ),
+        (
+            "colr-ml1m",
+            ("algorithm={kind: colr, basis: own, aggregation: weighted}", CODEC),
+            {"kind": "adaptive_svd", "rank": 4, "aggregation": "weighted", "informs_allocation": False},
+        ),
+        (
+            "scolr-mnist",
+            ("algorithm.basis=own", "algorithm.rank=64", "algorithm.rank_policy=channel", CODEC),
+            {"kind": "adaptive_atomo", "rank": 64},
+        ),
+    ],
+)
+def test_an_own_basis_is_an_algorithm_of_its_own(
+    name: str, overrides: tuple[str, ...], wanted: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    algorithm = load_experiment(name, overrides).plain()["algorithm"]
+    assert {key: algorithm[key] for key in wanted} == wanted
+    assert {key: algorithm["codec"][0][key] for key in LEVELS[0]} == LEVELS[0]
+    assert f"algorithm.basis = own is algorithm.kind = {wanted['kind']} now" in capsys.readouterr().err
