@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 from packaging.version import Version
 from ray.job_submission import JobSubmissionClient
 
+import narrowcast
 from narrowcast.cluster import ray_internals
 
 
@@ -21,6 +24,13 @@ def test_no_later_version_is_installed() -> None:
         f"Ray {installed} is installed, and cluster/ray_internals.py was checked against {checked}: check each entry "
         "of that module against the new version, run the tests of tests/test_cluster, then raise CHECKED_VERSION"
     )
+
+
+def test_no_other_module_names_a_private_part_of_ray() -> None:
+    package = Path(narrowcast.__file__).parent
+    private = re.compile(r"ray\._\w+|_raylet|ray\.dashboard\.|_node_ip_address|_generator_backpressure|/api/v0/")
+    found = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert found == {"ray_internals.py"}
 
 
 def test_the_handshake_fails_where_no_cluster_answers() -> None:

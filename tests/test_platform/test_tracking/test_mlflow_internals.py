@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from packaging.version import Version
 
+import narrowcast
 from narrowcast.platform.tracking import mlflow_internals
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
 
@@ -25,6 +27,13 @@ def test_no_later_version_is_installed() -> None:
         "check that module against the new version, run the tests of tests/test_platform/test_tracking, then raise "
         "CHECKED_VERSION"
     )
+
+
+def test_no_other_module_names_an_undocumented_part_of_mlflow() -> None:
+    package = Path(narrowcast.__file__).parent
+    private = re.compile(r"mlflow\.(system_metrics|store|server|_\w+)\b")
+    found = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert found == {"mlflow_internals.py"}
 
 
 def test_sampling_continues_after_a_failed_call_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
