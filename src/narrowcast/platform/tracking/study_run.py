@@ -1,7 +1,7 @@
 """A study in MLflow: a parent run with its plots, and a run nested in it for each trial, sent by a thread.
 
-What is to be sent is said whole each time, and a trial's run is found by its number, so that saying it again, after a
-crash or an outage, leaves one copy.
+Each message has the whole state of a trial, and a trial's run is found by its number, so sending a trial again, after a
+crash or an outage, creates no second run.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from narrowcast.platform.tracking.store_address import hide_password
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0
-_AT_ONCE = 1000  # metrics in a batch, MLflow's limit
+_BATCH = 1000  # metrics, MLflow's limit
 _TRIAL = "trial"
 _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "lost": "KILLED", "failed": "FAILED", "running": "RUNNING"}
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """All that is known of a trial: `rows` have `round` and `logged_at_ms`, `results` stand for the whole trial."""
+    """The state of a trial; `rows` are its evaluations, with `round` and `logged_at_ms`."""
 
     key: str
     name: str
@@ -49,20 +49,20 @@ class TrialRun:
 
 
 class StudyStore:
-    """The nested runs of one parent. A thread sends them, and keeps trying while the store is down."""
+    """The nested runs of one parent run. A thread sends them, and retries while the store is down."""
 
     def __init__(self, uri: str, parent: str) -> None:
         self._uri, self._parent, self._client = uri, parent, MlflowClient(uri)
         self._waiting: queue.SimpleQueue[TrialRun | None] = queue.SimpleQueue()
         self._runs: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._states: dict[str, str] = {}
         self._experiment = ""
         self._closing = threading.Event()
         self._missed = 0
         self._thread: threading.Thread | None = None
 
     def open(self) -> dict[str, str]:
-        """Look up what is there: the state that the store has of each trial; raises `UserError` where it is down."""
+        """Read the states of the trials in the store, and start the thread; raise `UserError` if the store is down."""
         try:
             parent = self._client.get_run(self._parent)
             self._experiment = parent.info.experiment_id
@@ -77,12 +77,12 @@ class StudyStore:
                 for run in page:
                     if _TRIAL in run.data.tags:
                         self._runs[run.data.tags[_TRIAL]] = run.info.run_id
-                        self._said[run.data.tags[_TRIAL]] = run.data.tags.get("state", "running")
+                        self._states[run.data.tags[_TRIAL]] = run.data.tags.get("state", "running")
                 if not (token := page.token):
                     break
         except STORE_ERRORS as error:
             raise UserError(
-                f"the MLflow store at {hide_password(self._uri)} cannot go on with run {self._parent} "
+                f"the MLflow store at {hide_password(self._uri)} cannot continue run {self._parent} "
                 f"({short_reason(error)})"
             ) from error
         self._thread = threading.Thread(target=self._send_all, name="mlflow-study", daemon=True)
@@ -90,12 +90,12 @@ class StudyStore:
         return self.states()
 
     def states(self) -> dict[str, str]:
-        """The state of each trial that the store has, or will have once what waits is sent."""
-        return dict(self._said)
+        """Return the state of each trial in the store, or in the store once the queue is sent."""
+        return dict(self._states)
 
     def put(self, trial: TrialRun) -> None:
-        """Have the thread send what is known of a trial now."""
-        self._said[trial.key] = trial.state
+        """Queue the state of a trial for the thread."""
+        self._states[trial.key] = trial.state
         self._waiting.put(trial)
 
     def _send_all(self) -> None:
@@ -129,14 +129,14 @@ class StudyStore:
             if name not in ("round", "logged_at_ms") and value is not None
         ]
         tags_now = [RunTag(key, value) for key, value in {**trial.tags, "state": trial.state}.items()]
-        self._client.log_batch(run_id, metrics[:_AT_ONCE], as_params(trial.params), tags_now)
-        for start in range(_AT_ONCE, len(metrics), _AT_ONCE):
-            self._client.log_batch(run_id, metrics[start : start + _AT_ONCE])
+        self._client.log_batch(run_id, metrics[:_BATCH], as_params(trial.params), tags_now)
+        for start in range(_BATCH, len(metrics), _BATCH):
+            self._client.log_batch(run_id, metrics[start : start + _BATCH])
         if trial.state != "running":
             self._client.set_terminated(run_id, _STATUS.get(trial.state, "FAILED"))
 
     def close(self, wait_seconds: float) -> bool:
-        """Send what waits, for at most this long; whether all was sent."""
+        """Send the queue, for at most this long; return whether everything was sent."""
         if self._thread is None:
             return True
         self._waiting.put(None)
@@ -153,9 +153,9 @@ class StudyStore:
         note: str,
         artifacts: Iterable[Path],
     ) -> bool:
-        """Put the study's results, plots and tables on the parent run and end it; False where the store is down.
+        """Log the study's metrics, tags and files to the parent run and end it; return False if the store is down.
 
-        `note` is Markdown that the run's page shows.
+        `note` is Markdown for the run's page.
         """
         try:
             stamp = time.time()
