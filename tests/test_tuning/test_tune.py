@@ -234,6 +234,11 @@ def test_bad_input_is_one_line(tmp_path: Path, text: str, words: tuple[str, ...]
     assert run_folders(tmp_path / "runs") == []
 
 
+def test_an_experiment_is_not_a_study(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data: digits\nmodel: mlp\nalgorithm: fedavg\n")
+    assert_refused(narrowcast("tune", tmp_path / "mine.yaml", "--output", tmp_path), "mine.yaml is an experiment")
+
+
 def test_a_study_is_not_mixed_with_another_of_its_name(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     assert narrowcast("tune", study, "--output", tmp_path, "study.trials=1").status == 0

@@ -110,6 +110,8 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     """Validate the nested plain values of a study file, after the overrides; raise `UserError`."""
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
+    if not values.keys() & {"experiment", "study", "space"} and values.keys() & {"data", "algorithm"}:
+        raise UserError(f"{origin} is an experiment; narrowcast run takes it, and a study names it as experiment.base")
     values.setdefault("name", Path(origin).stem)
     values["experiment"] = _experiment(values.get("experiment"), origin)
     values.setdefault("study", {})

@@ -13,6 +13,7 @@ from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -78,6 +79,7 @@ def _history(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, s
             panel.set_yscale("log")
             panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         panel.set(xlabel="trial", ylabel=label)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.legend(frameon=False, fontsize=9)
     return figure
 
