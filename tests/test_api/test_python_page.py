@@ -29,7 +29,7 @@ threading.Thread(target=interrupt_after, args=(5,)).start()
 try:
     nc.run("fedavg-digits", {**settings, "name": "cut"}, backend="local", progress=False)
 except KeyboardInterrupt as stop:
-    print(stop.__notes__)
+    print(*stop.__notes__)
 """
 RESUMED = """
 assert not Path("runs/cut/result.json").exists()

@@ -197,7 +197,7 @@ def test_of_two_resumes_one_is_refused(tmp_path: Path, start: Start, uninterrupt
     first.send(signal.SIGSTOP)
     second = start("run", "--resume", NAME, "--output", tmp_path)
     assert second.wait() == 2
-    assert second.err == f"narrowcast: another process is at work on {folder}; wait for its end, or stop it\n"
+    assert second.err == f"narrowcast: another process is at work on {folder}; wait until it ends, or stop it\n"
     first.send(signal.SIGCONT)
     assert first.wait() == 0, first.err
     assert_same_results(folder, uninterrupted)

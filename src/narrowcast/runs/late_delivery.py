@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.platform.tracking.journal import Journal, alone
+from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
 from narrowcast.platform.tracking.store_address import hide_password, is_hidden
 from narrowcast.platform.tracking.targets import as_metrics
@@ -26,7 +26,7 @@ def send_missing(folder: Path, uri: str | None) -> int:
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or cursor.uri
     if uri == cursor.uri and is_hidden(uri):
         raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
-    with alone(folder):
+    with locked(folder):
         check_store(uri)
         cursor = Cursor.load(folder)
         journal = Journal.open(folder)

@@ -16,7 +16,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
-from narrowcast.platform.tracking.journal import Journal, alone
+from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import check_store
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
@@ -72,7 +72,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
         if changed.checkpoint_path not in (None, saved.checkpoint_path):
             check_place(checkpoint_place(changed, folder))
     make_writable(folder)
-    with alone(folder):
+    with locked(folder):
         state, digest = load_checkpoint(checkpoint_place(saved, folder))
         written = Journal.open(folder).last_round
     if digest != experiment.digest():

@@ -15,7 +15,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking.journal import Journal, alone
+from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
 from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.targets import as_metrics
@@ -94,7 +94,7 @@ def recorded(prepared: PreparedRun, on_round: OnRound, *, monitored: bool = True
     """Open the run's folder and its MLflow run, new or resumed, and close both however the block ends."""
     experiment, folder, uri = prepared.experiment, prepared.folder, prepared.store_uri
     if prepared.resuming:
-        with alone(folder):
+        with locked(folder):
             cursor = Cursor.load(folder)
             reopen_run(uri, cursor.run_id)
             yield from _recording(prepared, cursor, on_round, monitored)
@@ -109,7 +109,7 @@ def recorded(prepared: PreparedRun, on_round: OnRound, *, monitored: bool = True
     except BaseException:
         folder.rmdir()
         raise
-    with alone(folder):
+    with locked(folder):
         cursor = Cursor(hide_password(uri), run_id)
         cursor.save(folder)
         yield from _recording(prepared, cursor, on_round, monitored)

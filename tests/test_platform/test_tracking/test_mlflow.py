@@ -88,7 +88,7 @@ def test_tags_status_and_data_set(finished: TrackedRun) -> None:
 def test_artifacts_are_the_files_of_the_run(finished: TrackedRun, tmp_path: Path) -> None:
     run_id = finished.run.info.run_id
     names = {entry.path for entry in finished.client.list_artifacts(run_id)}
-    files = {"clients.parquet", "config.yaml", "result.json", "rounds.parquet"}
+    files = {"clients.parquet", "config.yaml", "model.safetensors", "result.json", "rounds.parquet"}
     assert names == files | {"checkpoint", "partition", "plots"}
     copy = Path(finished.client.download_artifacts(run_id, "", str(tmp_path)))
     stored = {path.relative_to(copy): path.read_bytes() for path in copy.rglob("*") if path.is_file()}

@@ -1,7 +1,7 @@
-"""The journal of a run: one JSON line a round, written before anything else hears of the round.
+"""The journal of a run: one JSON line per round, written before the round is reported anywhere else.
 
-It is what resume, the tables and late deliveries to MLflow are made from. A round that is played again after a resume
-has the same results, so its first line stands.
+Resumes, tables and late deliveries to MLflow are made from it. A round that is repeated after a resume has the same
+results, so its first line is kept.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _FILE = "journal.jsonl"
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep every other process from playing or sending this run, or raise `UserError` where one does."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the run against every other process that would run or send it; raise `UserError` if one has the lock."""
     with (folder / _FILE).open("a") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another process is at work on {folder}; wait for its end, or stop it") from None
+            raise UserError(f"another process is at work on {folder}; wait until it ends, or stop it") from None
         yield
 
 
 @dataclass
 class Journal:
-    """The rounds of a run so far, as flat rows; what their clients did stays on disk, so that memory does not grow."""
+    """The rounds of a run so far, as flat rows; the ledgers of their clients stay on disk to save memory."""
 
     path: Path
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def last_round(self) -> int:
-        """The last round that was written down."""
+        """The last round in the journal, 0 if there is none."""
         return self.rounds[-1]["round"] if self.rounds else 0
 
     @classmethod
     def open(cls, folder: Path) -> Journal:
-        """Read what is there; a line that a crash cut short is dropped."""
+        """Read the journal of a run, empty if there is none; a line that a crash cut short is removed."""
         journal = cls(folder / _FILE)
         if journal.path.exists():
             content = journal.path.read_bytes()
@@ -71,9 +71,9 @@ class Journal:
         return journal
 
     def append(self, outcome: Outcome, logged_at_ms: int, log_seconds: float = 0.0) -> bool:
-        """Write a round down, unless it stands there already; whether it was written.
+        """Write a round unless the journal has it; return whether it was written.
 
-        `log_seconds` is what writing down the round before took, checkpoint included.
+        `log_seconds`: the time that recording the round before took, checkpoint included.
         """
         if outcome.record.round <= self.last_round:
             return False
@@ -98,12 +98,12 @@ class Journal:
         return [json.loads(line)["clients"] for line in self.path.read_bytes().splitlines()] if self.rounds else []
 
     def rounds_table(self) -> pa.Table:
-        """One row a round; metrics are null where a round was not evaluated."""
+        """Return one row per round; metrics are null in rounds that were not evaluated."""
         columns = dict.fromkeys(name for row in self.rounds for name in row)
         return pa.table({name: [row.get(name) for row in self.rounds] for name in columns})
 
     def clients_table(self, profiles: Profiles) -> pa.Table:
-        """One row a client and round, with the client's uplink rate."""
+        """Return one row per client and round, with the client's uplink rate."""
         ledgers = self.ledgers()
         names = ledgers[0] if ledgers else {}
         columns: dict[str, list[Any]] = {
@@ -114,14 +114,14 @@ class Journal:
         return pa.table({"round": rounds, **columns, "uplink_bits_per_second": rates})
 
     def write_tables(self, profiles: Profiles) -> tuple[pa.Table, pa.Table]:
-        """Write `rounds.parquet` and `clients.parquet` beside the journal, and return them."""
+        """Write `rounds.parquet` and `clients.parquet` to the run's folder and return them."""
         rounds, clients = self.rounds_table(), self.clients_table(profiles)
         pq.write_table(rounds, self.path.with_name("rounds.parquet"))
         pq.write_table(clients, self.path.with_name("clients.parquet"))
         return rounds, clients
 
     def final_metrics(self) -> dict[str, float]:
-        """The metrics of the last evaluation, and the loss of the last round."""
+        """Return the metrics of the last evaluation and the training loss of the last round."""
         metrics: dict[str, float] = {}
         for row in self.rounds:
             metrics |= evaluation(row)
@@ -138,5 +138,5 @@ class Journal:
 
 
 def evaluation(row: Mapping[str, Any]) -> dict[str, float]:
-    """The entries of a round's row that come from an evaluation: those with a dot in their name."""
+    """Return the entries of a round's row that an evaluation measured: those with a dot in their name."""
     return {name: value for name, value in row.items() if "." in name}
