@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
@@ -34,6 +34,7 @@ from narrowcast.platform.backend import Backend
 from narrowcast.platform.config import apply_overrides, flatten, set_value, validate, write_yaml
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.field_roles import Role, role_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
@@ -42,12 +43,6 @@ from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
 from narrowcast.runs import packaged
-
-_SHARED = ("data", "backend", "name", "tracking")  # what replicas have in common
-_NOT_IDENTITY = (
-    *("name", "backend", "tracking", "targets", "rounds", "evaluate_every"),
-    *("checkpoint_every", "checkpoint_seconds", "checkpoints_kept", "checkpoint_path"),
-)
 
 
 class _Checked(type(Plan)):  # type: ignore[misc]
@@ -66,16 +61,22 @@ class Experiment(Plan, metaclass=_Checked):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    data: Annotated[DataSource, DATA]
+    data: Annotated[DataSource, DATA, Role(shared=True)]
     model: Annotated[Model, MODELS] = MatrixFactorisation()
     algorithm: Annotated[Algorithm, ALGORITHMS]
     secure: AnyScheme = Field(NoProtection(), description="how the sum of the updates is protected")
     training: Annotated[Training, TRAININGS] = FactorisationSGD()
     fleet: Annotated[Fleet, FLEETS] = Tiers()
     radio: CellRadio | None = Field(None, description="none: the links of the fleet, as they are")
-    backend: Annotated[Backend, BACKENDS] = RayBackend()
-    tracking: Tracking = Tracking()
-    targets: Targets = Field({}, description="by metric, the values to which simulated time and bits are reported")
+    backend: Annotated[
+        Backend, BACKENDS, Role(identity=False, shared=True, not_tuned="study.backend says where trials run")
+    ] = RayBackend()
+    tracking: Annotated[
+        Tracking, Role(identity=False, shared=True, not_tuned="all trials of a study go to one store")
+    ] = Tracking()
+    targets: Annotated[Targets, Role(identity=False, not_tuned="they do not affect a run")] = Field(
+        {}, description="by metric, the values to which simulated time and bits are reported"
+    )
 
     def task(self, data: Dataset) -> Task:
         """What the clients' hosts hold, or a `UserError` where the parts do not fit together."""
@@ -115,12 +116,27 @@ class Experiment(Plan, metaclass=_Checked):
         return path
 
     def identity(self) -> dict[str, Any]:
-        """The dotted values that the results of a round depend on."""
-        return flatten({key: value for key, value in self.plain().items() if key not in _NOT_IDENTITY})
+        """Return the dotted values that the results of a round depend on."""
+        return _identity(self.plain())
 
     def digest(self) -> str:
-        """The sha256 of `identity`."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        """Return the sha256 of `identity`."""
+        return _sha256(self.identity())
+
+    def digests(self, written: Mapping[str, Any]) -> set[str]:
+        """Return the digests that a checkpoint of this experiment may have, `written` as values in its config.yaml.
+
+        An earlier version may have written other names, or fewer fields, than this one reads from them.
+        """
+        return {self.digest(), _sha256(_identity(packaged.with_present_keys(written)))}
+
+
+def _identity(values: Mapping[str, Any]) -> dict[str, Any]:
+    return flatten({key: value for key, value in values.items() if role_of(Experiment, key).identity})
+
+
+def _sha256(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def load_experiment(source: str | Experiment, overrides: Iterable[str] = ()) -> Experiment:
@@ -161,7 +177,7 @@ def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
     for path, choices in grid.items():
         if not isinstance(choices, list) or not choices or len(set(map(str, choices))) < len(choices):
             raise UserError(f"{origin}: replicas.{path} = {choices!r}: {advice}")
-        if path.split(".")[0] in _SHARED:
+        if role_of(Experiment, path.split(".")[0]).shared:
             raise UserError(f"{origin}: replicas.{path}: replicas share {path.split('.')[0]}; start runs of their own")
     return grid
 

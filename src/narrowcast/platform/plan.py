@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from narrowcast.platform.contracts import Radio
+from narrowcast.platform.field_roles import Role
 from narrowcast.platform.sampling import Sampling
 from narrowcast.platform.schedule import AnySchedule, Synchronous
 from narrowcast.platform.simulation.availability import Always, AnyAvailability
 from narrowcast.platform.simulation.clock import Clock
+
+_KEPT = Role(identity=False, not_tuned="it does not affect a run")
 
 
 class Plan(BaseModel):
@@ -29,8 +32,10 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the run; data sets have a seed of their own")
-    rounds: int = Field(100, ge=1, description="number of rounds")
+    seed: Annotated[int, Role(not_tuned="the seeds of a trial are study.seeds")] = Field(
+        0, ge=0, lt=2**63, description="seed of the run; data sets have a seed of their own"
+    )
+    rounds: Annotated[int, Role(identity=False)] = Field(100, ge=1, description="number of rounds")
     clients_per_round: int = Field(60, ge=1, description="clients sampled per round; all, if there are fewer")
     sampling: Sampling = Field("round_robin", description="a shuffled rotation, or an independent draw per round")
     availability: AnyAvailability = Field(Always(), description="clients that can be sampled at a time")
@@ -46,12 +51,22 @@ class Plan(BaseModel):
     clock: Clock = Field(Clock(), description="constants of the virtual clock")
     radio: Radio | None = Field(None, description="links that change per round; none: those of the fleet")
     schedule: AnySchedule = Field(Synchronous(), description="synchronous rounds, or buffered asynchronous steps")
-    evaluate_every: int = Field(10, ge=1, description="rounds between evaluations; the last round has one")
-    checkpoint_every: int | None = Field(None, ge=1, description="rounds between checkpoints; the last round has one")
-    checkpoint_seconds: float = Field(10.0, ge=0, description="wall seconds between checkpoints, at least a round")
-    checkpoints_kept: int = Field(2, ge=1, description="latest checkpoints kept, in case one is damaged")
-    checkpoint_path: str | None = Field(None, description="folder or fsspec URL; none: in the run's own folder")
-    name: str = Field(
+    evaluate_every: Annotated[int, Role(identity=False, not_tuned="trials are compared after the same rounds")] = Field(
+        10, ge=1, description="rounds between evaluations; the last round has one"
+    )
+    checkpoint_every: Annotated[int | None, _KEPT] = Field(
+        None, ge=1, description="rounds between checkpoints; the last round has one"
+    )
+    checkpoint_seconds: Annotated[float, _KEPT] = Field(
+        10.0, ge=0, description="wall seconds between checkpoints, at least a round"
+    )
+    checkpoints_kept: Annotated[int, _KEPT] = Field(
+        2, ge=1, description="latest checkpoints kept, in case one is damaged"
+    )
+    checkpoint_path: Annotated[str | None, _KEPT] = Field(
+        None, description="folder or fsspec URL; none: in the run's own folder"
+    )
+    name: Annotated[str, Role(identity=False, shared=True, not_tuned="trials are named after their study")] = Field(
         "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -49,12 +49,15 @@ def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
     values.setdefault("name", Path(origin).stem)
-    for old, new in _RENAMED.items():
-        if old in values:
-            _announce(old, new, origin)
-            values.setdefault(new, values[old])
-            del values[old]
-    return values, origin
+    for old in _RENAMED.keys() & values.keys():
+        _announce(old, _RENAMED[old], origin)
+    return with_present_keys(values), origin
+
+
+def with_present_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with keys of version 0.1 replaced by their present names."""
+    former = {_RENAMED[key]: value for key, value in values.items() if key in _RENAMED}
+    return former | {key: value for key, value in values.items() if key not in _RENAMED}
 
 
 def with_new_names(overrides: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform import plugins
 from narrowcast.platform.checkpoint import check_place, load_checkpoint
-from narrowcast.platform.config import PLUGINS
+from narrowcast.platform.config import PLUGINS, read_yaml
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
@@ -34,6 +34,8 @@ class PreparedRun:
     folder: Path
     store_uri: str
     resuming: bool = False
+    outdated: bool = False
+    """Whether the checkpoint to resume from was written with the field names of an earlier version."""
 
     @property
     def task(self) -> Task:
@@ -75,7 +77,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     with locked(folder):
         state, digest = load_checkpoint(checkpoint_place(saved, folder))
         written = Journal.open(folder).last_round
-    if digest != experiment.digest():
+    if digest not in experiment.digests(read_yaml(path.read_text(), str(path))):
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")
     if written < state.round_index:
         raise UserError(
@@ -90,7 +92,8 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     _check_targets(run, experiment, state)
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)
-    return PreparedRun(experiment, run, replace(state, settled_round=written), folder, uri, resuming=True)
+    state, outdated = replace(state, settled_round=written), digest != experiment.digest()
+    return PreparedRun(experiment, run, state, folder, uri, resuming=True, outdated=outdated)
 
 
 def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:

@@ -119,6 +119,9 @@ def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitor
     """Start the journal, the thread that sends it, and the measurement of the machine's load; stop them at the end."""
     experiment, folder, uri = prepared.experiment, prepared.folder, prepared.store_uri
     tags = run_tags(experiment, prepared.task)
+    if prepared.outdated:  # before config.yaml is written anew, from which its digest could no longer be had
+        place = checkpoint_place(experiment, folder)
+        save_checkpoint(place, prepared.state, experiment.digest(), experiment.checkpoints_kept)
     write_config(experiment, folder)
     journal = Journal.open(folder)
     sender = Sender(folder, uri, cursor, journal.rounds)

@@ -11,18 +11,10 @@ import numpy as np
 from optuna import Trial
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from narrowcast.experiment import Experiment
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
-
-_FIXED = {
-    "seed": "the seeds of a trial are study.seeds",
-    "name": "trials are named after their study",
-    "backend": "study.backend says where trials run",
-    "tracking": "all trials of a study go to one store",
-    "targets": "they do not affect a run",
-    "evaluate_every": "trials are compared after the same rounds",
-    "checkpoint_every": "it does not affect a run",
-}
+from narrowcast.platform.field_roles import role_of
 
 
 class _Dimension(BaseModel):
@@ -157,7 +149,7 @@ class Space:
 
     def __init__(self, dimensions: Mapping[str, FloatRange | IntRange | Choice]) -> None:
         for path in dimensions:
-            if (why := _FIXED.get(path.split(".", maxsplit=1)[0])) is not None:
+            if (why := role_of(Experiment, path.partition(".")[0]).not_tuned) is not None:
                 raise UserError(f"space.{path} cannot be tuned: {why}")
         self.dimensions = dict(dimensions)
         for path, dimension in dimensions.items():
