@@ -1,7 +1,7 @@
-"""ATOMO: some directions of every matrix, drawn at random and weighed such that the mean of what arrives is the update.
+"""ATOMO: directions of every matrix, sampled and scaled such that their mean is the update.
 
 Reference: Wang et al., ATOMO: Communication-efficient Learning via Atomic Sparsification, NeurIPS 2018
-(arXiv:1806.04090), Algorithms 1 and 2 with singular vectors for atoms.
+(arXiv:1806.04090), Algorithms 1 and 2 with singular vectors as atoms.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, BoolArray, FloatArray
 
 _ROUNDING = 2.0**-20
-"""Directions below this share of the strongest are what float32 made of nothing."""
+"""Directions below this share of the strongest are float32 rounding errors."""
 
 
 @dataclass(frozen=True)
 class Directions:
-    """The directions of an update's matrices, one matrix after the other, the strongest of each first.
+    """The directions of an update's matrices, matrix by matrix, the strongest of each first.
 
     Shapes: factors, name -> U S [m, r] and V [d, r]; strength [D], the singular values; lengths [D, 2], m and d.
     """
@@ -37,7 +37,7 @@ class Directions:
 
     @classmethod
     def of(cls, tensors: Tensors, most: int) -> Directions:
-        """The `most` strongest of each matrix; vectors have none."""
+        """Return the `most` strongest directions of each matrix; vectors have none."""
         factors, strengths, lengths = {}, [np.empty(0)], [np.empty((0, 2))]
         for name, tensor in tensors.items():
             if tensor.ndim > 1:
@@ -53,9 +53,10 @@ class Directions:
         return cls(factors, np.concatenate(strengths), np.concatenate(lengths))
 
     def probabilities(self, weight: FloatArray, total: float) -> FloatArray:
-        """The p [D] of least variance with sum p weight = `total`, or all 1 where they weigh less; weight [D].
+        """Return the sampling probabilities p [D] of least variance with sum p weight = `total`, at most 1 each.
 
-        The variance sum (1 / p - 1) strength^2 is least for p in proportion to strength / sqrt(weight), up to 1.
+        The variance sum (1 / p - 1) strength^2 is least for p in proportion to strength / sqrt(weight), up to 1; weight
+        [D].
         """
         merit = self.strength / np.sqrt(weight)
         certain = np.zeros(len(merit), dtype=bool)
@@ -67,9 +68,11 @@ class Directions:
             certain |= p > 1
 
     def draw(self, probabilities: FloatArray, key: int) -> tuple[bytes, Tensors]:
-        """The number of directions drawn of each matrix, packed, and their factors; left ones are divided by p.
+        """Return the number of directions drawn of each matrix, packed, and their factors.
 
-        They are drawn systematically: what they weigh together differs from its mean by about one direction.
+        Left factors are divided by p.
+
+        Sampling is systematic: the total size differs from its mean by about one direction.
         """
         ends = np.cumsum(probabilities) + generator(key, "atomo").random()
         drawn = np.diff(np.floor(ends), prepend=np.floor(ends[:1] - probabilities[:1])) > 0
@@ -84,20 +87,20 @@ class Directions:
 
 
 def with_vectors(factors: Tensors, tensors: Tensors) -> Tensors:
-    """Factors, and the tensors that have none, in the order of their names."""
+    """Return the factors and the tensors that have none, in the order of their names."""
     whole = {name: values for name, values in tensors.items() if values.ndim < 2}
     return dict(sorted({**factors, **whole}.items()))
 
 
 class Atomo(ValueStage):
-    """Draw directions that have `fraction` of the matrices' values on average; vectors go whole.
+    """Sample directions that have `fraction` of the matrices' values on average; vectors are sent whole.
 
-    Of a direction that is drawn with probability p, 1 / p is sent: unbiased, where the SVD leaves out the same
-    directions again and again.
+    A direction sampled with probability p is scaled by 1 / p, which is unbiased, whereas the SVD always drops the same
+    directions.
 
-    Differs from the paper: 1. the directions of all matrices share one budget, and count by the values that they have.
-    2. they are drawn systematically and not independently, so that the weight of an update hardly varies. 3. `rank`
-    bounds the directions of a matrix; what is beyond is lost.
+    Differs from the paper: 1. the directions of all matrices share one budget, in which each counts by its number of
+    values. 2. sampling is systematic instead of independent, so that the size of an update hardly varies. 3. `rank`
+    bounds the directions of a matrix; those beyond it are lost.
     """
 
     of_whole: ClassVar[bool] = True
@@ -107,7 +110,7 @@ class Atomo(ValueStage):
     fraction: float = Field(0.05, gt=0, le=2, description="values of factors for each of a matrix; 2 sends them all")
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """How many directions of each matrix, then the factors and the vectors."""
+        """Return the number of directions of each matrix, then the factors and the vectors."""
         directions = Directions.of(tensors, self.rank)
         total = self.fraction * sum(tensors[name].size for name in directions.factors)
         counts, inner = directions.draw(directions.probabilities(directions.lengths.sum(axis=1), total), key)
@@ -115,7 +118,7 @@ class Atomo(ValueStage):
         return counts + data, after
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The products of the factors, and the vectors."""
+        """Return the products of the factors, and the vectors."""
         ranks = {
             name: reader.varint(min(self.rank, *as_matrix(shape))) for name, shape in shapes.items() if len(shape) > 1
         }
@@ -126,7 +129,7 @@ class Atomo(ValueStage):
         }
 
     def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
-        """What all directions weigh."""
+        """Return the bytes of all directions."""
         ranks = {name: min(self.rank, *as_matrix(shape)) for name, shape in shapes.items() if len(shape) > 1}
         return sum(len(varint(each)) for each in ranks.values()) + rest.max_bytes(_inner_shapes(shapes, ranks))
 

@@ -1,7 +1,7 @@
-"""A random low-rank basis: the columns of a matrix seen through r directions that both sides draw from the key.
+"""Random low-rank basis: the columns of a matrix projected onto r directions that both sides draw from the key.
 
 Reference: Konecny et al., arXiv:1610.05492 (random masks and sketches); the basis of Nguyen et al., WWW 2024
-(arXiv:2401.03748), here applied to an update and not trained in.
+(arXiv:2401.03748), applied here to a finished update.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from narrowcast.platform.types import Arrays
 
 
 class Basis(Transform):
-    """Send M B^T [m, r] for a matrix M [m, d], B [r, d] with E[B^T B] = I drawn anew for each key; vectors go whole.
+    """Send M B^T [m, r] for a matrix M [m, d], with B [r, d], E[B^T B] = I, drawn for each key; vectors are sent whole.
 
-    `scale`: `unbiased` decodes M B^T B, whose mean is M; `projection` decodes r / d times that, which for the
-    orthonormal basis is the projection of M on it, with less error; use it with error feedback.
+    `scale: unbiased` decodes M B^T B, whose mean is M. `projection` decodes r / d times that, which for the orthonormal
+    basis is the projection of M onto it, with less error; use it with error feedback.
     """
 
     kind: Literal["basis"] = "basis"
@@ -33,11 +33,11 @@ class Basis(Transform):
     scale: Literal["unbiased", "projection"] = "unbiased"
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
-        """[m, r] for every matrix with more than r columns."""
+        """Return [m, r] for every matrix with more than r columns."""
         return {name: (shape[0], self.rank) if self._shrinks(shape) else shape for name, shape in shapes.items()}
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """Nothing of its own."""
+        """Return the bytes of the rest of the chain; the basis adds none."""
         inner = {
             name: values.reshape(len(values), prod(values.shape[1:])) @ self._draw(name, values.shape, key).T
             if self._shrinks(values.shape)
@@ -47,7 +47,7 @@ class Basis(Transform):
         return rest.write(inner, key, state)
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The components times the basis."""
+        """Return the components times the basis."""
         inner = rest.read(reader, self.inner_shapes(shapes), key)
         for name, shape in shapes.items():
             if self._shrinks(shape):

@@ -1,13 +1,13 @@
-"""A codec: a chain of small stages, each of which hands what it makes of an update to the rest of the chain.
+"""Codecs: a chain of stages, each of which passes its output to the rest of the chain.
 
     values --[transform]--> values --[quantiser]--> symbols --[coder]--> bytes
 
-A transform (rotation, Top-K, factors, error feedback) makes values of values; a quantiser makes symbols; a coder makes
-bytes. Where the chain ends early, values go out as float32 and symbols at a fixed width (`packing`).
+A transform (rotation, Top-K, factors, error feedback) maps values to values; a quantiser gives symbols; a coder gives
+bytes. If the chain ends early, values are sent as float32 and symbols at a fixed width (`packing`).
 
-On the wire stands only what the receiver cannot know. It knows the codec, the tensors' names and shapes, and the key:
-a 64-bit word of `seeds.stream_keys`, from the run's seed, the round and the client, so that rotations, dithers and
-bases cost nothing. It does not know the levels, which a client may choose by itself, so these are sent.
+Only data that the receiver does not know is sent. It knows the codec, the tensors' names and shapes, and the key: a
+64-bit word of `seeds.stream_keys`, from the run's seed, the round and the client, so that rotations, dithers and bases
+cost nothing. It does not know the levels, which a client may choose, so they are sent.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ _KEY_MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class EncodedUpdate:
-    """One client's update as the bytes that it weighs; row masks and example counts go beside it."""
+    """One client's encoded update; row masks and example counts are counted in addition."""
 
     data: bytes
 
     def wire_bits(self) -> int:
-        """Eight times the length of `to_bytes()`."""
+        """Return eight times the length of `to_bytes()`."""
         return 8 * len(self.data)
 
     def to_bytes(self) -> bytes:
-        """The bytes that a radio would send."""
+        """Return the bytes that a radio would send."""
         return self.data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Take the bytes as they are; `Codec.decode` is what refuses bad ones."""
+        """Return an update of these bytes unchecked; `Codec.decode` raises if they are malformed."""
         return cls(bytes(data))
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The stages from one of them to the end of the chain; no stages send float32."""
+    """A chain of stages, or its remainder; a codec without stages sends float32."""
 
     stages: tuple[Stage, ...] = ()
 
@@ -69,13 +69,15 @@ class Codec:
         check_order(self.stages)
 
     def encode(self, tensors: Mapping[str, NDArray[Any]], key: int, state: Arrays = NO_STATE) -> EncodedUpdate:
-        """The bytes of an update; `encode_with_state` is for codecs that keep something."""
+        """Return the encoded update; for codecs with state use `encode_with_state`."""
         return self.encode_with_state(tensors, key, state)[0]
 
     def encode_with_state(
         self, tensors: Mapping[str, NDArray[Any]], key: int, state: Arrays = NO_STATE
     ) -> tuple[EncodedUpdate, Arrays]:
-        """The bytes of an update and the client's state once it is sent; `UnsendableUpdateError` leaves both alone.
+        """Return the encoded update and the client's state after it.
+
+        Raise `UnsendableUpdateError` without changing the state.
 
         `key` is known to the receiver; `state` comes from `init_state` or from the client's last encoding.
         """
@@ -85,7 +87,7 @@ class Codec:
         return EncodedUpdate(data), after
 
     def decode(self, data: bytes, shapes: Mapping[str, Sequence[int]], key: int) -> Tensors:
-        """The tensors that the receiver gets, float32 and finite; or `PayloadError` where the bytes are malformed."""
+        """Return the decoded tensors, float32 and finite; raise `PayloadError` if the bytes are malformed."""
         reader = Reader(data)
         with np.errstate(over="ignore", invalid="ignore"):
             tensors = self.read(reader, {name: tuple(shapes[name]) for name in sorted(shapes)}, key & _KEY_MASK)
@@ -95,7 +97,7 @@ class Codec:
         return tensors
 
     def init_state(self, shapes: Mapping[str, Sequence[int]]) -> Arrays:
-        """What a client keeps before its first round, all zero: error memories, warm factors."""
+        """Return a client's state before its first round, all zero: error memories, warm factors."""
         if not self.stages:
             return NO_STATE
         stage = self.stages[0]
@@ -103,66 +105,69 @@ class Codec:
         return stage.init_state(known, self._rest) if isinstance(stage, ValueStage) else NO_STATE
 
     def max_bits(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """What an update of these shapes weighs at most, known before training; exact without `entropy` or `top_k`."""
+        """Return the largest size of an update of these shapes.
+
+        Known before training, exact without `entropy` or `top_k`.
+        """
         return 8 * self.max_bytes({name: tuple(shapes[name]) for name in sorted(shapes)})
 
     @property
     def levels(self) -> int | None:
-        """The levels of the quantiser; None for a codec without one."""
+        """Levels of the quantiser; None for a codec without one."""
         return next((int(stage.levels) for stage in self.stages if isinstance(stage, Quantiser)), None)
 
     @property
     def of_whole(self) -> bool:
-        """Whether a stage wants all rows of a matrix in one tensor."""
+        """Whether a stage needs all rows of a matrix in one tensor."""
         return any(stage.of_whole for stage in self.stages)
 
     @property
     def levels_allowed(self) -> range | None:
-        """The levels that the quantiser can have; None for a codec without one."""
+        """Levels that the quantiser allows; None for a codec without one."""
         return next((stage.levels_allowed for stage in self.stages if isinstance(stage, Quantiser)), None)
 
     def with_levels(self, levels: int) -> Codec:
-        """The codec with other levels; the receiver need not be told, and may decode with the former ones."""
+        """Return the codec with other levels; the receiver reads the levels from the payload."""
         return _changed(self, "levels", levels)
 
     def with_rank(self, rank: int) -> Codec:
-        """The codec with another rank of `svd`, `power_sgd` or `basis`; the receiver must use the same."""
+        """Return the codec with another rank of `svd`, `power_sgd` or `basis`; the receiver must use the same."""
         return _changed(self, "rank", rank)
 
     # What stages call on the rest of the chain.
 
     def write(self, tensors: Tensors, key: int, state: Arrays) -> tuple[bytes, Arrays]:
-        """The bytes of these tensors and the state after them."""
+        """Return the bytes of these tensors and the state after them."""
         if not self.stages:
             return b"".join(values.astype("<f4").tobytes() for values in tensors.values()), NO_STATE
         return self._values_stage().write(tensors, key, state, self._rest)
 
     def read(self, reader: Reader, shapes: Shapes, key: int) -> Tensors:
-        """The tensors that `write` wrote."""
+        """Return the tensors that `write` wrote."""
         if not self.stages:
             return {name: reader.floats(prod(shape)).reshape(shape) for name, shape in shapes.items()}
         return self._values_stage().read(reader, shapes, key, self._rest)
 
     def max_bytes(self, shapes: Shapes) -> int:
-        """The most that `write` writes."""
+        """Return the most bytes that `write` returns."""
         if not self.stages:
             return 4 * sum(map(prod, shapes.values()))
         return self._values_stage().max_bytes(shapes, self._rest)
 
     def write_symbols(self, streams: Sequence[IntArray], alphabet: int) -> bytes:
-        """The bytes of symbols, one stream a tensor."""
+        """Return the bytes of symbols, one stream per tensor."""
         if not self.stages:
             return b"".join(pack(symbols, alphabet) for symbols in streams)
         return self._symbol_stage().write_symbols(streams, alphabet)
 
     def read_symbols(self, reader: Reader, counts: Sequence[int], alphabet: int) -> list[IntArray]:
-        """The symbols that `write_symbols` wrote."""
+        """Return the symbols that `write_symbols` wrote."""
         if not self.stages:
             return [unpack(reader, count, alphabet) for count in counts]
         return self._symbol_stage().read_symbols(reader, counts, alphabet)
 
     def max_symbol_bytes(self, counts: Sequence[int], alphabet: int) -> int:
-        """The most that `write_symbols` writes."""
+        """Return the most bytes that `write_symbols` returns."""
         if not self.stages:
             return sum(packed_bytes(count, alphabet) for count in counts)
         return self._symbol_stage().max_symbol_bytes(counts, alphabet)
@@ -183,7 +188,7 @@ class Codec:
 
 
 def check_order(stages: Sequence[Stage]) -> None:
-    """Raise `ValueError` where a stage does not take what the one before it gives."""
+    """Raise `ValueError` if a stage does not take the output of the one before it."""
     if stages and stages[0].takes != "values":
         raise ValueError(f'"{stages[0].kind}" takes {stages[0].takes}; put a quantiser before it')
     for before, after in pairwise(stages):
@@ -206,7 +211,7 @@ def _rest(codec: Codec) -> Codec:
 
 @lru_cache(maxsize=4096)
 def _changed(codec: Codec, field: str, value: int) -> Codec:
-    """The codec with `field` of every stage that has it replaced, or `ValueError`."""
+    """Return the codec with `field` replaced in every stage that has it; raise `ValueError` if none has."""
     if not any(field in type(stage).model_fields for stage in codec.stages):
         raise ValueError(f"no stage of this codec has {field}: {', '.join(stage.kind for stage in codec.stages)}")
     return Codec(

@@ -21,7 +21,7 @@ _SEED_BYTES = 8
 
 @dataclass(frozen=True)
 class DensePayload:
-    """All values of some tensors, one after the other; `seed` is what the receiver regenerates a basis from."""
+    """All values of some tensors in order; `seed` lets the receiver regenerate a basis."""
 
     values: NDArray[np.float32]
     examples: int = 0
@@ -29,23 +29,23 @@ class DensePayload:
 
     @classmethod
     def of(cls, tensors: Mapping[str, NDArray[Any]], examples: int = 0, seed: int | None = None) -> Self:
-        """Flatten tensors in the order of their names."""
+        """Return the payload of tensors in the order of their names."""
         flat = [np.asarray(tensors[name], dtype=np.float32).ravel() for name in sorted(tensors)]
         return cls(np.concatenate(flat) if flat else np.empty(0, dtype=np.float32), examples, seed)
 
     def wire_bits(self) -> int:
-        """Eight times the length of `to_bytes()`, found without packing."""
+        """Return eight times the length of `to_bytes()`, computed without packing."""
         return dense_wire_bits(self.values.size, seed=self.seed is not None)
 
     def to_bytes(self) -> bytes:
-        """The header, the seed and the values, little-endian."""
+        """Return the header, the seed and the values, little-endian."""
         seed = b"" if self.seed is None else self.seed.to_bytes(_SEED_BYTES, "little")
         header = _HEADER.pack(_MAGIC, self.seed is not None, self.values.size, self.examples)
         return header + seed + np.ascontiguousarray(self.values, dtype="<f4").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Unpack what `to_bytes` packed, or raise `PayloadError`."""
+        """Return the payload that `to_bytes` packed; raise `PayloadError` if the bytes are malformed."""
         if len(data) < _HEADER.size:
             raise PayloadError(f"a payload of {len(data)} bytes is shorter than its header ({_HEADER.size})")
         magic, has_seed, size, examples = _HEADER.unpack_from(data)
@@ -62,7 +62,7 @@ class DensePayload:
         return cls(np.frombuffer(rest, dtype="<f4").astype(np.float32), examples, seed)
 
     def tensors(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.float32]]:
-        """The tensors again, or `PayloadError` where they do not have these shapes."""
+        """Return the tensors; raise `PayloadError` if the values do not fit these shapes."""
         sizes = {name: prod(shapes[name]) for name in sorted(shapes)}
         if sum(sizes.values()) != self.values.size:
             raise PayloadError(f"the payload has {self.values.size} values, the tensors {sum(sizes.values())}")
@@ -71,5 +71,5 @@ class DensePayload:
 
 
 def dense_wire_bits(n_values: int, *, seed: bool = False) -> int:
-    """The weight of a `DensePayload` of this many values."""
+    """Return the size of a `DensePayload` of this many values."""
     return 8 * (_HEADER.size + seed * _SEED_BYTES + 4 * n_values)

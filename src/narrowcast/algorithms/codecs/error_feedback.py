@@ -1,4 +1,4 @@
-"""Error feedback: what the rest of the chain loses is remembered and sent with the next update.
+"""Error feedback: the compression error of the rest of the chain is stored and added to the next update.
 
 Reference: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019 (arXiv:1901.09847).
 """
@@ -15,15 +15,15 @@ from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import Arrays, IntArray
 
 MEMORY = "memory/"
-"""Names in a client's state: what it still owes of every tensor, in that tensor's shape; zero at first."""
+"""Prefix of names in a client's state: the error memory of every tensor, in that tensor's shape, zero at first."""
 
 
 class ErrorFeedback(ValueStage):
-    """Send x + e for an update x and keep e = (x + e) - what the receiver decodes of it.
+    """Send x + e for an update x and store e = (x + e) - decoded(x + e).
 
-    Where an update is some rows of a matrix, a client's memory is of all rows: `memory_of_rows` gives the codec those
-    of the round and `with_memory_of_rows` puts them back; the others wait until they are touched again. What was sent
-    counts as received: a client does not hear that an upload was lost.
+    If an update is some rows of a matrix, a client's memory covers all rows: `memory_of_rows` selects those of the
+    round and `with_memory_of_rows` writes them back; the others wait until they are touched again. Sent updates count
+    as received, since a client does not learn that an upload was lost.
     """
 
     of_whole: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class ErrorFeedback(ValueStage):
     kind: Literal["error_feedback"] = "error_feedback"
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """The bytes of the update with its memory."""
+        """Return the bytes of the update plus its memory."""
         owed = {name: values + state.get(MEMORY + name, np.float32(0)) for name, values in tensors.items()}
         check_values(owed)
         data, after = rest.write(owed, key, state)
@@ -40,26 +40,29 @@ class ErrorFeedback(ValueStage):
         return data, {**after, **memory}
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """What the rest reads."""
+        """Return the tensors that the rest of the chain decodes."""
         return rest.read(reader, shapes, key)
 
     def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
-        """What the rest may weigh."""
+        """Return the most bytes of the rest."""
         return rest.max_bytes(shapes)
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
-        """Nothing is owed."""
+        """Return zero memory for every tensor."""
         memory = {MEMORY + name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
         return {**rest.init_state(shapes), **memory}
 
 
 def memory_of_rows(state: Arrays, rows: IntArray) -> Arrays:
-    """A client's state with the memory of some rows only, [m, ...] for each [N, ...]."""
+    """Return a client's state with the memory of these rows only, [m, ...] for each [N, ...]."""
     return {name: values[rows] if name.startswith(MEMORY) else values for name, values in state.items()}
 
 
 def with_memory_of_rows(state: Arrays, rows: IntArray, part: Arrays) -> Arrays:
-    """The whole state again: `part` in the rows of the memory, and in place of everything else; copies the memory."""
+    """Return the whole state with `part` in the rows of the memory and in place of everything else.
+
+    The memory is copied.
+    """
     whole = {**state, **part}
     for name in part:
         if name.startswith(MEMORY):

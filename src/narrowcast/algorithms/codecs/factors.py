@@ -1,4 +1,4 @@
-"""Matrices as the product of two thin ones: what `svd` and `power_sgd` share."""
+"""Matrices sent as the product of two thin ones, the common part of `svd` and `power_sgd`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ LEFT, RIGHT = "/left", "/right"
 
 
 class Factored(Transform):
-    """Send a matrix M [m, d] as factors L [m, r] and R [d, r] where that is less than the matrix; vectors go whole.
+    """Send a matrix M [m, d] as factors L [m, r] and R [d, r] if these are smaller than the matrix.
 
-    A tensor of more dimensions is the matrix of its first one and all others.
+    Vectors are sent whole.
+
+    A tensor of more dimensions is the matrix of its first dimension and all others.
     """
 
     of_whole: ClassVar[bool] = True
@@ -33,18 +35,18 @@ class Factored(Transform):
     def factor(
         self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
     ) -> tuple[Tensors, Arrays]:
-        """The factors of a matrix under their names, and what a client keeps for the next ones."""
+        """Return the factors of a matrix under their names, and the client's state for the next ones."""
 
     def factor_shapes(self, name: str, rows: int, columns: int, rank: int) -> Shapes:
-        """The shapes of what `factor` gives."""
+        """Return the shapes of the factors."""
         return {name + LEFT: (rows, rank), name + RIGHT: (columns, rank)}
 
     def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
-        """The matrix that the factors stand for."""
+        """Return the matrix that the factors stand for."""
         return factors[name + LEFT] @ factors[name + RIGHT].T
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
-        """The factors of the matrices, and the tensors that go whole."""
+        """Return the shapes of the matrices' factors and of the tensors sent whole."""
         inner: dict[str, tuple[int, ...]] = {}
         for name, shape in shapes.items():
             rank = self.rank_for(shape)
@@ -52,13 +54,13 @@ class Factored(Transform):
         return inner
 
     def rank_for(self, shape: tuple[int, ...]) -> int:
-        """The rank at which a tensor of this shape is sent; 0 where it goes whole."""
+        """Return the rank at which a tensor of this shape is sent; 0 if it is sent whole."""
         rows, columns = as_matrix(shape)
         rank = min(self.rank, rows, columns)
         return rank if len(shape) > 1 and rank * (rows + columns) < rows * columns else 0
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """Nothing of its own: all factors in the order of the tensors."""
+        """Return the bytes of all factors in the order of the tensors; this stage adds none."""
         inner: Tensors = {}
         kept = {each: values for each, values in state.items() if each.startswith(f"{self.kind}/")}
         for name, values in tensors.items():
@@ -73,7 +75,7 @@ class Factored(Transform):
         return data, {**after, **kept}
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The products of the factors."""
+        """Return the products of the factors."""
         inner = rest.read(reader, self.inner_shapes(shapes), key)
         return {
             name: self.product(name, inner).reshape(shape) if self.rank_for(shape) else inner[name]
@@ -82,5 +84,5 @@ class Factored(Transform):
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The rows and columns of a tensor of this shape: its first dimension, and all others."""
+    """Return the rows and columns of a tensor of this shape: its first dimension, and the product of the others."""
     return (shape[0], prod(shape[1:])) if shape else (1, 1)

@@ -1,7 +1,7 @@
-"""PowerSGD: rank-r factors by one power iteration, started from where the client's last one ended.
+"""PowerSGD: rank-r factors by one power iteration, started from the client's last factors.
 
-Reference: Vogels et al., PowerSGD, NeurIPS 2019 (arXiv:1905.13727), Algorithm 1; put `error_feedback` before it for
-their Algorithm 2.
+Reference: Vogels et al., PowerSGD, NeurIPS 2019 (arXiv:1905.13727), Algorithm 1; with `error_feedback` before it,
+Algorithm 2.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 
 WARM = "power_sgd/"
-"""Names in a client's state: the warm Q [d, r] of every matrix, zero before the first round."""
+"""Prefix of names in a client's state: the warm Q [d, r] of every matrix, zero before the first round."""
 
 
 class PowerSGD(Factored):
-    """P = M Q, made orthonormal, and Q = M^T P are sent for M; the client keeps Q for its next update.
+    """Send P = M Q, orthonormalised, and Q = M^T P for a matrix M; the client keeps Q for its next update.
 
     Differs from the paper: 1. each client has factors of its own, decoded alone; the paper averages P, then Q, over all
-    workers in two rounds of communication. 2. the first Q is drawn from the client's key. 3. P is made orthonormal by
-    Householder reflections and not by Gram-Schmidt.
+    workers in two rounds of communication. 2. the first Q is drawn from the client's key. 3. P is orthonormalised by
+    Householder reflections instead of Gram-Schmidt.
     """
 
     remembers: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class PowerSGD(Factored):
     def factor(
         self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
     ) -> tuple[Tensors, Arrays]:
-        """One power iteration from the columns of Q that are warm, and random others."""
+        """Return the factors of one power iteration, started from warm columns of Q and random others."""
         kept = np.array(state.get(WARM + name, np.zeros((matrix.shape[1], self.rank))), dtype=np.float32)
         start = generator(key, WARM + name).standard_normal((matrix.shape[1], rank))
         warm = np.flatnonzero(kept[:, :rank].any(axis=0))
@@ -49,7 +49,7 @@ class PowerSGD(Factored):
         return factors, {WARM + name: kept}
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
-        """Zeros for every matrix that is factored, and what the rest keeps."""
+        """Return zeros for every factored matrix, and the state of the rest."""
         warm = {
             WARM + name: np.zeros((int(np.prod(shape[1:])), self.rank), dtype=np.float32)
             for name, shape in shapes.items()

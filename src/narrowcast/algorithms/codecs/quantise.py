@@ -27,18 +27,18 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Quantise(Quantiser):
-    """Norms, and for each value the integer that it is rounded to; the levels are sent, so a client may choose them.
+    """Norms, and for each value the integer to which it is rounded; levels are sent, so that a client may choose them.
 
-    `norms`: what shares a norm: a tensor, its rows or columns (a vector counts as one row), or runs of so many values.
+    `norms`: values that share a norm: a tensor, its rows or columns (a vector is one row), or blocks of a given length.
     `scale`: the norm is Euclidean as in the papers, or the largest magnitude, with less error at the same levels.
-    `rounding`: `stochastic` is unbiased. `dithered` too: the receiver knows the random numbers and subtracts them,
-    which leaves 1/12 of a squared step whatever the value, where `stochastic` leaves 1/6 on average and nothing at
-    zero. `nearest` has the least error, and is biased.
-    `norm_type`: norms are rounded up, so that `bfloat16` halves their cost and leaves the values unbiased.
+    `rounding`: `stochastic` is unbiased. `dithered` is unbiased as well: the receiver knows the random numbers and
+    subtracts them, which leaves an error of 1/12 of a squared step whatever the value, where `stochastic` leaves 1/6 on
+    average and none at zero. `nearest` has the least error and is biased. `norm_type`: norms are rounded up, so that
+    `bfloat16` halves their cost and keeps values unbiased.
 
-    Differs from the report: 1. sign and level are one of 2k + 1 symbols; it counts 2 bits for the sign of a vector and
-    d log2(k) bits, one too few symbols and signs. 2. its bound d / 4k^2 is joined to QSGD's sqrt(d) / k, which is
-    smaller where k < sqrt(d) / 4.
+    Differs from the report: 1. sign and level are one of 2k + 1 symbols; the report counts 2 bits for the sign of a
+    vector and d log2(k) bits, which is one symbol and the signs too few. 2. its bound d / 4k^2 is joined to QSGD's
+    sqrt(d) / k, which is smaller if k < sqrt(d) / 4.
     """
 
     levels_allowed: ClassVar[range] = range(1, MOST_LEVELS + 1)
@@ -51,7 +51,7 @@ class Quantise(Quantiser):
     norm_type: Literal["float32", "bfloat16"] = "float32"
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """The levels, all norms, all symbols."""
+        """Return the levels, all norms, and all symbols."""
         del state
         word, norms, streams, place = stream(key, "rounding")[0], [], [], 0
         for values in tensors.values():
@@ -74,7 +74,7 @@ class Quantise(Quantiser):
         return varint(self.levels) + b"".join(norms) + symbols, NO_STATE
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The values that the integers stand for."""
+        """Return the dequantised values."""
         levels = reader.varint(MOST_LEVELS)
         if not levels:
             raise PayloadError("the payload has no levels")
@@ -96,13 +96,16 @@ class Quantise(Quantiser):
         return tensors
 
     def max_bytes(self, shapes: Shapes, rest: Codec) -> int:
-        """The levels, the norms and what the symbols may weigh."""
+        """Return the bytes of the levels, the norms and the symbols at most."""
         norms = sum(self._groups(shape)[1] for shape in shapes.values()) * (4 if self.norm_type == "float32" else 2)
         symbols = rest.max_symbol_bytes([prod(shape) for shape in shapes.values()], 2 * self.levels + 1)
         return len(varint(self.levels)) + norms + symbols
 
     def _groups(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """How many values in a row share a norm, and how many norms there are; value i has norm i // run % count."""
+        """Return how many consecutive values share a norm and the number of norms.
+
+        Value i has norm i // run % count.
+        """
         size = prod(shape)
         if not size:
             return 1, 0
@@ -114,7 +117,7 @@ class Quantise(Quantiser):
         return (row, shape[0]) if self.norms == "row" else (1, row)
 
     def _norms(self, values: NDArray[np.float32], run: int, count: int) -> FloatArray:
-        """The norms as the receiver has them: float32 or bfloat16, not below the true ones."""
+        """Return the norms as the receiver has them: float32 or bfloat16, not below the true ones."""
         exact = _exact_norms(read_only(values, np.float32), run, count, self.scale == "l2")
         norms = exact.astype(np.float32)
         norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)
@@ -152,7 +155,7 @@ def _exact_norms(values: NDArray[np.float32], run: int, count: int, euclidean: b
 
 @compiled(inline=True)
 def _uniform(word: np.uint64, place: np.uint64) -> float:
-    """Uniform on [0, 1): word `place` of the stream, as `seeds.uniform_bits` has it."""
+    """Return a value uniform on [0, 1), from word `place` of the stream as in `seeds.uniform_bits`."""
     mixed = word + (place + np.uint64(1)) * _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
@@ -170,7 +173,7 @@ def _quantise(
     first: np.uint64,
     nearest: bool,
 ) -> IntArray:
-    """floor(k x / s + u) + k: of the two nearest integers, the upper one with the probability that is left over."""
+    """Return floor(k x / s + u) + k: the upper of the two nearest integers with the remainder as probability."""
     symbols = np.empty(len(values), dtype=np.int64)
     for start in range(0, len(values), run):
         norm = norms[start // run % len(norms)]

@@ -1,4 +1,4 @@
-"""Rows of a matrix on the wire: which rows, and their float32 values, packed."""
+"""Rows of a matrix on the wire: the row mask and the packed float32 values."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SEED_BYTES = 8
 
 @dataclass(frozen=True)
 class RowsPayload:
-    """Some rows of an [n_rows, rank] matrix, with a bit per row where the receiver must know which.
+    """Some rows of an [n_rows, rank] matrix, with a bit per row if the receiver needs to know which.
 
-    Shapes: rows [m] ascending; values [m, rank] float32.
-    `mask` is needed by `touched`, and by an aggregate that divides each row by the number of clients that touched it.
-    `seed` is what the receiver regenerates a basis from; None sends none.
+    Shapes: rows [m] ascending; values [m, rank] float32. `mask` is needed by `touched`, and by an aggregation that
+    divides each row by the number of clients that touched it. `seed` lets the receiver regenerate a basis; None sends
+    none.
     """
 
     n_rows: int
@@ -41,7 +41,7 @@ class RowsPayload:
     seed: int | None = None
 
     def wire_bits(self) -> int:
-        """Eight times the length of `to_bytes()`, found without packing."""
+        """Return eight times the length of `to_bytes()`, computed without packing."""
         return rows_wire_bits(
             n_rows=self.n_rows,
             sent_rows=len(self.rows),
@@ -52,7 +52,7 @@ class RowsPayload:
         )
 
     def to_bytes(self) -> bytes:
-        """The header, the seed, the mask and the values, little-endian."""
+        """Return the header, the seed, the mask and the values, little-endian."""
         has_mask = self.mask or self.layout == "touched"
         flags = has_mask * _HAS_MASK | (self.layout == "all") * _HAS_ALL_ROWS | (self.seed is not None) * _HAS_SEED
         parts = [_HEADER.pack(_MAGIC, flags, self.values.shape[1], self.n_rows, self.examples)]
@@ -71,7 +71,7 @@ class RowsPayload:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Unpack what `to_bytes` packed, or raise `PayloadError`."""
+        """Return the payload that `to_bytes` packed; raise `PayloadError` if the bytes are malformed."""
         if len(data) < _HEADER.size:
             raise PayloadError(f"a payload of {len(data)} bytes is shorter than its header ({_HEADER.size})")
         magic, flags, rank, n_rows, examples = _HEADER.unpack_from(data)
@@ -107,7 +107,7 @@ class RowsPayload:
 def rows_wire_bits(
     *, n_rows: int, sent_rows: Count, rank: Count, layout: RowLayout, mask: bool, seed: bool = False
 ) -> Count:
-    """The weight of a `RowsPayload` of these dimensions, which is what a client knows before it has trained."""
+    """Return the size of a `RowsPayload` of these dimensions, which a client knows before training."""
     mask_bytes = -(-n_rows // 8) if mask or layout == "touched" else 0
     value_bytes = 4 * rank * (n_rows if layout == "all" else sent_rows)
     return 8 * (value_bytes + _HEADER.size + seed * _SEED_BYTES + mask_bytes)

@@ -1,4 +1,4 @@
-"""The best approximation of rank r, by the singular value decomposition of each client's update.
+"""The best approximation of rank r of each client's update, by singular value decomposition.
 
 A baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748), after Konecny et al., arXiv:1610.05492.
 """
@@ -18,28 +18,28 @@ _VALUES = "/singular_values"
 
 
 class SVD(Factored):
-    """The r largest singular values of an update and their vectors.
+    """Send the r largest singular values of an update with their vectors.
 
-    `parts: uv` sends U S and V, r (m + d) values; `usv` sends the three apart, r (m + d + 1), as the code released with
-    CoLR does.
+    `parts: uv` sends U S and V, r (m + d) values; `usv` sends the three separately, r (m + d + 1), as the code released
+    with CoLR does.
 
-    Differs from the paper: 1. its tables count r m values, those of U alone; here all factors are in the bytes.
-    2. the decomposition is found from the smaller Gram matrix in float64, several times faster for thin matrices and
-    equal to float32's precision.
+    Differs from the paper: 1. its tables count r m values, those of U alone; here all factors are counted. 2. the
+    decomposition is computed from the smaller Gram matrix in float64, several times faster for thin matrices and equal
+    to float32 precision.
     """
 
     kind: Literal["svd"] = "svd"
     parts: Literal["uv", "usv"] = "uv"
 
     def factor_shapes(self, name: str, rows: int, columns: int, rank: int) -> Shapes:
-        """U [m, r] and V [d, r], and the singular values [r] with `usv`."""
+        """Return U [m, r], V [d, r], and the singular values [r] with `usv`."""
         shapes = dict(super().factor_shapes(name, rows, columns, rank))
         return shapes if self.parts == "uv" else {**shapes, name + _VALUES: (rank,)}
 
     def factor(
         self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
     ) -> tuple[Tensors, Arrays]:
-        """The truncated decomposition."""
+        """Return the factors of the truncated decomposition."""
         del key, state
         left, values, right = truncated_svd(matrix, rank)
         if self.parts == "uv":
@@ -51,7 +51,7 @@ class SVD(Factored):
         }, {}
 
     def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
-        """U S V^T; rows of zeros in U cost nothing."""
+        """Return U S V^T; rows of zeros in U cost nothing."""
         if self.parts == "uv":
             return super().product(name, factors)
         left, right = factors[name + LEFT], factors[name + RIGHT].T * factors[name + _VALUES][:, None]
@@ -62,9 +62,9 @@ class SVD(Factored):
 
 
 def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """U [m, r], the r largest singular values descending, and V [r, d], of a finite matrix [m, d].
+    """Return U [m, r], the r largest singular values descending, and V [r, d], of a finite matrix [m, d].
 
-    Rows of zeros, of which a client's change has many, cost nothing: theirs of U are zero.
+    Rows of zeros, of which a client's change has many, cost nothing: their rows of U are zero.
     """
     wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if wide else matrix

@@ -1,4 +1,4 @@
-"""Top-K: the values of largest magnitude over all tensors, and where they stand.
+"""Top-K: the values of largest magnitude over all tensors, and their indices.
 
 Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (arXiv:2401.03748).
 """
@@ -22,13 +22,13 @@ VALUES = "values"
 
 
 class TopK(Transform):
-    """Keep ceil(fraction n) of all n values of an update, or `count` of them, and send where they stand.
+    """Keep ceil(fraction n) of all n values of an update, or `count` of them, and send their indices.
 
-    The rest of the chain gets `values` [k], in the order of their places. The code released with CoLR is
-    `indices: int32` (64 bits a kept value), without error feedback, on all rows of the item matrix, the untouched too.
+    The rest of the chain gets `values` [k], in the order of their indices. The code released with CoLR is `indices:
+    int32` (64 bits per kept value), without error feedback, on all rows of the item matrix, untouched ones included.
 
-    Differs from the paper: `indices: smallest`, the default, sends them as a list, a bitmap or coded gaps, whichever is
-    least.
+    Differs from the paper: `indices: smallest`, the default, sends a list, a bitmap or coded gaps, whichever is
+    shortest.
     """
 
     kind: Literal["top_k"] = "top_k"
@@ -37,27 +37,27 @@ class TopK(Transform):
     indices: IndexLayout = "smallest"
 
     def kept(self, size: int) -> int:
-        """How many of so many values are sent."""
+        """Return the number of values kept of `n` values."""
         return min(size, ceil(self.fraction * size) if self.count is None else self.count)
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
-        """The kept values in a row."""
+        """Return the shape of the kept values."""
         return {VALUES: (self.kept(_size(shapes)),)}
 
     def side_bytes(self, shapes: Shapes) -> int:
-        """What their places weigh at most."""
+        """Return the most bytes of the indices."""
         size = _size(shapes)
         return max_index_bytes(self.kept(size), size, self.indices)
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
-        """The places, then the values."""
+        """Return the indices, then the values."""
         flat = np.concatenate([values.ravel() for values in tensors.values()] or [np.empty(0, np.float32)])
         places = _largest(flat, self.kept(len(flat)))
         data, after = rest.write({VALUES: flat[places]}, key, state)
         return write_indices(places, len(flat), self.indices) + data, after
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
-        """The kept values in their places, zeros elsewhere."""
+        """Return the kept values at their indices, zeros elsewhere."""
         size = _size(shapes)
         places = read_indices(reader, self.kept(size), size, self.indices)
         flat = np.zeros(size, dtype=np.float32)
@@ -68,7 +68,7 @@ class TopK(Transform):
 
 
 def _largest(flat: NDArray[np.float32], count: int) -> IntArray:
-    """The places of the `count` values of largest magnitude, ascending; zeros are not looked at unless they are due."""
+    """Return the indices of the `count` values of largest magnitude, ascending; zeros are considered only if needed."""
     places = np.flatnonzero(flat != 0)
     if len(places) <= count:
         zeros = np.flatnonzero(flat == 0)[: count - len(places)]

@@ -1,4 +1,4 @@
-"""Reading bytes that nobody vouches for: every read says how much it takes, and the end has to be the end."""
+"""Reading of untrusted bytes: every read states its length, and nothing may be left at the end."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ _VARINT_BYTES = 5
 
 
 class Reader:
-    """Hands out bytes from the front; whatever is missing, left over or malformed is a `PayloadError`."""
+    """Reads bytes from the front; raises `PayloadError` if bytes are missing, left over or malformed."""
 
     def __init__(self, data: bytes) -> None:
         self._rest = memoryview(data)
 
     def take(self, size: int) -> memoryview:
-        """The next `size` bytes."""
+        """Return the next `size` bytes and advance."""
         if size > len(self._rest):
             raise PayloadError(f"the payload ends {size - len(self._rest)} bytes early")
         taken, self._rest = self._rest[:size], self._rest[size:]
         return taken
 
     def peek(self, size: int) -> memoryview:
-        """The next bytes, `size` or as many as there are, which stay to be read."""
+        """Return the next bytes, at most `size`, without advancing."""
         return self._rest[:size]
 
     def floats(self, count: int) -> NDArray[np.float32]:
-        """`count` little-endian float32 values, which must be finite."""
+        """Return `count` little-endian float32 values; raise `PayloadError` if they are not finite."""
         values = np.frombuffer(self.take(4 * count), dtype="<f4").astype(np.float32)
         if not np.isfinite(values).all():
             raise PayloadError("the payload has values that are not finite")
         return values
 
     def varint(self, highest: int) -> int:
-        """An integer of 0 to `highest` in as few bytes as it needs, seven bits each, least significant first."""
+        """Return an integer of 0 to `highest`, stored in groups of seven bits, least significant first."""
         value = 0
         for place in range(_VARINT_BYTES):
             byte = self.take(1)[0]
@@ -47,17 +47,17 @@ class Reader:
         raise PayloadError("the payload has a count that does not end")
 
     def rest(self) -> memoryview:
-        """All bytes that are left."""
+        """Return all remaining bytes."""
         return self.take(len(self._rest))
 
     def finish(self) -> None:
-        """Raise where bytes are left."""
+        """Raise `PayloadError` if bytes are left."""
         if len(self._rest):
             raise PayloadError(f"the payload goes on for {len(self._rest)} bytes after its end")
 
 
 def varint(value: int) -> bytes:
-    """The bytes that `Reader.varint` reads."""
+    """Return the bytes that `Reader.varint` reads."""
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)
