@@ -1,4 +1,4 @@
-"""Asking, reporting and telling on Optuna's own storages, with rounds that are made up and nothing else."""
+"""The study client on Optuna's storages, with made-up evaluations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row(round_index: int, accuracy: float, bits: float = 100.0) -> dict[str, Any
 
 
 def run(one: StudyClient, asked: ProposedTrial, rounds: int = 4) -> str:
-    """Rank serves accuracy and costs bits; the client decides whether the trial is pruned."""
+    """Report and tell a trial whose accuracy and bits grow with its rank; return its state."""
     quality = asked.params["rank"] / 8
     for index in range(1, rounds + 1):
         now = row(index, quality * index / rounds, 100 * asked.params["rank"])
@@ -72,8 +72,8 @@ def test_every_sampler_proposes_the_same_twice_and_after_a_pause(tmp_path: Path,
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("same", [True, False])
-def test_a_gaussian_process_is_of_the_logarithm_of_a_cost(tmp_path: Path, same: bool) -> None:
-    """A cost squared is the same to it, since its logarithm is only doubled; one that is shifted is not."""
+def test_a_gaussian_process_sees_costs_by_their_logarithm(tmp_path: Path, same: bool) -> None:
+    """Squaring a cost changes no proposal, since its logarithm is only doubled; shifting it does."""
     settings, drawn = {**TWO, "sampler": "gp"}, []
     for name in ("plain", "other"):
         one = client(tmp_path / name, settings)
@@ -103,7 +103,7 @@ def test_two_processes_walk_a_grid_once(tmp_path: Path) -> None:
     assert sum(trial.state == TrialState.COMPLETE for trial in both[0].trials()) == 24
 
 
-def test_a_lost_worker_is_made_up_for_once(tmp_path: Path) -> None:
+def test_the_trial_of_a_dead_worker_is_retried_once(tmp_path: Path) -> None:
     one = client(tmp_path / "s", {**ONE, "trials": 2})
     first = one.ask()
     assert first is not None
@@ -121,7 +121,7 @@ def test_a_lost_worker_is_made_up_for_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("had", [0, 1, 3])
-def test_what_was_lost_while_it_was_drawn_is_drawn_to_its_end_and_tried_again(tmp_path: Path, had: int) -> None:
+def test_a_trial_lost_while_it_was_drawn_is_drawn_to_its_end_and_retried(tmp_path: Path, had: int) -> None:
     one = client(tmp_path / "s", {**ONE, "trials": 1})
     trial = one.study.ask()
     trial.set_user_attr(OWNER, f"{socket.gethostname()}:1:0.00")  # no process of this number began then
@@ -134,7 +134,7 @@ def test_what_was_lost_while_it_was_drawn_is_drawn_to_its_end_and_tried_again(tm
     assert set(retry.params) >= {"rate", "rank", "kind"}
 
 
-def test_what_another_process_took_over_is_not_told_twice(tmp_path: Path) -> None:
+def test_a_trial_that_another_process_took_over_is_not_told_twice(tmp_path: Path) -> None:
     one, other = (client(tmp_path / "s", {**ONE, "trials": 1}) for _ in range(2))
     asked = one.ask()
     assert asked is not None
@@ -172,7 +172,7 @@ def test_pruners_spare_the_best_of_one_objective_and_of_two(
     assert min(ranks["pruned"]) == min(rank for _, rank in states.values())
 
 
-def test_a_curve_over_bits_holds_what_was_known() -> None:
+def test_a_curve_over_bits_keeps_the_earlier_value() -> None:
     curve = LearningCurve("uplink_bits", 100)
     assert curve.extend(row(1, 0.1, 150), 0.1) == [(1, 0.1)]  # nothing was known at 100 bits but this
     assert curve.extend(row(2, 0.3, 150), 0.3) == [(2, 0.1), (3, 0.3)]
@@ -180,7 +180,7 @@ def test_a_curve_over_bits_holds_what_was_known() -> None:
     assert curve.extend(row(6, 0.7, 100), 0.7) == [(4, 0.5), (5, 0.5), (6, 0.7)]
 
 
-def test_half_a_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
+def test_the_partial_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
     one = client(tmp_path / "s", {**ONE, "trials": 2})
     asked = one.ask()
     assert asked is not None

@@ -1,4 +1,4 @@
-"""Studies whose process, worker, database or MLflow is killed: nothing is lost and nothing counts twice."""
+"""Studies whose process, worker, database or MLflow server is killed: no trial is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONG = ("experiment.rounds=300", "experiment.evaluate_every=20")
 
 @contextmanager
 def tuning(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """A study in a process group of its own, gone at the end with all that it started."""
+    """Start a study in a process group of its own, and end the group."""
     command = [sys.executable, "-m", "narrowcast", "tune", *map(str, words)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,

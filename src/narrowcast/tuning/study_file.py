@@ -33,6 +33,10 @@ _RENAMED = {"retest": "holdout", "patience_seconds": "storage_timeout_seconds", 
 """Keys of `study` in version 0.1, and their names now."""
 
 
+_AGREED = ("objectives", "constraints", "budget", "seeds")
+"""Keys of `study` that all processes of a study, and those that resume it, must agree on."""
+
+
 class _Sections(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,10 +71,6 @@ class StudyFile:
         # A worker keeps no checkpoint to resume from, and the last round returns a state in any case.
         return experiment.model_copy(update={"checkpoint_every": experiment.rounds})
 
-    def build_seeds(self, params: Mapping[str, Any]) -> tuple[Experiment, ...]:
-        """Return the trial's experiment once for each seed."""
-        return tuple(self.build(params, seed) for seed in range(self.settings.seeds))
-
     def plain(self) -> dict[str, Any]:
         """Return the file's values without passwords."""
         storage = {"storage": hide_password(self.settings.storage)} if self.settings.storage else {}
@@ -82,7 +82,7 @@ class StudyFile:
         whole = {
             "experiment": base.identity() | {"rounds": base.rounds},
             "space": {path: each.model_dump(mode="json") for path, each in self.space.dimensions.items()},
-            "study": self.settings.identity(),
+            "study": self.settings.model_dump(mode="json", include=set(_AGREED)),
         }
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 

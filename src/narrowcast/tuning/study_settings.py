@@ -143,11 +143,6 @@ class StudySettings(BaseModel):
             return min(self.trials or size, size)
         return self.trials or 50
 
-    def identity(self) -> dict[str, Any]:
-        """Return what all processes of a study, and those that resume it, must agree on."""
-        kept = ("objectives", "constraints", "budget", "seeds")
-        return {name: value for name, value in self.model_dump(mode="json").items() if name in kept}
-
 
 def trial_metrics(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the validation metrics and the costs of an evaluation's row."""

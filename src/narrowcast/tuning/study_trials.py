@@ -43,7 +43,8 @@ class StudyTrials:
             if (trial := self._client.ask()) is None:
                 break
             self._running[trial.number] = trial, []
-            specs.append(TrialSpec(trial.number, self._file.build_seeds(trial.params)))
+            seeds = range(self._file.settings.seeds)
+            specs.append(TrialSpec(trial.number, tuple(self._file.build(trial.params, seed) for seed in seeds)))
             self._note(TrialRecord(trial.number, "running", trial.params, retry_of=trial.retry_of))
         return TrialBatch(tuple(specs), self._file.settings.budget_columns) if specs else None
 
