@@ -1,8 +1,8 @@
-"""What comes with narrowcast: kind -> class, for every registry.
+"""The catalog of the package: kind -> class, for every registry.
 
-A kind is added by its file and its line here; the laws of its registry then apply to it. The registries whose fields
-stand lower in the package (codec stages, the radio's parts, availability, schedules, secure schemes, rank policies,
-partitions) are kept beside these fields and named here.
+A kind is added by its file and its line here; the laws of its registry then apply to it. Registries of fields in lower
+rooms (codec stages, the radio's parts, availability, schedules, secure schemes, rank policies, partitions) are defined
+beside these fields and listed here.
 """
 
 from __future__ import annotations

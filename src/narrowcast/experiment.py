@@ -79,7 +79,7 @@ class Experiment(Plan, metaclass=_Checked):
     )
 
     def task(self, data: Dataset) -> Task:
-        """What the clients' hosts hold, or a `UserError` where the parts do not fit together."""
+        """Return the task of the client hosts; raise `UserError` if its parts do not fit together."""
         profiles = self.fleet.profiles(data.examples, self.seed)
         task = Task(data=data, profiles=profiles, model=self.model, training=self.training, seed=self.seed)
         Run(self, self.secured_algorithm, task).check()

@@ -52,7 +52,7 @@ JobT = TypeVar("JobT")
 
 
 class JobQueue(Protocol, Generic[JobT]):
-    """Decides what workers do."""
+    """Queue from which workers get their jobs."""
 
     def next_job(self) -> JobT | None:
         """Return a job for a free worker; None if there is none now."""

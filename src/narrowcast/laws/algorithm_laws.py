@@ -63,7 +63,7 @@ class Trained:
 
     @cached_property
     def free(self) -> ChunkResult:
-        """What all clients give in round 1 without limits."""
+        """The results of all clients in round 1 without limits."""
         return train_everyone(self.algorithm, self.task)
 
     @cached_property

@@ -37,7 +37,7 @@ class Chained:
 
     @property
     def state(self) -> Arrays:
-        """What a client keeps before its first upload."""
+        """A client's state before its first upload."""
         return self.codec.init_state(self.shapes)
 
 

@@ -1,4 +1,4 @@
-"""How a law is tried on a case, and what comes of it."""
+"""Laws: how one is tried on a case, and its verdict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 CaseT = TypeVar("CaseT")
 Cases = Mapping[str, CaseT]
-"""What a law is tried on, by a label that says how the cases differ; empty for the only one."""
+"""The cases on which a law is tried, by a label that says how they differ; empty for the only one."""
 
 
 class LawBrokenError(AssertionError):

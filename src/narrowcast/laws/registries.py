@@ -1,4 +1,4 @@
-"""Which laws hold for which registry."""
+"""The laws of each registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fields of an experiment are to its results, to replicas and to studies, as metadata of the fields."""
+"""Roles of an experiment's fields in its identity, in replicas and in studies, as metadata of the fields."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class _TimedKeyStore(KeyStore):
 
     @cached_property
     def public(self) -> PublicKey:
-        """The public key."""
+        """Return the public key of the store."""
         return PublicKey.of(self.call("public", 0, {}))
 
     @property

@@ -23,7 +23,7 @@ from narrowcast.reproduce.verdict import PaperVerdict, judge_mean, mean_and_spre
 ITEMS, ROUNDS = 3706, 1000
 MIB = 2**20
 DOWNLINK, UPLINK = 0.75 * MIB, 0.25 * MIB
-"""Bytes per second."""
+"""Link rates in bytes per second."""
 OVERHEAD_SECONDS, SLOWDOWN = 10.0, 7.0
 CONSTANT_MINUTES = ROUNDS * OVERHEAD_SECONDS / 60
 PAPER: dict[str, tuple[float, float]] = {

@@ -36,7 +36,7 @@ _SECRET = re.compile(r"PASSW|SECRET|TOKEN|CREDENTIAL|(^|_)KEY(_|$)", re.IGNORECA
 
 @dataclass(frozen=True)
 class Submission:
-    """What is sent: the values of `config.yaml`, the files that go with it, and how the job is called and started.
+    """A job to submit: the values of `config.yaml`, the files that go with it, the job's name and its command.
 
     `values` may hold a password in tracking.uri; nothing else here does, and nothing but the packed folder has them.
     """
@@ -59,7 +59,7 @@ class Submission:
             shutil.copy(source, folder / target)
 
     def metadata(self) -> dict[str, str]:
-        """What everybody who lists the cluster's jobs can see."""
+        """Metadata that is visible to everyone who lists the cluster's jobs."""
         return {"version": __version__, "config_sha256": self.sha256, "folder": str(self.output / self.name)}
 
 

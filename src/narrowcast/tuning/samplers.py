@@ -95,7 +95,7 @@ class CMAES(_SamplerFields):
 
 
 class RandomSearch(_SamplerFields):
-    """Independent draws."""
+    """Independent random draws from the space."""
 
     kind: Literal["random"] = "random"
 

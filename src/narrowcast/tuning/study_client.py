@@ -28,7 +28,7 @@ from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, OWNER, REASON
 _HEARTBEAT_SECONDS = 5.0
 _DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
 _RETRIES = {"worker": 1, "process": 3}
-"""How often a trial is retried after its worker died, which the trial may have caused, or its whole process died."""
+"""Retries of a trial whose worker died, which the trial may have caused, or whose whole process died."""
 
 
 @dataclass(frozen=True)

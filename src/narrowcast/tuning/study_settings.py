@@ -50,7 +50,7 @@ class Holdout(BaseModel):
 
 
 class StudySettings(BaseModel):
-    """How a study searches its space."""
+    """Settings of a study: objectives, sampler, pruner, trials and budget."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

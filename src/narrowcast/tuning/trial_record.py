@@ -21,10 +21,10 @@ CURVE = "curve"
 """The learning curve that pruning by one of several objectives used."""
 
 REASON = "reason"
-"""Why the trial failed."""
+"""Attribute of a failed trial: the reason of the failure."""
 
 VOID = "void"
-"""Why a failed trial does not count: it was lost and is retried, or was one too many."""
+"""Attribute of a failed trial that does not count: it was lost and is retried, or was one too many."""
 
 RETRY_OF, LOSSES = "retry_of", "losses"
 """The number of the lost trial that this one repeats, and how often that trial was lost, by cause."""

@@ -83,7 +83,7 @@ def products(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def products_of_arrays(server: Arrays) -> Arrays:
-    """`products` of numpy arrays."""
+    """Return `products` for numpy arrays."""
     tensors = {name: torch.from_numpy(np.array(values)) for name, values in server.items()}
     return {name: values.numpy() for name, values in products(tensors).items()}
 

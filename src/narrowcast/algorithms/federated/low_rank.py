@@ -1,4 +1,4 @@
-"""What CoLR and SCoLR share: their hyper-parameters, their state, and the choice of the form for the model."""
+"""Common part of CoLR and SCoLR: hyper-parameters, state, and the choice of the form for the model."""
 
 from __future__ import annotations
 

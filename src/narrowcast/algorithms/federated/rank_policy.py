@@ -1,4 +1,4 @@
-"""How SCoLR's clients choose their rank r_u in a round."""
+"""Rank policies: the choice of each SCoLR client's rank r_u in a round."""
 
 from __future__ import annotations
 

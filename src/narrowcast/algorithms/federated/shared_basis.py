@@ -1,4 +1,4 @@
-"""What all parties of a round regenerate: the seed of the basis B, and the components that each client trains."""
+"""Data that all parties of a round regenerate: the seed of the basis B, and the components that each client trains."""
 
 from __future__ import annotations
 

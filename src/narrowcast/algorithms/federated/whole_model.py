@@ -1,4 +1,4 @@
-"""What algorithms share whose clients train by `task.training` alone and then send whole tensors."""
+"""Common part of algorithms whose clients train by `task.training` alone and then send whole tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chunk's clients of matrix factorisation, trained by the program that the training names."""
+"""The matrix-factorisation clients of a chunk, trained with the program that `training.program` selects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RowCohort:
     """A chunk's clients with the samples that they draw in this round.
 
     Arrays of clients [C] are in the order of the chunk; training results are in that of `samples.order`, and `places`
-    takes them back. A client's rows are `rows(place)` of the R rows that the chunk's clients touch.
+    maps them back. A client's rows are `rows(place)` of the R rows that the chunk's clients touch.
     """
 
     chunk: Chunk
@@ -60,7 +60,7 @@ class RowCohort:
         return self.samples.positives[self.places]
 
     def rows(self, place: int) -> slice:
-        """Return where the rows of one client stand among those of the chunk."""
+        """Return the slice of one client's rows among those of the chunk."""
         own = self.places[place]
         return slice(int(self.samples.row_starts[own]), int(self.samples.row_starts[own + 1]))
 

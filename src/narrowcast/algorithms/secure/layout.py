@@ -10,7 +10,7 @@ from narrowcast.platform.errors import UserError
 
 
 def layout_of(algorithm: Any, task: Task, cohort: int) -> SumLayout:
-    """How the sum of this algorithm's updates is laid out; raises `UserError` where what it needs is not a sum."""
+    """Return the layout of the sum of this algorithm's updates; raise `UserError` if its aggregate is not a sum."""
     if codec := getattr(algorithm, "codec", ()):
         raise UserError(
             f"secure: what algorithm.codec ({codec[0].kind}) sends cannot be added up under encryption; leave out "

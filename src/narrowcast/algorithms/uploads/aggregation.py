@@ -1,4 +1,4 @@
-"""How much each client counts in a round's sum, and what the sum is divided by."""
+"""Weights of the clients in a round's sum, and its divisor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Weights = Literal["examples", "equal"]
 """A client's weight in the mean of tensors: its training examples, as in FedAvg, or 1."""
 
 Aggregation = Literal["per_item_mean", "per_component_mean", "weighted"]
-"""What a row's sum is divided by.
+"""The divisor of a row's sum.
 
 `per_item_mean`: the number of clients that touched the row, as in the code released with CoLR (each client's row mask
 is then sent and paid for). `per_component_mean`: for each entry of A, the number of clients that sent that component of

@@ -41,7 +41,7 @@ Wire = Callable[[Update, ClientEncoder], Sent[Received] | None]
 
 @dataclass(frozen=True)
 class Coding(Generic[Update, Received]):
-    """How updates are coded: the codec, the wire format, and the levels [C] that the codec tries first, if chosen."""
+    """Coding of updates: the codec, the wire format, and the levels [C] that the codec tries first, if chosen."""
 
     codec: Codec
     wire: Wire[Update, Received]
@@ -81,11 +81,11 @@ class UpdateView(Protocol[Taken_co, Put_contra]):
 
 @dataclass(frozen=True)
 class Uploads:
-    """What the clients of a chunk sent, in the order of the chunk.
+    """Uploads of the clients of a chunk, in the order of the chunk.
 
-    Shapes: bits [C], 0 for clients that sent nothing; delivered [C], whose updates enter the sum; finite [C], whose
-    training stayed finite; state [C, ...], the codec's part of the clients' states; ranks [C], None if updates have
-    none.
+    Shapes: bits [C], 0 for clients that sent nothing; delivered [C], whether the update enters the sum; finite [C],
+    whether the training stayed finite; state [C, ...], the codec's part of the clients' states; ranks [C], None if
+    updates have none.
     """
 
     bits: IntArray

@@ -27,7 +27,7 @@ TrainRows = Callable[[NDArray[np.float32], bool], FusedResult]
 
 @dataclass(frozen=True)
 class RowSending:
-    """How an algorithm's clients send rows; in float32 if the codec has no stages."""
+    """Settings with which an algorithm's clients send rows; in float32 if the codec has no stages."""
 
     aggregation: Aggregation
     layout: RowLayout
