@@ -144,6 +144,9 @@ def _run(run: ReproductionRun) -> Mapping[str, Any]:
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return run.run()
+    except KeyboardInterrupt:
+        # Back in the pool it would wait for a lock that a worker killed while idle holds for ever.
+        os._exit(1)
     finally:
         signal.signal(signal.SIGTERM, before)
 
