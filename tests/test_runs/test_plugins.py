@@ -1,0 +1,137 @@
+"""Classes from outside the package, each from one file: named in YAML, shipped, kept with the run, and refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from command_line import assert_refused, narrowcast
+from narrowcast.experiment import load_experiment
+from narrowcast.platform import plugins
+from narrowcast.runs.submission import prepare
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+OWN = EXAMPLES / "own_everything.yaml"
+QUIET = ("tracking.system_metrics=false", "rounds=4", "checkpoint_every=1", "evaluate_every=2")
+MODULES = ["city_fleet.py", "fedavgm.py", "residual_mlp.py", "sign_codec.py", "two_moons.py"]
+
+
+def sha256(folder: Path) -> str:
+    return str(json.loads((folder / "result.json").read_text())["model_sha256"])
+
+
+def test_everything_of_ones_own_runs_is_kept_and_resumes(tmp_path: Path) -> None:
+    straight = narrowcast("run", OWN, *QUIET, "backend=local", "--output", tmp_path / "straight")
+    assert straight.status == 0, straight.err
+    folder = tmp_path / "straight" / "own_everything"
+    assert sorted(path.name for path in (folder / "plugins").iterdir()) == sorted([*MODULES, "origins.json"])
+    half = narrowcast("run", OWN, *QUIET, "rounds=2", "backend=local", "--output", tmp_path / "halves")
+    assert half.status == 0, half.err
+    resumed = narrowcast("run", "--resume", "own_everything", "rounds=4", "--output", tmp_path / "halves")
+    assert resumed.status == 0, resumed.err
+    assert sha256(tmp_path / "halves" / "own_everything") == sha256(folder)
+
+
+def test_the_kinds_read_back_from_yaml() -> None:
+    experiment = load_experiment(str(OWN))
+    plain = experiment.plain()
+    assert plain["algorithm"]["kind"] == "fedavgm:FedAvgM"
+    assert [stage["kind"] for stage in plain["algorithm"]["codec"]] == ["error_feedback", "sign_codec:Sign"]
+    assert load_experiment(str(OWN), ["algorithm.momentum=0.5"]).digest() != experiment.digest()
+
+
+def test_a_job_ships_the_modules_and_is_known_by_them(tmp_path: Path) -> None:
+    for name in (*MODULES, OWN.name):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    sent = [prepare(str(tmp_path / OWN.name), (), name=None, output="/runs") for _ in range(2)]
+    assert set(MODULES) <= set(sent[0].files)
+    assert sent[0].sha256 == sent[1].sha256
+    (tmp_path / "packed").mkdir()
+    sent[0].pack(tmp_path / "packed")
+    assert set(MODULES) <= {path.name for path in (tmp_path / "packed").iterdir()}
+
+
+def test_a_changed_module_is_noticed(tmp_path: Path) -> None:
+    module = tmp_path / "noticed_fleet.py"
+    module.write_text((EXAMPLES / "city_fleet.py").read_text())
+    config = tmp_path / "own.yaml"
+    config.write_text("data: digits\nmodel: mlp\nalgorithm: fedavg\nbackend: local\nfleet: noticed_fleet:CityFleet\n")
+    words = (*QUIET, "--output", tmp_path / "runs")
+    assert narrowcast("run", config, *words).status == 0
+    kept = tmp_path / "runs" / "own" / "plugins"
+    assert plugins.changed(kept) == []
+    module.write_text(module.read_text() + "\n# changed\n")
+    assert plugins.changed(kept) == [module]
+    assert_refused(narrowcast("run", config, *words, "--resume", "own"), "is not what the run began with")
+    resumed = narrowcast("run", "--resume", "own", "rounds=6", "--output", tmp_path / "runs")
+    assert "has changed since the run began" in resumed.err or "imported in its place" in resumed.err, resumed.err
+
+
+BAD = {
+    "raises": ("raise RuntimeError('no licence')", "raises:X", "RuntimeError: no licence (raises.py, line 1)"),
+    "needs": ("import no_such_library", "needs:X", "No module named 'no_such_library'"),
+    "exits": ("import sys\nsys.exit(3)", "exits:X", "SystemExit: 3"),
+    "typo": ("def f(:\n", "typo:X", "SyntaxError"),
+    "empty": ("class Y: pass", "empty:X", "has no X; its classes: Y"),
+    "plain": ("class X: pass", "plain:X", "is not a pydantic model, as an algorithm has to be"),
+    "thawed": (
+        "from narrowcast.algorithms.federated.fedavg import FedAvg\n"
+        "class X(FedAvg):\n    model_config = {'frozen': False}\n",
+        "thawed:X",
+        "needs model_config = ConfigDict(frozen=True",
+    ),
+    "borrowed": (
+        "from narrowcast.algorithms.federated.fedavg import FedAvg\nclass X(FedAvg): pass",
+        "borrowed:X",
+        "has the kind 'fedavg' of FedAvg; give it its own",
+    ),
+    "half": (
+        "from pydantic import BaseModel\nclass X(BaseModel):\n    kind: str = 'x'\n    def check(self, task): ...\n",
+        "half:X",
+        "is not an algorithm: it lacks broadcast, final, fold, init",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_plugin_is_one_clear_line(name: str, tmp_path: Path) -> None:
+    source, spec, message = BAD[name]
+    (tmp_path / f"{name}.py").write_text(source)
+    config = tmp_path / "own.yaml"
+    config.write_text(f"data: digits\nmodel: mlp\nalgorithm: {spec}\nbackend: local\n")
+    said = narrowcast("run", config, "--output", tmp_path / "runs")
+    assert_refused(said, f"algorithm.kind = {spec}", message)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere:X", "no module nowhere: neither installed nor in"),
+        ("'a b:c'", "is not a class; write package.module:Class"),
+        ("fedavgg", 'kind = "fedavgg" is unknown; known: fedavg'),
+        ("json:JSONDecoder", "is not a pydantic model"),
+    ],
+)
+def test_what_cannot_be_found_is_one_clear_line(spec: str, message: str, tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text(f"data: digits\nmodel: mlp\nalgorithm: {spec}\nbackend: local\n")
+    assert_refused(narrowcast("run", config, "--output", tmp_path / "runs"), message)
+
+
+def test_an_unknown_field_of_a_plugin_is_named_with_those_it_has() -> None:
+    said = narrowcast("run", OWN, "algorithm.momentun=0.5")
+    assert_refused(said, "algorithm.momentun is unknown", "momentum", 'Did you mean "momentum"')
+
+
+def test_comparing_runs_imports_no_plugin(tmp_path: Path) -> None:
+    said = narrowcast("run", OWN, *QUIET, "backend=local", "--output", tmp_path)
+    assert said.status == 0, said.err
+    folder = tmp_path / "own_everything"
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("fedavgm:FedAvgM", "gone_for_good:FedAvgM"))
+    compared = narrowcast("compare", folder)
+    assert compared.status == 0, compared.err
