@@ -43,7 +43,7 @@ _SCOLR = "scolr-channel-ml1m"
 OWN = Series(
     "SCoLR, channel, own basis",
     _SCOLR,
-    ("algorithm.basis=own", "algorithm.rank=4", "algorithm.aggregation=per_item_mean"),
+    ("algorithm={kind: adaptive_svd, rank: 4}", *_codec(_levels(10))),
     band("min_error", _SECONDS, (*BUDGETS, *_BEYOND)),
     dict.fromkeys(map(str, (*BUDGETS, *_BEYOND)), 1.0),
     BLUE,

@@ -32,17 +32,17 @@ def _series(name: str, colour: str, common: tuple[str, ...], settings: dict[str,
 
 
 _CHANNEL = (*_SHORT, "algorithm.rank_policy=channel", *_codec(_levels(8)))
-_OWN = ("algorithm.basis=own", "algorithm.rank=64")
+_ADAPTIVE_ATOMO = (*_SHORT, "algorithm={kind: adaptive_atomo, rank: 64}", *_codec(_levels(8)))
 OWN = _series(
     "SCoLR, channel, own basis",
     BLUE,
-    (*_CHANNEL, *_OWN),
+    _ADAPTIVE_ATOMO,
     band("max_min", _SECONDS, BUDGETS),
 )
 STEADY = _series(
     "SCoLR, own basis, steady links",
     "0.5",
-    (*_CHANNEL, *_OWN),
+    _ADAPTIVE_ATOMO,
     {
         f"{each}": (f"radio={{channel: {{kind: fixed}}, upload_seconds: {_SECONDS_ALONE / each:g}}}",)
         for each in (64, 256, 1024)

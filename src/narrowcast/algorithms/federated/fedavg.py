@@ -53,8 +53,9 @@ class Averaging(WholeModel):
         return {**partial, **TENSORS.add(tensors)}
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
-        """Return one group: all tensors, and the weight that they are multiplied by."""
-        tensors = {TENSORS.name(name): np.asarray(values) for name, values in self.init(task).items()}
+        """Return one group: all tensors that clients train, and the weight that they are multiplied by."""
+        trained = self.broadcast(self.init(task), task, round_index=1).arrays
+        tensors = {TENSORS.name(name): np.asarray(values) for name, values in trained.items()}
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             name: (values.shape, values.dtype) for name, values in tensors.items()
         }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 _RANKS = {"colr": 4, "scolr": 8}
 _KEPT = ("codec", "server_learning_rate")
@@ -13,7 +15,7 @@ _KEPT = ("codec", "server_learning_rate")
 def translate_own_basis(values: dict[str, Any], origin: str) -> dict[str, Any]:
     """Return an experiment's values with CoLR or SCoLR in `basis: own` as `adaptive_svd`, or `adaptive_atomo`.
 
-    Values without it are returned as they are; otherwise a line on standard error names the new kind.
+    Values without it are returned as they are; otherwise a warning names the new kind.
     """
     former = values.get("algorithm")
     if not isinstance(former, Mapping) or former.get("basis") != "own" or former.get("kind") not in _RANKS:
@@ -33,5 +35,5 @@ def translate_own_basis(values: dict[str, Any], origin: str) -> dict[str, Any]:
         algorithm["informs_allocation"] = former["kind"] == "scolr" and chosen == "channel"
         if "aggregation" in former:
             algorithm["aggregation"] = former["aggregation"]
-    print(f"{origin}: algorithm.basis = own is algorithm.kind = {algorithm['kind']} now", file=sys.stderr)
+    logger.warning("%s: algorithm.basis = own is now algorithm.kind = %s", origin, algorithm["kind"])
     return {**values, "algorithm": algorithm}

@@ -52,8 +52,9 @@ class WholeModel(LocalThenUpload):
         return task.model.init_server(task.data, task.seed)
 
     def init_clients(self, task: Task) -> Arrays:
-        """Return the clients' private parameters and the codec's state."""
-        shapes = {name: values.shape for name, values in self.init(task).items()}
+        """Return the clients' private parameters, and the codec's state for what they train and send."""
+        trained = self.broadcast(self.init(task), task, round_index=1).arrays
+        shapes = {name: values.shape for name, values in trained.items()}
         codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
         return {**task.model.init_clients(task.data, task.seed), **codec}
 
