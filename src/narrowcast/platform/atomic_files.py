@@ -1,4 +1,4 @@
-"""Files that are there wholly or not at all, and safetensors with what stands in their header; no code is ever run."""
+"""Atomic and durable writes, and safetensors files with their metadata; reading never runs code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from narrowcast.platform.interruption import uninterrupted
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace a file by new content, wholly or not at all, and lasting; nothing is left where that fails.
+    """Replace a file by new content, atomically and durably; raise `OSError` and leave nothing behind on failure.
 
-    `mode`: who may do what with it, less the process's umask, from its first byte on.
+    The file has the permissions `mode`, less the umask of the process, from its first byte on.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -33,10 +33,10 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def replace_by(part: Path, path: Path) -> None:
-    """Give a file that is written another one's name in the same folder, for good."""
+    """Sync a file and rename it within its folder, durably."""
     _sync(part)
     part.replace(path)
-    _sync(path.parent)  # else a power cut may take the new name back
+    _sync(path.parent)  # otherwise a power cut may undo the rename
 
 
 def _sync(place: Path) -> None:
@@ -48,6 +48,6 @@ def _sync(place: Path) -> None:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file, held once; raises `SafetensorError` where it is none."""
+    """Return the tensors and the metadata of a safetensors file; raise `SafetensorError` if it is damaged."""
     with safe_open(path, "numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

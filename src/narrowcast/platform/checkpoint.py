@@ -1,7 +1,7 @@
-"""Checkpoints: safetensors files named after their own sha256, in a folder or any other place that fsspec reaches.
+"""Checkpoints: safetensors files named after their own sha256, in a local folder or any location of fsspec.
 
-A file is there wholly or not at all, and one whose content is not what its name says is passed over for the one before
-it. Loading never runs code.
+Files are written atomically. A file whose content does not have the sha256 of its name is skipped in favour of the one
+before it. Loading never runs code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
 
 
 def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int = KEPT) -> None:
-    """Write the state of a run whose configuration has this digest, and keep the last few; raises `OSError`."""
+    """Write the state of a run with the digest of its configuration, and keep the last few; raise `OSError`."""
     folder = Folder.at(place)
     with uninterrupted():
         folder.write(state.round_index, *_of_state(state, digest))
@@ -52,7 +52,7 @@ def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int =
 
 
 def load_checkpoint(place: str | Path) -> tuple[RunState, str]:
-    """The last whole state and the digest of its configuration; raises `UserError` where there is none."""
+    """Return the last undamaged state and the digest of its configuration; raise `UserError` if there is none."""
     folder = Folder.at(place)
     try:
         names = folder.checkpoints()
@@ -80,7 +80,7 @@ def load_checkpoint(place: str | Path) -> tuple[RunState, str]:
 
 
 def check_place(place: str | Path) -> None:
-    """Raise `UserError` unless a new run's checkpoints can be written there, and no other run's are there already."""
+    """Raise `UserError` if a new run cannot write its checkpoints there, or if another run has."""
     try:
         folder = Folder.at(place)
         folder.write_empty(probe := f"{_OURS}probe")
@@ -168,7 +168,7 @@ class Folder:
             self.files.rm_file(f"{self.path}/{name}")
 
     def remove_all_but(self, kept: list[str]) -> None:
-        """Remove other checkpoints, and what was left of writes that were cut off."""
+        """Remove other checkpoints, and the remains of interrupted writes."""
         for name in self._names():
             if name.startswith(_OURS) and name not in kept:
                 self.remove(name)
@@ -176,7 +176,7 @@ class Folder:
 
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """The clients of object stores raise errors of their own for what a file system calls an `OSError`."""
+    """Convert the errors that object stores raise in place of an `OSError`."""
     try:
         yield
     except OSError:
@@ -190,7 +190,7 @@ def _round(name: str) -> int:
 
 
 def _saved(part: Path, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> str:
-    """The name of a checkpoint of this content, once that is in the file `part`."""
+    """Write the file `part`, and return the name of a checkpoint with its content."""
     try:
         save_file(dict(tensors), part, metadata)
     except SafetensorError as error:
@@ -219,7 +219,7 @@ def _of_state(state: RunState, digest: str) -> tuple[Arrays, dict[str, str]]:
 
 
 def _unpacked(path: Path, name: str) -> tuple[RunState, str]:
-    """Raises `ValueError`, `KeyError` or `SafetensorError` for anything but what was saved under this name."""
+    """Return the state of a file; raise `ValueError`, `KeyError` or `SafetensorError` if it is not what was saved."""
     if (found := _sha256(path)) != name.split(".")[1]:
         raise ValueError(f"its {path.stat().st_size} bytes have another sha256, {found[:12]}...")
     tensors, metadata = read_tensors(path)

@@ -1,4 +1,4 @@
-"""Signals held back, so that a run is only ever stopped between two things that belong together."""
+"""Deferral of SIGINT and SIGTERM, so that a run stops only where its state is consistent."""
 
 from __future__ import annotations
 
@@ -13,66 +13,67 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 _Handler = Callable[[int, FrameType | None], object] | int
 
 STOPPING = threading.Event()
-"""Set once the process is asked to stop, for an interrupt that Python lost in a callback."""
+"""Set once the process is asked to stop, because Python discards an interrupt that is raised in a callback."""
 
 
 @dataclass(eq=False)
-class _HeldBack:
-    """The handler of a signal that is held back, and the one that will hear of it."""
+class _Deferred:
+    """A handler that defers a signal, and the handler that it is passed to in the end."""
 
-    heir: _Handler
-    came: bool = False
+    successor: _Handler
+    arrived: bool = False
 
     def __call__(self, *_: object) -> None:
-        self.came = True
+        self.arrived = True
 
-    def chain(self) -> list[_HeldBack]:
-        """It, and those around it, of blocks within blocks."""
-        return [self, *(self.heir.chain() if isinstance(self.heir, _HeldBack) else [])]
+    def chain(self) -> list[_Deferred]:
+        """Return this handler and those of the enclosing blocks."""
+        return [self, *(self.successor.chain() if isinstance(self.successor, _Deferred) else [])]
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back until the block is through; in a thread that gets no signals, nothing happens."""
+    """Defer SIGINT and SIGTERM to the end of the block; a thread other than the main one gets no signals anyway."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    holding = {
-        number: _HeldBack(heir)
+    deferred = {
+        number: _Deferred(successor)
         for number in _STOPS
-        if (heir := signal.getsignal(number)) is not None  # None was not set by Python, and Python cannot set it back
+        if (successor := signal.getsignal(number))
+        is not None  # None was not set by Python, and Python cannot set it back
     }
-    for number, handler in holding.items():
+    for number, handler in deferred.items():
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in holding.items():
-            signal.signal(number, handler.heir)
-        came = [number for number, handler in holding.items() if handler.came]
-        if came:
-            signal.raise_signal(came[0])
+        for number, handler in deferred.items():
+            signal.signal(number, handler.successor)
+        arrived = [number for number, handler in deferred.items() if handler.arrived]
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside `uninterrupted`: let signals be heard in this block, those that came before it at once."""
+    """Deliver signals within this block of an `uninterrupted` one; deferred ones are delivered at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     if STOPPING.is_set():
         raise KeyboardInterrupt
-    holding = {number: handler for number in _STOPS if isinstance(handler := signal.getsignal(number), _HeldBack)}
+    deferred = {number: handler for number in _STOPS if isinstance(handler := signal.getsignal(number), _Deferred)}
     try:
-        for number, handler in holding.items():
-            signal.signal(number, handler.chain()[-1].heir)
-        for number, handler in holding.items():
-            came = [each for each in handler.chain() if each.came]
-            for each in came:
-                each.came = False
-            if came:
+        for number, handler in deferred.items():
+            signal.signal(number, handler.chain()[-1].successor)
+        for number, handler in deferred.items():
+            arrived = [each for each in handler.chain() if each.arrived]
+            for each in arrived:
+                each.arrived = False
+            if arrived:
                 signal.raise_signal(number)
         yield
     finally:
-        for number, handler in holding.items():
+        for number, handler in deferred.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""File systems by their URL: S3 by pyarrow, which is there anyway, and all others by what fsspec knows."""
+"""File systems by URL: S3 through pyarrow, which is a dependency anyway, and all others through fsspec."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _CONNECT_SECONDS, _REQUEST_SECONDS = 5.0, 60.0
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system of a folder or URL, and the path there; `ValueError`, `ImportError` where fsspec knows none.
+    """Return the file system of a folder or URL, and the path on it.
 
-    Credentials, region and, where it is not Amazon's, the endpoint of S3 are those of the environment or of ~/.aws:
-    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL. (s3fs needs
-    an older botocore than MLflow's own S3 store runs with, so it cannot be asked for beside it.)
+    Raise `ValueError` for an unknown protocol and `ImportError` if its package is not installed. Credentials, region
+    and endpoint of S3 come from the environment or from ~/.aws: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+    AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL. s3fs is not used: it needs an older botocore than
+    MLflow's S3 store.
     """
     if not url.startswith(_S3):
         files, path = fsspec.core.url_to_fs(url)
