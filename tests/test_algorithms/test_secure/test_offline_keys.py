@@ -16,7 +16,7 @@ from narrowcast.algorithms.secure.key_files import FILE, make_key_files
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.platform.errors import UserError
-from secure_rounds import SMALL_CKKS, experiment, play, prepared
+from secure_rounds import SMALL_CKKS, experiment, prepared, run_rounds
 
 # Half of the clients in each round.
 HALVES = (
@@ -117,23 +117,23 @@ def test_a_resume_sends_its_new_public_key_and_none_where_keys_last(folder: Path
         experiment(secure, *HALVES, "rounds=3", name="fedavg-digits")
         for secure in (SMALL_CKKS, with_keys(SMALL_CKKS, folder))
     )
-    straight = play(chosen)
-    before, (resumed,) = straight[2].ledger, play(chosen, state=straight[1].state)
+    straight = run_rounds(chosen)
+    before, (resumed,) = straight[2].ledger, run_rounds(chosen, state=straight[1].state)
     assert isinstance(chosen.secure, CKKS)
     assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits + 8 * chosen.secure.public_key_bytes())
     assert np.array_equal(resumed.ledger.seconds, before.seconds), "that a run was interrupted takes no virtual time"
-    (resumed,) = play(kept, state=straight[1].state)
+    (resumed,) = run_rounds(kept, state=straight[1].state)
     assert np.array_equal(resumed.ledger.downlink_bits, before.downlink_bits)
 
 
 def test_rounds_played_again_are_charged_as_they_were() -> None:
     chosen = experiment(SMALL_CKKS, *HALVES, "rounds=5", name="fedavg-digits")
-    once = play(chosen)
-    twice = play(chosen, state=once[1].state)  # from round 3 on with the second keys
+    once = run_rounds(chosen)
+    twice = run_rounds(chosen, state=once[1].state)  # from round 3 on with the second keys
     state = twice[0].state
     assert state is not None
     assert state.resumed_after == 2
-    thrice = play(chosen, state=replace(state, settled_round=4))
+    thrice = run_rounds(chosen, state=replace(state, settled_round=4))
     assert thrice[0].record == twice[1].record, "round 4 stands in the journal"
     assert thrice[1].record.downlink_bits > twice[2].record.downlink_bits, "round 5 has the third keys"
 

@@ -14,7 +14,7 @@ from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.run import Run
 from running import begin
-from secure_rounds import SCHEMES, SMALL_CKKS, experiment, play, prepared, sha256
+from secure_rounds import SCHEMES, SMALL_CKKS, experiment, prepared, run_rounds, sha256
 
 UNIFORM = "{kind: scolr, rank: 3, rank_policy: uniform"
 ALGORITHMS = {
@@ -29,10 +29,10 @@ ALGORITHMS = {
 def test_every_scheme_gives_the_same_model_to_the_bit(algorithm: str) -> None:
     settings = (f"algorithm={algorithm}",)
     runs = [experiment(scheme, *settings) for scheme in SCHEMES]
-    played = [play(run) for run in runs]
+    played = [run_rounds(run) for run in runs]
     assert len({sha256(run, outcomes) for run, outcomes in zip(runs, played, strict=True)}) == 1
     cut = experiment(SCHEMES[1], *settings, "chunk_size=3")
-    assert sha256(cut, play(cut)) == sha256(runs[0], played[0]), "integers add up to the same in every order"
+    assert sha256(cut, run_rounds(cut)) == sha256(runs[0], played[0]), "integers add up to the same in every order"
     ranks = np.concatenate([outcome.ledger.rank for outcome in played[0]])
     assert len(set(ranks.tolist())) > 1 or "rank_policy" not in algorithm
 
@@ -41,7 +41,7 @@ def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
     policy = "{kind: scolr, rank: 3, rank_policy: {kind: bandwidth, upload_seconds: 2}}"
     chosen = experiment(SMALL_CKKS, f"algorithm={policy}", "secure.threshold=0.3", "rounds=1")
     algorithm, task = prepared(chosen)
-    ledger, messages = play(chosen)[-1].ledger, algorithm.messages(task)
+    ledger, messages = run_rounds(chosen)[-1].ledger, algorithm.messages(task)
     budget = 2 * task.profiles.uplink_bits_per_second[ledger.client]
     weight = messages.update_bits_at_rank()
     affords = np.array([max((rank for rank in range(1, 4) if weight[rank] <= each), default=0) for each in budget])
@@ -56,14 +56,14 @@ def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
 def test_a_network_is_summed_too() -> None:
     settings = ("clients_per_round=6", "rounds=2", "model.hidden=[16]")
     runs = [experiment(scheme, *settings, name="fedavg-digits") for scheme in SCHEMES]
-    assert len({sha256(run, play(run)) for run in runs}) == 1
+    assert len({sha256(run, run_rounds(run)) for run in runs}) == 1
 
 
 @pytest.mark.parametrize("secure", ["{kind: plain, bits: 28, rounding: nearest}", "{kind: masked, bits: 28}"])
 def test_with_many_bits_it_is_the_plain_run(secure: str) -> None:
     models = []
     for scheme in ("none", secure):
-        state = play(experiment(scheme))[-1].state
+        state = run_rounds(experiment(scheme))[-1].state
         assert state is not None
         models.append(state.server[ITEM_FACTORS])
     assert np.abs(models[0] - models[1]).max() < 1e-5
@@ -74,9 +74,9 @@ def test_with_many_bits_it_is_the_plain_run(secure: str) -> None:
 def test_three_in_ten_may_drop_out_after_masks_are_agreed(scheme: str) -> None:
     plain, chosen = experiment(SCHEMES[0]), experiment(scheme)
     gone = (0, 4, 9)
-    outcomes = play(chosen, lose=gone)
-    assert sha256(chosen, outcomes) == sha256(plain, play(plain, lose=gone))
-    assert sha256(chosen, outcomes) != sha256(plain, play(plain))
+    outcomes = run_rounds(chosen, lose=gone)
+    assert sha256(chosen, outcomes) == sha256(plain, run_rounds(plain, lose=gone))
+    assert sha256(chosen, outcomes) != sha256(plain, run_rounds(plain))
     assert [outcome.record.delivered for outcome in outcomes] == [7, 7, 7]
     assert all((outcome.ledger.uplink_bits > 0).all() for outcome in outcomes), "who is lost has paid"
 
@@ -85,7 +85,7 @@ def test_three_in_ten_may_drop_out_after_masks_are_agreed(scheme: str) -> None:
 def test_below_the_threshold_the_round_is_refused(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
     chosen = experiment(scheme, "rounds=1")
     with caplog.at_level(logging.WARNING):
-        outcome = play(chosen, lose=(0, 1, 2, 3, 4))[-1]
+        outcome = run_rounds(chosen, lose=(0, 1, 2, 3, 4))[-1]
     algorithm, task = prepared(chosen)
     assert outcome.state is not None
     assert np.array_equal(outcome.state.server[ITEM_FACTORS], begin(algorithm, task).server[ITEM_FACTORS])
@@ -98,7 +98,7 @@ def test_late_uploads_are_dropouts() -> None:
         experiment(scheme, "deadline_seconds=10.3", "secure.threshold=0.51", "fleet={kind: lognormal}")
         for scheme in SCHEMES[:2]
     ]
-    played = [play(run) for run in runs]
+    played = [run_rounds(run) for run in runs]
     late = [outcome.record.late for outcome in played[1]]
     assert any(late)
     assert all(outcome.record.delivered == 10 - outcome.record.late >= 6 for outcome in played[1])
@@ -107,8 +107,8 @@ def test_late_uploads_are_dropouts() -> None:
 
 def test_a_component_of_few_clients_is_not_opened() -> None:
     settings = ("rounds=1", "algorithm.rank=6")
-    all_of_it = play(experiment("{kind: masked, smallest_group: 1}", *settings))[-1].state
-    nothing = play(experiment("{kind: masked, smallest_group: 6}", *settings))[-1].state
+    all_of_it = run_rounds(experiment("{kind: masked, smallest_group: 1}", *settings))[-1].state
+    nothing = run_rounds(experiment("{kind: masked, smallest_group: 6}", *settings))[-1].state
     assert all_of_it is not None
     assert nothing is not None
     opened = [np.any(state.server["update"] != 0, axis=0) for state in (all_of_it, nothing)]
@@ -119,8 +119,8 @@ def test_a_component_of_few_clients_is_not_opened() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES[1:])
 def test_a_resumed_run_has_new_keys_and_the_same_model(scheme: str) -> None:
     chosen = experiment(scheme, "checkpoint_every=1")
-    straight = play(chosen)
-    assert sha256(chosen, play(chosen, state=straight[0].state)) == sha256(chosen, straight)
+    straight = run_rounds(chosen)
+    assert sha256(chosen, run_rounds(chosen, state=straight[0].state)) == sha256(chosen, straight)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -135,14 +135,14 @@ def test_the_ledger_counts_the_bytes_that_are_sent(scheme: str, monkeypatch: pyt
         return data
 
     monkeypatch.setattr(EnvelopeFormat, "seal", weighed)
-    ledger = play(chosen)[-1].ledger
+    ledger = run_rounds(chosen)[-1].ledger
     algorithm, task = prepared(chosen)
     opened = 0
     if "ckks" in scheme:
         opened = algorithm.messages(task).opened_sum_bits()
     got = dict(zip(ledger.client.tolist(), ledger.uplink_bits.tolist(), strict=True))
     assert got == {client: bits + opened * (client == min(sent)) for client, bits in sent.items()}
-    plain = play(experiment("none", "rounds=1"))
+    plain = run_rounds(experiment("none", "rounds=1"))
     extra = ledger.downlink_bits - plain[-1].ledger.downlink_bits
     assert (extra > 0).all() if "plain" not in scheme else not extra.any()
 
@@ -160,7 +160,7 @@ def test_updates_that_are_tampered_with_are_left_out_and_the_round_goes_on(
 
     monkeypatch.setattr(EnvelopeFormat, "seal", tampered)
     with caplog.at_level(logging.WARNING):
-        outcome = play(chosen)[-1]
+        outcome = run_rounds(chosen)[-1]
     bad = outcome.ledger.client % 4 == 0
     assert bad.any()
     assert outcome.ledger.delivered.tolist() == (~bad).tolist()

@@ -12,7 +12,7 @@ from narrowcast.algorithms.secure.bit_packing import pack_elements, packed_bytes
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.slot_packing import SlotPlan
 from narrowcast.platform.types import PayloadError
-from secure_rounds import SCHEMES, experiment, play
+from secure_rounds import SCHEMES, experiment, run_rounds
 
 GROUP = Group((Part("sum", None, 50),), (Part("weight", None, 20),))
 
@@ -62,6 +62,6 @@ def test_rounding_at_random_is_unbiased_and_the_same_for_everyone() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_overflows_the_clip_is_cut_and_not_wrapped(scheme: str) -> None:
     chosen = experiment(scheme, "secure.clip=0.001", "rounds=1")
-    state = play(chosen)[-1].state
+    state = run_rounds(chosen)[-1].state
     assert state is not None
     assert 0 < np.abs(state.server["update"]).max() <= 0.001 + 1e-9

@@ -12,10 +12,10 @@ import numpy as np
 
 from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, ChannelRank, UniformRank
+from narrowcast.algorithms.federated.sum_layout import SumLayout, Summable
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.key_store_process import key_store_process
-from narrowcast.algorithms.secure.layout import layout_of
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import ParticipationPolicy
 from narrowcast.algorithms.secure.per_client_results import train_each
@@ -82,7 +82,21 @@ class SecureAggregation(AlgorithmDefaults):
     def messages(self, task: Task) -> Messages:
         """Return the messages of a round of this task with a full cohort."""
         cohort = min(self.max_cohort, task.data.n_clients)
-        return Messages(self.scheme, layout_of(self.algorithm, task, cohort), cohort)
+        return Messages(self.scheme, self._sum_layout(task, cohort), cohort)
+
+    def _sum_layout(self, task: Task, cohort: int) -> SumLayout:
+        """Return the layout that the algorithm declares; raise `UserError` if it needs more than a sum."""
+        if codec := getattr(self.algorithm, "codec", ()):
+            raise UserError(
+                f"secure: what algorithm.codec ({codec[0].kind}) sends cannot be added up under encryption; leave out "
+                "algorithm.codec and set secure.bits"
+            )
+        if isinstance(self.algorithm, Summable) and (layout := self.algorithm.sum_layout(task, cohort)):
+            return layout
+        raise UserError(
+            f"secure: {self.kind} on {task.model.kind} needs more than the weighted sum of the clients' updates, or "
+            "declares no sum_layout; use fedavg, fedprox, fedpara, fedmf, colr or scolr, or secure=none"
+        )
 
     def participation_policy(self, task: Task) -> ParticipationPolicy:
         """Return the rule by which clients take part in a round of this task."""
