@@ -138,7 +138,7 @@ def test_a_bad_file(tmp_path: Path, content: bytes | None, phrases: list[str]) -
         (["compare"], ["Missing argument 'RUN...'"]),
         (["compare", "nope"], ["runs/nope: no such folder; give the folder of a run"]),
         (["sync", "nope"], ["runs/nope holds no run that was tracked", "give a run's folder"]),
-        (["ui"], ["no runs in runs; make some with narrowcast run, or give their folder with --output"]),
+        (["ui"], ["no runs in runs; start one with narrowcast run, or give another folder with --output"]),
         (["ui", "--port", "0"], ["0 is not in the range 1<=x<=65535"]),
         (["data", "fetch", "ml-10k"], ["unknown data set 'ml-10k'; known: ml-100k, ml-1m, ml-latest-small"]),
         (["fly"], ["No such command 'fly'"]),

@@ -36,7 +36,7 @@ def ui(output: Path, port: int) -> None:
         try:
             free.bind(("127.0.0.1", port))
         except OSError as error:
-            raise UserError(f"port {port} is taken ({error.strerror}); give another one with --port") from error
+            raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
     for name, place in pages_of_runs(uri).items():  # the first page is for something else
         click.echo(f"{name}: http://127.0.0.1:{port}/{place}")
     click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
