@@ -1,4 +1,4 @@
-"""Codecs within a budget of bits: by what an update weighs at most, or by what it weighs once it is packed."""
+"""The number of levels that fits a budget of bits: by the largest possible size, or by the packed size of an update."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
 from narrowcast.algorithms.codecs.stage import NO_STATE
 from narrowcast.platform.types import Arrays
 
-_INTERPOLATIONS = 6  # after so many tries, what is left of the levels is halved
+_INTERPOLATIONS = 6  # further tries bisect the remaining range of levels
 _CLOSE = 32  # levels that are 1/32 finer would lower the error by 6 %, and take another encoding or two to find
 
 
 def finest_levels(
     codec: Codec, shapes: Mapping[str, Sequence[int]], budget_bits: float, finest: int | None = None
 ) -> int | None:
-    """The most levels, up to `finest`, at which `max_bits` is within the budget; None where not even the fewest are.
+    """Return the most levels, up to `finest`, at which `max_bits` is within the budget; None if the fewest are not.
 
-    Raises `ValueError` for a codec without levels.
+    Raise `ValueError` for a codec without levels.
     """
     fits, beyond = _levels_below(codec), _levels_above(codec, finest)
     lowest = fits
@@ -43,16 +43,16 @@ def encode_within(
     state: Arrays = NO_STATE,
     finest: int | None = None,
 ) -> tuple[EncodedUpdate, Arrays] | None:
-    """Encode with the most levels, up to `finest`, whose packed update is within the budget; None where none is.
+    """Encode with the most levels, up to `finest`, whose packed update is within the budget; None if no levels are.
 
-    The search starts at the codec's own levels and ends with levels k that fit where others, at most 1 + k / 32 above,
-    do not; the weight of entropy-coded updates is nearly, and not quite, monotone in the levels. A codec without levels
-    fits or does not.
+    Also return the client's state after sending. The search starts at the codec's own levels and ends with levels k
+    that fit while others, at most 1 + k / 32 above, do not: the size of entropy-coded updates is nearly, but not
+    exactly, monotone in the levels. A codec without levels fits or does not.
     """
     if codec.levels is None:
         encoded, after = codec.encode_with_state(tensors, key, state)
         return (encoded, after) if encoded.wire_bits() <= budget_bits else None
-    # About what twice the levels weigh more, until it is measured.
+    # An estimate of the bits that twice the levels add, until two sizes are known.
     bits_per_doubling = sum(np.size(each) for each in tensors.values()) / 2 + 1
     fits, beyond = _levels_below(codec), _levels_above(codec, finest)
     best, spare, excess, guess, tries = None, None, None, codec.levels, 0

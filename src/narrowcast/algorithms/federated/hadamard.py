@@ -22,15 +22,15 @@ LEFTS, RIGHTS, CORES = ("/X1", "/X2"), ("/Y1", "/Y2"), ("/T1", "/T2")
 
 
 def n_factor_values(shape: tuple[int, ...], rank: int) -> int:
-    """2 r (m + n), and 2 r (m + n + r K) of a convolution: Propositions 2 and 3."""
+    """Return the number of values of the factors: 2 r (m + n), or 2 r (m + n + r K): Propositions 2 and 3."""
     rows, columns, *kernel = shape
     return 2 * rank * (rows + columns + (rank * prod(kernel) if kernel else 0))
 
 
 def inner_rank(shape: tuple[int, ...], gamma: float) -> int:
-    """(1 - gamma) r_min + gamma r_max, to the nearest; 0 where r_min has no fewer values than the weight itself.
+    """Return (1 - gamma) r_min + gamma r_max, rounded; 0 if factors of rank r_min have no fewer values than the weight.
 
-    r_min is the least rank whose square allows a full rank, of a convolution in both its channels; r_max is the largest
+    r_min is the least rank whose square allows full rank (for a convolution: in both channels); r_max is the largest
     one with no more values than the weight has.
     """
     if len(shape) < 2:
@@ -46,7 +46,7 @@ def inner_rank(shape: tuple[int, ...], gamma: float) -> int:
 
 
 def factorise(model: Arrays, gamma: float, seed: int) -> Arrays:
-    """Factors for every weight that they make smaller, drawn from the seed; the other parameters as they are.
+    """Return factors, drawn from the seed, for every weight that they make smaller; other parameters as they are.
 
     A factor's entries are normal; their variance is the same in all factors of a weight, such that the product's is the
     mean square of the model's own initial weight. A weight that starts at zero is left whole.
@@ -71,7 +71,7 @@ def factorise(model: Arrays, gamma: float, seed: int) -> Arrays:
 
 
 def products(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The module's parameters: (X1 Y1') * (X2 Y2'), or the same with T between them, and whatever has no factors."""
+    """Return the module's parameters: (X1 Y1') * (X2 Y2'), with T between X and Y for convolutions, and all others."""
     parameters = {name: values for name, values in trained.items() if "/" not in name}
     for name in (each.removesuffix(LEFTS[0]) for each in trained if each.endswith(LEFTS[0])):
         first, second = (
