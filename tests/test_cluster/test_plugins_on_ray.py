@@ -75,7 +75,7 @@ def test_a_job_of_ones_own_classes(nodes: RayNodes, tmp_path: Path) -> None:
     submit = ("submit", OWN, *QUIET, "backend.actors=2", "--address", nodes.address, "--output", tmp_path / "runs")
     first = narrowcast(*submit, "--id", "own")
     assert first.status == 0, first.err + first.out
-    assert "own: done already" in narrowcast(*submit, "--id", "own", "--no-wait").out
+    assert "own: finished already" in narrowcast(*submit, "--id", "own", "--no-wait").out
     here = narrowcast("run", OWN, *QUIET, "backend=local", "--output", tmp_path)
     assert here.status == 0, here.err
     there, alone = (
