@@ -11,7 +11,7 @@ from narrowcast.platform.types import Arrays
 
 
 @dataclass(frozen=True)
-class Namespace:
+class PrefixedArrays:
     """The arrays whose names begin with `prefix`; checkpoints store them under these names."""
 
     prefix: str
@@ -35,11 +35,11 @@ class Namespace:
         return {name: values for name, values in arrays.items() if not name.startswith(self.prefix)}
 
 
-CODEC = Namespace("codec/")
+CODEC = PrefixedArrays("codec/")
 """Client state that codecs keep: error memories, warm factors; [U, ...]."""
-CONTROL = Namespace("control/")
+CONTROL = PrefixedArrays("control/")
 """Control variates: c_u [U, ...] of the clients, c of the server."""
-BASIS = Namespace("basis/")
+BASIS = PrefixedArrays("basis/")
 """The random basis of each weight of a network, in a broadcast."""
-UPDATE = Namespace("update/")
+UPDATE = PrefixedArrays("update/")
 """The change that the last round made to each tensor, in a server state."""

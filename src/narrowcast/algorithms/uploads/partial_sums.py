@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.uploads.namespace import Namespace
+from narrowcast.algorithms.uploads.namespace import PrefixedArrays
 from narrowcast.platform.types import Arrays, BoolArray, FloatArray
 
 ROWS, WEIGHT = "sum", "weight"
 """The arrays of a sum of rows; `WEIGHT` is also that of a sum of tensors."""
-TENSORS, COMPONENT_WEIGHTS = Namespace("sum/"), Namespace("component weight/")
+TENSORS, COMPONENT_WEIGHTS = PrefixedArrays("sum/"), PrefixedArrays("component weight/")
 """The arrays of a sum of tensors, by tensor."""
 
 
