@@ -179,7 +179,7 @@ def test_a_study_is_stopped_and_taken_up_again(
     assert second.status == 0, second.err
     assert "(attempt 2)" in second.out
     assert f"continuing after {before} trials" in second.out
-    assert "Hold-out evaluation with 2 new seeds" in second.out
+    assert "Hold-out evaluation, 2 new seeds" in second.out
     lost = check_whole(folder, server.uri, 6, "studies")
     assert 1 <= len(lost) <= 2
     assert {row["reason"] for row in lost} == {"interrupted"}
