@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
 import pytest
-import torch
 
 from command_line import narrowcast
+from processor import processor
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The ``noload`` loader strategy:DeprecationWarning"
@@ -20,11 +19,6 @@ pytestmark = pytest.mark.filterwarnings(
 EXPECTED = Path(__file__).with_name("packaged_results.csv")
 ROUNDS = {"colr-ckks-ml1m": 2, "scolr-masked-ml1m": 5, "scolr-mnist": 3, "scolr-channel-ml1m": 10}
 FIELDS = ("model_sha256", "uplink_bits", "downlink_bits", "simulated_seconds")
-
-
-def processor() -> str:
-    """The kernels that this machine takes: float32 sums are ordered differently on others, so models differ too."""
-    return f"{llvmlite.binding.get_host_cpu_name()}/{torch.backends.cpu.get_cpu_capability()}"
 
 
 def rows() -> list[dict[str, str]]:
