@@ -28,7 +28,7 @@ from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
-from narrowcast.platform.contracts import Algorithm, DataSource, Fleet, Model, Training
+from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSource, Fleet, Model, Training
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
@@ -61,6 +61,7 @@ ALGORITHMS = Registry(
         "adaptive_svd": AdaptiveSVD,
         "adaptive_atomo": AdaptiveAtomo,
     },
+    optional=AlgorithmDefaults,
 )
 MODELS = Registry(
     "model",

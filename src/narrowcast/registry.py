@@ -23,13 +23,13 @@ def registry_of(found: Any, spec: str) -> Registry:
             registry.checked(found, spec)
             keeping.append(registry)
         except UserError as error:
-            refusals.append(error)
+            refusals.append((": it lacks" not in str(error), -registry.offered(found), str(error).count(","), error))
     # A contract that asks for nothing but what another asks for too says less: a sampler's make is a pruner's as well.
     most = max((registry.size for registry in keeping), default=0)
     likely = [registry for registry in keeping if registry.size == most]
     if len(likely) == 1:
         return likely[0]
     if not likely:
-        raise min(refusals, key=lambda refusal: (": it lacks" not in str(refusal), str(refusal).count(",")))
+        raise min(refusals, key=lambda refusal: refusal[:-1])[-1]  # of the contract that it comes nearest to
     names = ", ".join(registry.name for registry in likely)
     raise UserError(f"{spec} may be of several kinds: {names}; say which with --kind")

@@ -10,16 +10,23 @@ import pytest
 from pydantic import ValidationError
 
 from narrowcast.catalog import ALGORITHMS
-from narrowcast.laws import algorithm_laws
+from narrowcast.laws import algorithm_laws, configuration
 from narrowcast.laws.algorithm_laws import CODECS, LAWS, UNCODED, Trained
+
+FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "adaptive_svd": {"-rank3": {"rank": 3}, "-rank3-uninformed": {"rank": 3, "informs_allocation": False}},
+    "adaptive_atomo": {"-rank3": {"rank": 3}},
+}
+"""Values, besides the defaults, with which algorithms are tried: fewer directions than there are to send."""
 
 
 def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[tuple[str, Trained]]:
     for kind, algorithm in ALGORITHMS.items():
         variants = {}
         for codec, stages in codecs.items():
-            with suppress(ValidationError):
-                variants[codec] = algorithm.model_validate({"codec": stages})
+            for suffix, fields in {"": {}, **FIELDS.get(kind, {})}.items():
+                with suppress(ValidationError):
+                    variants[codec + suffix] = algorithm.model_validate({"codec": stages, **fields})
         for label, case in algorithm_laws.cases(variants).items():
             yield f"{kind}-{label}", case
 
@@ -44,8 +51,25 @@ def test_through_every_codec(name: str, law: Callable[[Trained], None]) -> None:
     law(CASES[name])
 
 
+@pytest.mark.parametrize("name", FLOAT32)
+def test_a_fine_quantiser_is_taken_where_float32_is(name: str) -> None:
+    assert algorithm_laws.through_a_fine_quantiser(FLOAT32[name]) is not None
+
+
 def test_every_algorithm_trains_some_model() -> None:
     assert {case.algorithm.kind for case in CASES.values()} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_an_algorithm_is_its_configuration_with_a_codec_too(kind: str) -> None:
+    algorithm: Any = ALGORITHMS[kind]()
+    assert hash(algorithm) == hash(ALGORITHMS[kind]())
+    coded: Any = ALGORITHMS[kind].model_validate({"codec": CODECS["quantised"]})
+    for each in (algorithm, coded):
+        assert type(each).model_validate_json(each.model_dump_json()) == each
+        for law in configuration.LAWS:
+            law(configuration.Configured(ALGORITHMS, each))
+    assert coded != algorithm
 
 
 def test_those_that_can_count_updates_less_do() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -11,7 +11,9 @@ from narrowcast.laws.configuration import LAWS as OF_EVERY_CLASS
 from narrowcast.laws.configuration import Configured
 from narrowcast.laws.law import title
 from narrowcast.laws.registries import LAWS, verdicts
+from narrowcast.platform.data.partition import IID
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.simulation.availability import Bernoulli
 from narrowcast.registry import REGISTRIES
 
 FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -61,6 +63,35 @@ def test_every_class_keeps_the_laws_of_its_registry(registry: Any, value: Any) -
 
 def test_every_registry_has_its_laws() -> None:
     assert set(LAWS) == set(REGISTRIES)
+
+
+class Crashing(Bernoulli):
+    """Has a check that raises."""
+
+    kind: Literal["crashing"] = "crashing"  # type: ignore[assignment]
+
+    def check(self, n_clients: int) -> None:
+        raise ZeroDivisionError("by no clients")
+
+
+class Choosy(IID):
+    """Deals to hundreds of clients only."""
+
+    kind: Literal["choosy"] = "choosy"  # type: ignore[assignment]
+
+    def deal(self, labels: Any, n_clients: int, seed: int, users: Any = None) -> Any:
+        raise UserError("too few clients")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("availability", Crashing(), "ZeroDivisionError: by no clients"),
+        ("partition", Choosy(), "it refuses 1200 samples of ten classes for twelve clients"),
+    ],
+)
+def test_what_raises_before_it_is_tried_is_a_broken_law(name: str, value: Any, reason: str) -> None:
+    assert [each.reason for each in verdicts(REGISTRIES[name], value) if each.reason] == [reason]
 
 
 def test_what_cannot_be_tried_is_a_broken_law() -> None:

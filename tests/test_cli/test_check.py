@@ -67,6 +67,11 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, monkeypatch: pytest.
     assert_refused(narrowcast("check", "nowhere:X"), "no module nowhere")
     assert_refused(narrowcast("check", "fedavg"), "say of what kind it is with --kind")
     assert_refused(narrowcast("check", "fedavg", "--kind", "algoritm"), 'Did you mean "algorithm"')
+    methods = "check = init = init_clients = broadcast = train = fold = step = final = lambda *_: None"
+    (tmp_path / "bare_algorithm.py").write_text(f"from pydantic import BaseModel\nclass X(BaseModel):\n    {methods}\n")
+    assert_refused(
+        narrowcast("check", "bare_algorithm:X"), "is not an algorithm: it lacks local_call", "AlgorithmDefaults"
+    )
     shutil.copy(EXAMPLES / "city_fleet.py", tmp_path / "elsewhere_fleet.py")
     assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "underground=2"), "underground = 2")
     assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "--kind", "data"), "is not a data", "load")

@@ -71,6 +71,12 @@ def test_a_changed_module_is_noticed(tmp_path: Path) -> None:
     assert "has changed since the run began" in resumed.err or "imported in its place" in resumed.err, resumed.err
 
 
+BARE = """
+from pydantic import BaseModel
+class X(BaseModel):
+    kind: str = 'x'
+    check = init = init_clients = broadcast = train = fold = step = final = lambda *_: None
+"""
 BAD = {
     "raises": ("raise RuntimeError('no licence')", "raises:X", "RuntimeError: no licence (raises.py, line 1)"),
     "needs": ("import no_such_library", "needs:X", "No module named 'no_such_library'"),
@@ -93,6 +99,12 @@ BAD = {
         "from pydantic import BaseModel\nclass X(BaseModel):\n    kind: str = 'x'\n    def check(self, task): ...\n",
         "half:X",
         "is not an algorithm: it lacks broadcast, final, fold, init",
+    ),
+    "bare": (
+        BARE,
+        "bare:X",
+        "is not an algorithm: it lacks local_call, rate_distortion, secure_sums, upload, upload_bits, "
+        "weighted_by_staleness; AlgorithmDefaults in narrowcast.platform.contracts has them: extend it",
     ),
 }
 

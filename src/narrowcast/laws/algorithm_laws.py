@@ -294,17 +294,24 @@ def updates_that_count_half_move_the_server_half_as_far(case: Trained) -> None:
 
 def through_a_fine_quantiser_the_result_is_that_of_float32(case: Trained) -> None:
     """Quantise updates to 2^14 levels."""
-    if case.coded or "codec" not in type(case.algorithm).model_fields:
+    if (fine := through_a_fine_quantiser(case)) is None:
         return
+    got, wanted = (stepped(each, case.task, train_everyone(each, case.task)) for each in (fine, case.algorithm))
+    hold(close(got, wanted, case.before, 1e-3), "the model differs by more than a thousandth of the step")
+
+
+def through_a_fine_quantiser(case: Trained) -> Algorithm | None:
+    """Return the algorithm with 2^14 levels in place of float32; None if it takes no such codec, or has one."""
+    if case.coded or "codec" not in type(case.algorithm).model_fields:
+        return None
     stages = [{"kind": "quantise", "levels": 2**14, "scale": "max"}]
     fields = {**case.algorithm.model_dump(exclude={"kind"}), "codec": stages}
     try:
         fine: Algorithm = type(case.algorithm).model_validate(fields)
         fine.check(case.task)
     except (UserError, ValidationError):
-        return
-    got, wanted = (stepped(each, case.task, train_everyone(each, case.task)) for each in (fine, case.algorithm))
-    hold(close(got, wanted, case.before, 1e-3), "the model differs by more than a thousandth of the step")
+        return None
+    return fine
 
 
 UNCODED = (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from pydantic import ValidationError
 
 CaseT = TypeVar("CaseT")
 Cases = Mapping[str, CaseT]
@@ -49,10 +51,11 @@ def _first_reason(law: Callable[[CaseT], None], cases: Cases[CaseT]) -> str | No
         except LawBrokenError as broken:
             return f"{prefix}{broken}"
         except Exception as error:
-            return f"{prefix}{type(error).__name__}: {_first_line(error)}"
+            return f"{prefix}{described(error)}"
     return None
 
 
-def _first_line(error: Exception) -> str:
-    lines: list[Any] = str(error).strip().splitlines()
-    return str(lines[0]) if lines else "no message"
+def described(error: Exception) -> str:
+    """Return the type of an exception and the first line of its message; of a `ValidationError`, its first problem."""
+    message = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+    return f"{type(error).__name__}: {(message.strip().splitlines() or ['no message'])[0]}"

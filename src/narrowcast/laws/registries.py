@@ -15,11 +15,12 @@ from narrowcast.laws import (
     data_laws,
     execution_laws,
     model_laws,
+    partition_laws,
     radio_laws,
     simulation_laws,
     training_laws,
 )
-from narrowcast.laws.law import Cases, Verdict, judge
+from narrowcast.laws.law import Cases, Verdict, described, judge
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 from narrowcast.tuning import sampler_laws
@@ -47,7 +48,9 @@ LAWS: Mapping[str, LawsOf] = {
     ),
     "codec": LawsOf(codec_laws.cases, codec_laws.LAWS, "it can stand neither first, nor after a quantiser"),
     "data": LawsOf(data_laws.cases, data_laws.LAWS),
-    "partition": LawsOf(lambda _: {}, ()),
+    "partition": LawsOf(
+        partition_laws.cases, partition_laws.LAWS, "it refuses 1200 samples of ten classes for twelve clients"
+    ),
     "model": LawsOf(
         model_laws.cases, model_laws.LAWS, "its check refuses small interactions and small labelled images"
     ),
@@ -74,6 +77,9 @@ def verdicts(registry: Registry, value: BaseModel) -> Iterator[Verdict]:
         cases = laws.cases(value)
     except UserError as error:
         yield Verdict("it can be tried", 0, str(error))
+        return
+    except Exception as error:
+        yield Verdict("it can be tried", 0, described(error))
         return
     if not cases and laws.none:
         yield Verdict("it can be tried", 0, laws.none)

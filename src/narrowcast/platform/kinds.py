@@ -22,14 +22,16 @@ class Registry(Mapping[str, type[BaseModel]]):
     """The classes that one `kind` can name: those of the catalog as a mapping, and any that keep the contract.
 
     A field is typed with it as `Annotated[Contract, REGISTRY]`. It takes a section with a `kind`, a kind alone, or an
-    object. `default` is the kind of a section that names none. Values of classes from outside the catalog are written
-    with the kind that finds the class again.
+    object. `default` is the kind of a section that names none; `optional` has the members of the contract that a class
+    may inherit from it. Values of classes from outside the catalog are written with the kind that finds the class
+    again.
     """
 
     name: str
     contract: type
     kinds: Mapping[str, type[BaseModel]]
     default: str | None = None
+    optional: type | None = None
 
     def __getitem__(self, kind: str) -> type[BaseModel]:
         return self.kinds[kind]
@@ -47,6 +49,10 @@ class Registry(Mapping[str, type[BaseModel]]):
     def size(self) -> int:
         """The number of members that the contract asks for."""
         return len(members(self.contract))
+
+    def offered(self, found: Any) -> int:
+        """Return how many members of the contract a class has."""
+        return len(members(self.contract) & _members_of(found))
 
     def resolve(self, kind: str, folders: Iterable[Any] = ()) -> type[BaseModel]:
         """Return the class of a kind; raise `UserError` if there is none, or if it does not keep the contract."""
@@ -72,7 +78,9 @@ class Registry(Mapping[str, type[BaseModel]]):
         if issubclass(self.contract, BaseModel) and not issubclass(found, self.contract):
             raise UserError(f"{spec} is not {article} {self.name}: it has to extend {self.contract.__name__}")
         if missing := sorted(members(self.contract) - _members_of(found)):
-            raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(missing)}")
+            base = self.optional if self.optional and members(self.optional).issuperset(missing) else None
+            advice = f"; {base.__name__} in {base.__module__} has them: extend it" if base else ""
+            raise UserError(f"{spec} is not {article} {self.name}: it lacks {', '.join(missing)}{advice}")
         if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
             raise UserError(f'{spec} needs model_config = ConfigDict(frozen=True, extra="forbid")')
         field = found.model_fields.get("kind")
@@ -157,5 +165,5 @@ def members(contract: type) -> set[str]:
     return {name for name in names if not name.startswith("_")} - _OF_EVERY_MODEL - set(dir(BaseModel))
 
 
-def _members_of(found: type[BaseModel]) -> set[str]:
-    return {*dir(found), *found.model_fields}
+def _members_of(found: Any) -> set[str]:
+    return {*dir(found), *getattr(found, "model_fields", ())}

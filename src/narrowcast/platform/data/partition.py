@@ -18,8 +18,8 @@ MOST_REDRAWS = 1000
 """Number of draws after which a Dirichlet partition with `min_examples` is refused."""
 
 
-class _Partition(BaseModel):
-    """Base of the partitions: a subclass assigns each sample an owner, from which `deal` builds the index."""
+class Partitioner(BaseModel):
+    """Base of the partitions: a subclass gives each sample a client in `owners`, from which `deal` builds the index."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,19 +31,17 @@ class _Partition(BaseModel):
         Shapes: labels [n]; users [n], if the data set has users of its own; order [n]; indptr [n_clients + 1]. Raise
         `UserError` if the samples cannot be partitioned in this way.
         """
-        owners = self._owners(labels, n_clients, generator(seed, "partition"), users)
+        owners = self.owners(labels, n_clients, generator(seed, "partition"), users)
         indptr = np.zeros(n_clients + 1, dtype=np.int64)
         np.cumsum(np.bincount(owners, minlength=n_clients), out=indptr[1:])
         return np.argsort(owners, kind="stable"), indptr
 
-    def _owners(
-        self, labels: IntArray, n_clients: int, random: np.random.Generator, users: IntArray | None
-    ) -> IntArray:
+    def owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, users: IntArray | None) -> IntArray:
         """Return the client of every sample, [n]."""
         raise NotImplementedError
 
 
-class IID(_Partition):
+class IID(Partitioner):
     """Samples assigned at random, with sizes that differ by at most one.
 
     Reference: the IID partition of McMahan et al., AISTATS 2017.
@@ -51,11 +49,12 @@ class IID(_Partition):
 
     kind: Literal["iid"] = "iid"
 
-    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+    def owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        """Return owners of equal numbers of samples, in random order."""
         return random.permutation(np.arange(len(labels)) * n_clients // max(len(labels), 1))
 
 
-class Quantity(_Partition):
+class Quantity(Partitioner):
     """Samples assigned at random, with sizes whose inequality is `skew`; 0 gives equal sizes.
 
     "lognormal": sizes in proportion to exp(skew * z) with z standard normal. "power_law": sizes in proportion to rank
@@ -67,7 +66,8 @@ class Quantity(_Partition):
     skew: float = Field(default=1.0, ge=0, le=20, description="inequality of the sizes; 0: equal")
     min_examples: int = Field(default=0, ge=0, description="least training samples per client")
 
-    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+    def owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        """Return owners of as many samples as the drawn sizes say, in random order."""
         n = len(labels)
         _check_enough(self.kind, n, n_clients, self.min_examples)
         if self.sizes == "lognormal":
@@ -78,7 +78,7 @@ class Quantity(_Partition):
         return random.permutation(np.repeat(np.arange(n_clients), sizes))
 
 
-class Dirichlet(_Partition):
+class Dirichlet(Partitioner):
     """Each class split by proportions from a symmetric Dirichlet(alpha); a smaller alpha gives a client fewer classes.
 
     `capped` follows Yurochkin et al. (ICML 2019) and FedMA (Wang et al., ICLR 2020): a client that already holds its
@@ -92,7 +92,8 @@ class Dirichlet(_Partition):
     min_examples: int = Field(default=0, ge=0, description="least training samples per client")
     capped: bool = Field(True, description="a client at its equal share gets no further classes")
 
-    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+    def owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        """Return the owners of the first draw in which every client has enough."""
         n = len(labels)
         _check_enough(self.kind, n, n_clients, self.min_examples)
         classes = rows_by_class(labels)
@@ -122,7 +123,7 @@ class Dirichlet(_Partition):
         return owners, held
 
 
-class Shards(_Partition):
+class Shards(Partitioner):
     """Each class cut into shards of nearly equal size, of which every client gets `classes_per_client` at random.
 
     As McMahan et al. (AISTATS 2017), except that no shard spans two classes, so that a client never has more than
@@ -132,7 +133,8 @@ class Shards(_Partition):
     kind: Literal["shards"] = "shards"
     classes_per_client: int = Field(default=2, ge=1, description="shards, hence most classes, per client")
 
-    def _owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+    def owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        """Return the owners of the shards, each of which is of one class."""
         classes = rows_by_class(labels)
         n_shards = n_clients * self.classes_per_client
         if self.classes_per_client > len(classes):
@@ -157,12 +159,13 @@ class Shards(_Partition):
         return owners
 
 
-class Natural(_Partition):
+class Natural(Partitioner):
     """One client for each user of the data set."""
 
     kind: Literal["natural"] = "natural"
 
-    def _owners(self, labels: IntArray, n_clients: int, _: np.random.Generator, users: IntArray | None) -> IntArray:
+    def owners(self, labels: IntArray, n_clients: int, _: np.random.Generator, users: IntArray | None) -> IntArray:
+        """Return the users of the data set."""
         if users is None:
             raise UserError("partition natural: the data set has no users; use iid, dirichlet, shards or quantity")
         assert len(users) == len(labels)
@@ -172,7 +175,7 @@ class Natural(_Partition):
 
 PARTITIONS = Registry(
     "partition",
-    _Partition,
+    Partitioner,
     {"iid": IID, "quantity": Quantity, "dirichlet": Dirichlet, "shards": Shards, "natural": Natural},
 )
 Partition = Annotated[IID | Quantity | Dirichlet | Shards | Natural, PARTITIONS]

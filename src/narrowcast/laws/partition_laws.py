@@ -1,0 +1,110 @@
+"""Laws of partitions: of how a data set's training samples are dealt to clients."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from narrowcast.laws.law import hold
+from narrowcast.platform.data.partition import Partitioner
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import IntArray
+
+_SEED = 3
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A partition, and the samples that it deals to some clients."""
+
+    partition: Partitioner
+    labels: IntArray
+    users: IntArray
+    clients: int
+
+    def deal(self, partition: Partitioner | None = None) -> tuple[IntArray, IntArray]:
+        """Deal the samples."""
+        return (partition or self.partition).deal(self.labels, self.clients, _SEED, self.users)
+
+    def refused(self) -> bool:
+        """Return whether the partition says that it cannot deal these samples; any other error is for the laws."""
+        try:
+            self.deal()
+        except Exception as error:
+            return isinstance(error, UserError)
+        return False
+
+    @cached_property
+    def index(self) -> tuple[IntArray, IntArray]:
+        """The samples in order of their clients [n], and where each client's begin [U + 1]."""
+        return self.deal()
+
+
+def cases(partition: Partitioner) -> dict[str, Dealt]:
+    """Return the partition of even and of uneven classes, without those that it refuses."""
+    draw = np.random.default_rng(0)
+    sets = {
+        "even classes": (draw.permutation(np.arange(1200) % 10), 12),
+        "uneven classes": (draw.choice(10, 700, p=np.arange(1, 11) / 55), 7),
+    }
+    found = {}
+    for name, (labels, clients) in sets.items():
+        case = Dealt(partition, labels, draw.integers(0, clients, len(labels)), clients)
+        for values in (case.labels, case.users):
+            values.flags.writeable = False
+        if not case.refused():
+            found[name] = case
+    return found
+
+
+def every_sample_has_one_client(case: Dealt) -> None:
+    """Look for each sample in the order of all."""
+    order = case.index[0]
+    hold(np.issubdtype(order.dtype, np.integer), f"order is {order.dtype}, not whole numbers")
+    twice = len(order) - len(np.unique(order))
+    hold(not twice, f"{twice} samples are dealt more than once")
+    same = np.array_equal(np.sort(order), np.arange(len(case.labels)))
+    hold(same, f"{len(order)} of {len(case.labels)} samples are dealt, or others")
+
+
+def every_client_has_its_part_of_the_order(case: Dealt) -> None:
+    """Follow the index from clients to samples."""
+    order, indptr = case.index
+    hold(indptr.shape == (case.clients + 1,), f"indptr has the shape {indptr.shape}, not [{case.clients + 1}]")
+    hold(np.issubdtype(indptr.dtype, np.integer), f"indptr is {indptr.dtype}, not whole numbers")
+    hold(indptr[0] == 0, f"indptr begins with {indptr[0]}")
+    hold((np.diff(indptr) >= 0).all(), "indptr falls")
+    hold(indptr[-1] == len(order), f"indptr ends at {indptr[-1]}, and {len(order)} samples are dealt")
+    for client, samples in enumerate(np.split(order, indptr[1:-1])):
+        hold((np.diff(samples) > 0).all(), f"the samples of client {client} do not ascend")
+
+
+def dealing_again_gives_the_same(case: Dealt) -> None:
+    """Deal a second time, from a pickled partition."""
+    again = case.deal(pickle.loads(pickle.dumps(case.partition)))
+    hold(all(np.array_equal(*each) for each in zip(case.index, again, strict=True)), "the same seed deals otherwise")
+
+
+def no_global_generator_is_used(case: Dealt) -> None:
+    """Compare the states of Python's and NumPy's global generators before and after."""
+    before = _global_states()
+    case.deal()
+    for name, state in _global_states().items():
+        hold(state == before[name], f"it draws from {name}, or seeds it; use platform.seeds.generator")
+
+
+def _global_states() -> dict[str, Any]:
+    return {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}
+
+
+LAWS = (
+    every_sample_has_one_client,
+    every_client_has_its_part_of_the_order,
+    dealing_again_gives_the_same,
+    no_global_generator_is_used,
+)
