@@ -173,15 +173,21 @@ def submit(
         environment: variables for the job; everybody on the cluster can read them.
         send_package: send this version of narrowcast along, if the cluster has none or another one.
 
+    Raises:
+        UserError: bad input, or a cluster that cannot run it; nothing was submitted.
+        RunFailed: the cluster refused the job, or does not answer.
+
     """
     from narrowcast.cluster.dashboard import reach
     from narrowcast.runs import submission
+    from narrowcast.runs.capacity import check_capacity
 
-    dashboard = reach(address)
+    dashboard, settings = reach(address), _as_text(overrides)
     with TemporaryDirectory(prefix="narrowcast-") as folder:
         path = source if isinstance(source, str | Path) else source.save(Path(folder, f"{source.name}.yaml"))
+        check_capacity(str(path), settings, dashboard)
         variables = [f"{key}={value}" for key, value in (environment or {}).items()]
-        sent = submission.prepare(str(path), _as_text(overrides), name=name, output=output, environment=variables)
+        sent = submission.prepare(str(path), settings, name=name, output=output, environment=variables)
         job, _ = submission.submit(sent, dashboard, send_package=send_package, say=logger.warning)
     return ClusterJob(job.name, dashboard)
 

@@ -96,7 +96,7 @@ def submit(
     jobs = RayJobs(dashboard)
     last = jobs.latest(submission.name)
     if last is not None and last.metadata.get("config_sha256") != submission.sha256:
-        raise UserError(f"{submission.name} is a job of another configuration; give another name with --id")
+        raise UserError(f"{submission.name} is a job of another configuration; give another (--id, or name= in Python)")
     if last is not None and (not last.over or last.status == "SUCCEEDED"):
         return last, False
     with tempfile.TemporaryDirectory(prefix="narrowcast-") as folder:
