@@ -27,10 +27,10 @@ from rich.table import Table
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
-from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
+from narrowcast.platform.open_round import make_chunks
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
 from narrowcast.platform.run import Run

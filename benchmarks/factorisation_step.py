@@ -38,9 +38,9 @@ from narrowcast.algorithms.local_training.fused import Factors, train_low_rank_f
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.algorithms.local_training.subspace import Subspace
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.open_round import make_chunks
 from narrowcast.platform.population import Population
 from narrowcast.platform.round_opening import sample_cohort
 from narrowcast.platform.sampling import rotation_of

@@ -15,9 +15,9 @@ from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
-from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.open_round import make_chunks
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population

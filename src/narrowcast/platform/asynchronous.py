@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.downloads import download_bits
 from narrowcast.platform.in_flight import AsyncState, InFlight
-from narrowcast.platform.open_round import TrainingCall
+from narrowcast.platform.open_round import TrainingCall, make_chunks
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.round_closing import commit, step_server
 from narrowcast.platform.run import Run

@@ -1,16 +1,17 @@
-"""The training of one chunk on a client host, with errors of one line."""
+"""The training of chunks: one on a client host, or those of several runs as one program."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from narrowcast.platform.contracts import ClientKeyStore
+from narrowcast.platform.contracts import ClientKeyStore, LocalCall
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.open_round import TrainingCall
 from narrowcast.platform.run import Run
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates
 
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
@@ -41,3 +42,44 @@ def naming_chunk_size(round_index: int, clients: int) -> Iterator[None]:
             f"round {round_index}: not enough memory for {clients} clients at once; "
             "lower chunk_size and start the run again"
         ) from error
+
+
+@dataclass(frozen=True)
+class _ChunkCall:
+    """One chunk of one run."""
+
+    run: Run
+    broadcast: Arrays
+    chunk: Chunk
+
+    def local_call(self) -> LocalCall | None:
+        """Return the local training to do together with other runs, or None if the algorithm trains by itself."""
+        return self.run.algorithm.local_call(self.broadcast, self.chunk, self.run.task)
+
+    def result(self, updates: LocalUpdates | None) -> ChunkResult:
+        """Return the result of the chunk from its local training, or train it here if that was not done yet."""
+        began = time.perf_counter()
+        if updates is None:
+            result = self.run.algorithm.train(self.broadcast, self.chunk, self.run.task)
+        else:
+            result = self.run.algorithm.upload(self.broadcast, self.chunk, self.run.task, updates)
+        return replace(result, seconds=time.perf_counter() - began)
+
+
+def train_together(work: Sequence[tuple[Run, Sequence[TrainingCall]]]) -> list[list[ChunkResult]]:
+    """Train the first chunks of all runs as one program, then the second chunks, and so on."""
+    chunks = [
+        [_ChunkCall(run, call.broadcast, chunk) for call in calls for chunk in call.chunks] for run, calls in work
+    ]
+    results: list[list[ChunkResult]] = [[] for _ in chunks]
+    for index in range(max(map(len, chunks))):
+        present = [(place, each[index]) for place, each in enumerate(chunks) if index < len(each)]
+        with naming_chunk_size(present[0][1].chunk.round_index, sum(len(each.chunk.clients) for _, each in present)):
+            calls = {place: call for place, each in present if (call := each.local_call()) is not None}
+            updates: dict[int, LocalUpdates] = {}
+            if calls:
+                training = next(iter(calls.values())).task.training
+                updates = dict(zip(calls, training.train_together(list(calls.values())), strict=True))
+            for place, each in present:
+                results[place].append(each.result(updates.get(place)))
+    return results

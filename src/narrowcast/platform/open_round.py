@@ -1,11 +1,14 @@
-"""A synchronous round whose clients are chosen and have not trained yet."""
+"""A synchronous round whose clients are chosen and have not trained yet, and the division of a cohort into chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from narrowcast.platform.contracts import Broadcast, LinkAllocation
+from narrowcast.platform.population import Population
 from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray
 
@@ -48,3 +51,38 @@ class OpenRound:
         upload_seconds = uplink_bits / self.link_allocation.uplink_bits_per_second
         profiles = self.run.task.profiles.take(self.cohort)
         return self.run.plan.clock.client_seconds(profiles, examples, self.download_seconds, upload_seconds)
+
+
+def make_chunks(
+    cohort: IntArray,
+    examples: IntArray,
+    chunk_size: int,
+    round_index: int,
+    population: Population,
+    link_allocation: LinkAllocation | None = None,
+    epochs: IntArray | None = None,
+) -> list[Chunk]:
+    """Deal a cohort, clients with most examples first, into equal chunks of at most `chunk_size` clients.
+
+    Shapes: cohort [C] ascending; examples [U], of all clients; epochs [C], the most that each client has time for.
+    """
+    n_chunks = -(-len(cohort) // chunk_size)
+    by_size = np.lexsort((cohort, -examples[cohort]))
+    budget_bits, lost = (None, None) if link_allocation is None else (link_allocation.budget_bits, link_allocation.lost)
+    return [
+        Chunk(
+            round_index,
+            index,
+            cohort[part],
+            population.take(cohort[part]),
+            None if budget_bits is None else budget_bits[part],
+            None if lost is None else lost[part],
+            None if epochs is None else epochs[part],
+        )
+        for index in range(n_chunks)
+        for part in [_ascending(by_size[index::n_chunks], cohort)]
+    ]
+
+
+def _ascending(places: IntArray, cohort: IntArray) -> IntArray:
+    return places[np.argsort(cohort[places])]

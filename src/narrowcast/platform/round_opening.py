@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import LinkAllocation
 from narrowcast.platform.downloads import download_bits, key_bits
-from narrowcast.platform.open_round import OpenRound
+from narrowcast.platform.open_round import OpenRound, make_chunks
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import cohort_size, drawn_from, next_in

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 
 from narrowcast.platform.asynchronous import OpenStep
+from narrowcast.platform.chunk_training import train_together
 from narrowcast.platform.contracts import Executor, SecureRounds
 from narrowcast.platform.errors import RunFailed
-from narrowcast.platform.lockstep import train_together
 from narrowcast.platform.open_round import OpenRound, TrainingCall
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run

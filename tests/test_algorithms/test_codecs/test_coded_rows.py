@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coded_round import COARSE, EXAMPLES, FINE, train
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
 from narrowcast.algorithms.codecs.svd import SVD

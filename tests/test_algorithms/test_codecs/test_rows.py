@@ -16,7 +16,7 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.local_training.fused import FusedResult
-from narrowcast.algorithms.uploads.send_rows import RowSending, TrainRows, train_and_send_rows
+from narrowcast.algorithms.uploads.row_uploads import RowSending, TrainRows, train_and_send_rows
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Chunk, ChunkResult, PayloadError

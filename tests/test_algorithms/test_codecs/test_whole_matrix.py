@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import decode_matrix, encode_matrix
 from narrowcast.algorithms.federated.fedmf import FedMF

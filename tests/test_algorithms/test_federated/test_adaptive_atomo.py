@@ -10,14 +10,14 @@ import pytest
 from chains import Array, codec, matrix, quantise, shapes_of
 from digits import digits, make_task, run
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate
 from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
 from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo, best_draw, encode_drawn
 from narrowcast.algorithms.federated.fedavg import FedAvg
-from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.models.networks import CNN
+from narrowcast.platform.open_round import make_chunks
 from narrowcast.platform.population import Population
 from running import local
 

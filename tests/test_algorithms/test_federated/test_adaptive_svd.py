@@ -9,8 +9,8 @@ import pytest
 
 from coded_round import COARSE, FINE, train
 from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows
 from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
 from narrowcast.algorithms.codecs.topk import TopK

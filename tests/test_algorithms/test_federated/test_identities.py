@@ -12,11 +12,11 @@ from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.federated.shared_basis import basis_seed, draw_components
 from narrowcast.algorithms.uploads.partial_sums import RowSum
-from narrowcast.platform.chunks import make_chunks
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.open_round import make_chunks
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.population import Population
 from narrowcast.platform.rounds import rounds

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.indices import read_indices, write_indices
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.types import Arrays, BoolArray, IntArray

@@ -22,21 +22,18 @@ from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions, with_vectors
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate
 from narrowcast.algorithms.codecs.dense import DensePayload
 from narrowcast.algorithms.codecs.stage import check_values
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload
-from narrowcast.algorithms.uploads.aggregation import tensor_weights
-from narrowcast.algorithms.uploads.chunk_results import chunk_result
-from narrowcast.algorithms.uploads.client_loop import Coding, Sent
-from narrowcast.algorithms.uploads.namespace import UPDATE
-from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up
-from narrowcast.algorithms.uploads.send_tensors import send_tensors
-from narrowcast.algorithms.uploads.tensor_view import Tensors
+from narrowcast.algorithms.uploads.client_loop import Coding, Sent, chunk_result
+from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
+from narrowcast.algorithms.uploads.prefixed_arrays import UPDATE
+from narrowcast.algorithms.uploads.tensor_uploads import Tensors, send_tensors
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.classifier import Classifier

@@ -18,20 +18,18 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.channel.joint import STEPS, Choices, head_bits, symbol_bits
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows, encode_rows
 from narrowcast.algorithms.codecs.rows import RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.svd import truncated_svd
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
-from narrowcast.algorithms.federated.expected_rows import expected_rows
-from narrowcast.algorithms.federated.factorisation_checks import check_rank, only_factorisation
+from narrowcast.algorithms.federated.factorisation_checks import check_rank, expected_rows, only_factorisation
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent
 from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
-from narrowcast.algorithms.uploads.row_view import Rows
-from narrowcast.algorithms.uploads.send_rows import RowSending, train_and_send_rows
+from narrowcast.algorithms.uploads.row_uploads import Rows, RowSending, train_and_send_rows
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray

@@ -1,10 +1,13 @@
-"""The checks of algorithms that train the item matrix of matrix factorisation."""
+"""Checks of algorithms that train rows of the item matrix, and the rows that a client is expected to touch."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.types import FloatArray, IntArray
 
 
 def only_factorisation(kind: str, task: Task, instead: str = "fedavg, colr or scolr") -> None:
@@ -20,3 +23,10 @@ def check_rank(rank: int, model: object) -> None:
             f"algorithm.rank = {rank} is above model.embedding_dim = {model.embedding_dim}; "
             f"use a rank of 1 to {model.embedding_dim}, or a larger embedding_dim"
         )
+
+
+def expected_rows(task: Task, cohort: IntArray) -> FloatArray:
+    """Return the expected number of rows that each client of a cohort touches, [C]: positives and drawn negatives."""
+    positives = task.data.examples[cohort].astype(np.float64)
+    drawn = task.data.n_items * -np.expm1(-positives * task.training.negatives / task.data.n_items)
+    return positives + drawn * (1 - positives / task.data.n_items)

@@ -14,10 +14,9 @@ import numpy as np
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
 from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all
-from narrowcast.algorithms.uploads.aggregation import Weights, tensor_weights
-from narrowcast.algorithms.uploads.chunk_results import chunk_result
-from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, add_up
-from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
+from narrowcast.algorithms.uploads.client_loop import chunk_result
+from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, Weights, add_up, tensor_weights
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 

@@ -21,11 +21,9 @@ from narrowcast.algorithms.codecs.whole_matrix import WHOLE
 from narrowcast.algorithms.federated.factorisation_checks import only_factorisation
 from narrowcast.algorithms.federated.sum_layout import SumLayout, row_sum_layout
 from narrowcast.algorithms.local_training.cohort import RowCohort
-from narrowcast.algorithms.uploads.aggregation import Aggregation
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
-from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
-from narrowcast.algorithms.uploads.row_view import row_coding
-from narrowcast.algorithms.uploads.send_rows import RowSending, train_and_send_rows
+from narrowcast.algorithms.uploads.partial_sums import Aggregation, RowSum, add_up
+from narrowcast.algorithms.uploads.row_uploads import RowSending, row_coding, train_and_send_rows
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation

@@ -16,8 +16,7 @@ from narrowcast.algorithms.federated.low_rank_form import LowRankForm, UpdateSiz
 from narrowcast.algorithms.federated.low_rank_network import NetworkForm
 from narrowcast.algorithms.federated.low_rank_rows import RowForm
 from narrowcast.algorithms.federated.sum_layout import SumLayout
-from narrowcast.algorithms.uploads.aggregation import Aggregation
-from narrowcast.algorithms.uploads.partial_sums import add_up
+from narrowcast.algorithms.uploads.partial_sums import Aggregation, add_up
 from narrowcast.platform.contracts import AlgorithmDefaults, LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation

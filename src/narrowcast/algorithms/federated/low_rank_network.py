@@ -24,12 +24,10 @@ from narrowcast.algorithms.codecs.random_basis import draw_basis
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
 from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
-from narrowcast.algorithms.uploads.aggregation import tensor_weights
-from narrowcast.algorithms.uploads.chunk_results import chunk_result
-from narrowcast.algorithms.uploads.namespace import BASIS, UPDATE
-from narrowcast.algorithms.uploads.partial_sums import COMPONENT_WEIGHTS, TENSORS, WEIGHT, TensorSum
-from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
-from narrowcast.algorithms.uploads.tensor_view import Columns
+from narrowcast.algorithms.uploads.client_loop import chunk_result
+from narrowcast.algorithms.uploads.partial_sums import COMPONENT_WEIGHTS, TENSORS, WEIGHT, TensorSum, tensor_weights
+from narrowcast.algorithms.uploads.prefixed_arrays import BASIS, UPDATE
+from narrowcast.algorithms.uploads.tensor_uploads import Columns, send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 

@@ -21,8 +21,7 @@ from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, row_sum_layout
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT, RowSum
-from narrowcast.algorithms.uploads.row_view import row_coding
-from narrowcast.algorithms.uploads.send_rows import RowSending, float_bits, train_and_send_rows
+from narrowcast.algorithms.uploads.row_uploads import RowSending, float_bits, row_coding, train_and_send_rows
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalUpdates

@@ -13,8 +13,8 @@ import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.whole_model import WholeModel
-from narrowcast.algorithms.uploads.chunk_results import chunk_result
-from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
+from narrowcast.algorithms.uploads.client_loop import chunk_result
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 

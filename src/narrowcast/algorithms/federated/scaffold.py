@@ -15,12 +15,10 @@ from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, float32_bits
-from narrowcast.algorithms.uploads.aggregation import tensor_weights
-from narrowcast.algorithms.uploads.chunk_results import chunk_result, of_clients
-from narrowcast.algorithms.uploads.client_loop import init_codec_state
-from narrowcast.algorithms.uploads.namespace import CONTROL
-from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up
-from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
+from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients
+from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
+from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import Choices, head_bits
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.expected_rows import expected_rows
+from narrowcast.algorithms.federated.factorisation_checks import expected_rows
 from narrowcast.algorithms.federated.low_rank import LowRank
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
 from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES, RankPolicy, UniformRank

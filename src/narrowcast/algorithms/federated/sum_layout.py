@@ -12,8 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from narrowcast.algorithms.uploads.aggregation import Aggregation
-from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
+from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT, Aggregation
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, BoolArray, IntArray
 

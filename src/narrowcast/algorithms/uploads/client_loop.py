@@ -1,20 +1,30 @@
-"""The loop over a chunk's clients in which each encodes its update within its budget and the server decodes it."""
+"""The loop over the clients of a chunk: encode within the budget, decode, account; and the chunk's result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
-from narrowcast.algorithms.uploads.namespace import CODEC
+from narrowcast.algorithms.uploads.prefixed_arrays import CODEC
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.seeds import stream_keys
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray
+from narrowcast.platform.types import (
+    NO_RANK,
+    Arrays,
+    BoolArray,
+    Chunk,
+    ChunkResult,
+    ClientLedger,
+    IntArray,
+    LocalUpdates,
+)
 
 Update = TypeVar("Update")
 Received = TypeVar("Received")
@@ -137,3 +147,34 @@ def init_codec_state(codec: Codec, n_clients: int, shapes: Mapping[str, Sequence
         for name, values in codec.init_state(shapes).items()
     }
     return CODEC.add(zeros)
+
+
+def chunk_result(
+    chunk: Chunk, updates: LocalUpdates, uploads: Uploads, partial: Arrays, *, state: Arrays | None = None
+) -> ChunkResult:
+    """Return a chunk's partial sum, its clients' new states and its ledger.
+
+    `state` [C, ...] is what the algorithm adds to the clients' states. A client keeps what it learnt for itself even if
+    its update is not sent or is lost, and its former state if its training left the finite numbers. The ledger has rank
+    0 for clients that sent nothing.
+    """
+    learnt = {name: of_clients(uploads.finite, values, chunk.state[name]) for name, values in updates.state.items()}
+    sent = uploads.bits > 0
+    return ChunkResult(
+        index=chunk.index,
+        partial=partial,
+        state={**learnt, **uploads.state, **(state or {})},
+        ledger=ClientLedger(
+            client=chunk.clients,
+            rank=np.full(len(sent), NO_RANK) if uploads.ranks is None else np.where(sent, uploads.ranks, 0),
+            uplink_bits=uploads.bits,
+            examples=updates.examples,
+            loss=updates.loss,
+            delivered=uploads.delivered,
+        ),
+    )
+
+
+def of_clients(chosen: BoolArray, values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """Return `values` [C, ...] for the chosen clients [C], and `others` [C, ...] for the rest."""
+    return np.where(chosen.reshape(-1, *[1] * (values.ndim - 1)), values, others)

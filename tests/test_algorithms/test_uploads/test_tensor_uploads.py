@@ -10,8 +10,8 @@ import pytest
 
 import per_client
 from digits import digits, make_task, train
+from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.client_encoder import ClientEncoder
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, encode_tensors
 from narrowcast.algorithms.codecs.dense import DensePayload
 from narrowcast.algorithms.codecs.quantise import Quantise
@@ -20,9 +20,9 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.uploads import tensor_view
+from narrowcast.algorithms.uploads import tensor_uploads
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
-from narrowcast.algorithms.uploads.send_tensors import send_tensors, tensor_coding
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.local_backend import LocalExecutor
@@ -57,7 +57,7 @@ def test_the_ledger_has_the_bytes_of_the_payloads(algorithm: Any, monkeypatch: p
         sent.append((tuple(counts), {name: each.shape for name, each in tensors.items()}, fitting[0].to_bytes()))
         return fitting
 
-    monkeypatch.setattr(tensor_view, "encode_tensors", recorded)
+    monkeypatch.setattr(tensor_uploads, "encode_tensors", recorded)
     (result,) = train(
         with_codec(algorithm, CODEC), make_task(digits(COUNTS, images=True), CNN(channels=(4, 8), hidden=16))
     )
