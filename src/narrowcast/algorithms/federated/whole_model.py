@@ -53,10 +53,12 @@ class WholeModel(LocalThenUpload):
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, and the codec's state for what they train and send."""
+        clients = task.model.init_clients(task.data, task.seed)
+        if not self.codec:
+            return clients
         trained = self.broadcast(self.init(task), task, round_index=1).arrays
         shapes = {name: values.shape for name, values in trained.items()}
-        codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
-        return {**task.model.init_clients(task.data, task.seed), **codec}
+        return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, shapes)}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send the whole model to every client."""
