@@ -96,7 +96,7 @@ class Experiment(Plan, metaclass=_Checked):
 
         if self.schedule.kind == "buffered":
             raise UserError(
-                f"secure.kind = {self.secure.kind}: a buffered schedule weighs updates by their age, which needs each "
+                f"secure.kind = {self.secure.kind}: a buffered schedule weights updates by their age, which needs each "
                 "of them; use schedule = synchronous"
             )
         return SecureAggregation(
