@@ -62,6 +62,17 @@ def test_a_fleet_that_breaks_a_law_fails(name: str, tmp_path: Path, monkeypatch:
     assert reason.split()[0] in said.out
 
 
+@pytest.mark.parametrize(
+    ("kind", "registry"), [("random", "sampler"), ("none", "pruner"), ("iid", "partition"), ("uniform", "rank_policy")]
+)
+def test_a_kind_of_the_catalog_is_tried_in_silence(kind: str, registry: str) -> None:
+    said = narrowcast("check", kind, "--kind", registry)
+    assert said.status == 0
+    assert said.err == ""
+    assert f"{kind}: {registry}" in said.out
+    assert "failed" not in said.out
+
+
 def test_what_cannot_be_checked_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(narrowcast("check", "nowhere:X"), "no module nowhere")

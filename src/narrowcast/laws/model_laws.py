@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, samples
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, samples, windows
 from narrowcast.platform.contracts import Model, Split
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays
@@ -37,7 +37,12 @@ def cases(model: Model) -> dict[str, Fitted]:
     """Return the model on each of the small data sets that it takes."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
     found = {}
-    for name, data in (("interactions", interactions(counts)), ("labelled images", samples(counts))):
+    sets = {
+        "interactions": interactions(counts),
+        "labelled images": samples(counts),
+        "windows of text": windows(counts),
+    }
+    for name, data in sets.items():
         try:
             model.check(data)
         except UserError:

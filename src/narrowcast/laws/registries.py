@@ -52,7 +52,9 @@ LAWS: Mapping[str, LawsOf] = {
         partition_laws.cases, partition_laws.LAWS, "it refuses 1200 samples of ten classes for twelve clients"
     ),
     "model": LawsOf(
-        model_laws.cases, model_laws.LAWS, "its check refuses small interactions and small labelled images"
+        model_laws.cases,
+        model_laws.LAWS,
+        "its check refuses small interactions, small labelled images and windows of text",
     ),
     "training": LawsOf(training_laws.cases, training_laws.LAWS, _NO_MODEL),
     "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),

@@ -64,6 +64,16 @@ def samples(counts: np.ndarray) -> Samples:
     )
 
 
+def windows(counts: np.ndarray) -> Samples:
+    """Return random windows of ten characters of an alphabet of seven, dealt to one client for each count."""
+    data, random = samples(counts), np.random.default_rng(0)
+
+    def read(part: Labelled) -> Labelled:
+        return Labelled(random.integers(0, 7, (len(part), 10)), random.integers(0, 7, len(part)))
+
+    return replace(data, n_classes=7, train=read(data.train), validation=read(data.validation), test=read(data.test))
+
+
 def task_of(model: Any, seed: int = 0, training: Any = None) -> Task:
     """Return a task of eleven clients on which the model can be trained."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)

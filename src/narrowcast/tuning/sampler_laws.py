@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optuna import create_study
+from optuna import create_study, logging
 from optuna.trial import TrialState
 
 from narrowcast.laws.law import hold
@@ -15,6 +15,7 @@ from narrowcast.tuning.pruning import Pruner
 from narrowcast.tuning.samplers import PerTrialSeededSampler, Sampler
 from narrowcast.tuning.space import Choice, FloatRange, Space
 
+logging.set_verbosity(logging.ERROR)  # as `storage`; a line for each study of a law says nothing
 _TRIALS = 14
 
 
