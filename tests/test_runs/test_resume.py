@@ -23,6 +23,7 @@ from narrowcast.runs.prepare import prepare_resume
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # up to three runs of 80 rounds, on a machine that may do other things
     # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
 ]
