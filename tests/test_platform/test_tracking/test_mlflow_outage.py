@@ -78,7 +78,7 @@ def test_a_store_that_dies_costs_the_run_nothing(
     assert played.run.info.status == "FINISHED"
     assert played.run.data.tags["model_sha256"] == result["model_sha256"]
     names = {entry.path for entry in played.client.list_artifacts(played.run.info.run_id)}
-    files = {"clients.parquet", "config.yaml", "result.json", "rounds.parquet"}
+    files = {"clients.parquet", "config.yaml", "model.safetensors", "result.json", "rounds.parquet"}
     assert names == files | {"checkpoint", "partition", "plots"}
     assert send_missing(prepared.folder, None) == 0
     assert_each_round_is_there_once(played)
