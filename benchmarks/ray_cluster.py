@@ -106,7 +106,7 @@ class RayCluster:
                 self.port = free.getsockname()[1]
         words = ["--head", "--port", str(self.port), "--node-ip-address", self.ip, "--include-dashboard", "false"]
         self.head = Node(self._ray_start([], words, self.head_cpus))
-        self._wait(lambda: b"Ray backend started" in self.log.read_bytes(), self.head)
+        self._wait(lambda: b"Ray runtime started" in self.log.read_bytes(), self.head)
 
     @property
     def _bridge(self) -> str:
@@ -130,7 +130,7 @@ class RayCluster:
         node = Node(self._ray_start(before, words, cpus), link)
         self.nodes.append(node)
         # Two that start at once take the same names for their sockets, and one of them fails.
-        self._wait(lambda: b"Ray backend started" in self.log.read_bytes(), node)
+        self._wait(lambda: b"Ray runtime started" in self.log.read_bytes(), node)
         return node
 
     def cut(self, node: Node) -> None:

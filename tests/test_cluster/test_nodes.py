@@ -58,7 +58,7 @@ class Nodes:
             )
         self.started.append(node)
         deadline = time.monotonic() + 100
-        while b"Ray backend started" not in log.read_bytes():
+        while b"Ray runtime started" not in log.read_bytes():
             assert node.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
