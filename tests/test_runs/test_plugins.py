@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +150,40 @@ def test_comparing_runs_imports_no_plugin(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text(text.replace("fedavgm:FedAvgM", "gone_for_good:FedAvgM"))
     compared = narrowcast("compare", folder)
     assert compared.status == 0, compared.err
+
+
+def test_a_scheme_of_ones_own_reaches_the_process_that_holds_the_keys(tmp_path: Path) -> None:
+    (tmp_path / "own_scheme.py").write_text(
+        "from typing import Literal\n"
+        "from narrowcast.algorithms.secure.schemes import Masked\n\n"
+        "class Narrow(Masked):\n"
+        '    kind: Literal["narrow"] = "narrow"\n'
+        "    bits: int = 12\n"
+    )
+    (tmp_path / "own.yaml").write_text(
+        "{data: {kind: digits, clients: 20}, model: softmax, algorithm: fedavg, backend: local,"
+        " secure: own_scheme:Narrow, clients_per_round: 10, rounds: 2, tracking: {system_metrics: false}}"
+    )
+    said = narrowcast("run", tmp_path / "own.yaml", "--output", tmp_path / "runs")
+    assert said.status == 0, said.err
+    words = ("secure={kind: masked, bits: 12}", "name=masked", "--output", tmp_path / "runs")
+    known = narrowcast("run", tmp_path / "own.yaml", *words)
+    assert known.status == 0, known.err
+    assert sha256(tmp_path / "runs" / "own") == sha256(tmp_path / "runs" / "masked")
+
+
+def test_an_entry_point_of_an_installed_package_is_a_kind(tmp_path: Path) -> None:
+    package = tmp_path / "site"
+    about = package / "own_fleets-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-fleets\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[narrowcast]\nfleet.city = own_fleets:CityFleet\n")
+    shutil.copy(EXAMPLES / "city_fleet.py", package / "own_fleets.py")
+    script = (
+        "from narrowcast.experiment import load_experiment\n"
+        "fleet = load_experiment('fedavg-digits', ['fleet=city']).plain()['fleet']\n"
+        "assert fleet['kind'] == 'city', fleet\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -22,8 +23,10 @@ from safetensors.numpy import load, save
 
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.protection import Protection
-from narrowcast.algorithms.secure.schemes import AnyScheme
+from narrowcast.algorithms.secure.schemes import SCHEMES, AnyScheme
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.kinds import FOLDERS
+from narrowcast.platform.plugins import loaded
 from narrowcast.platform.types import Arrays, PayloadError
 
 _HEAD = struct.Struct("<QQ")  # bytes of the text, of the arrays
@@ -54,7 +57,10 @@ class PipedKeyStore:
 @contextmanager
 def key_store_process(scheme: Protection) -> Iterator[PipedKeyStore]:
     """Start the process, and end it on exit."""
-    command = [sys.executable, "-m", "narrowcast.algorithms.secure.key_store_process", scheme.model_dump_json()]
+    settings = {**scheme.model_dump(mode="json"), "kind": SCHEMES.kind_of(scheme)}
+    folders = [str(source.parent) for source in loaded()]
+    module = "narrowcast.algorithms.secure.key_store_process"
+    command = [sys.executable, "-m", module, json.dumps(settings), *folders]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -116,7 +122,8 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def _main() -> None:
-    scheme = TypeAdapter[AnyScheme](AnyScheme).validate_json(sys.argv[1])
+    folders = [Path(each) for each in sys.argv[2:]]
+    scheme = TypeAdapter[AnyScheme](AnyScheme).validate_json(sys.argv[1], context={FOLDERS: folders})
     assert isinstance(scheme, Protection), "schemes without protection have no keys"
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not come between the answers
