@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.protection import Protection
-from narrowcast.algorithms.secure.schemes import SCHEMES, AnyScheme
+from narrowcast.algorithms.secure.schemes import AnyScheme
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.kinds import FOLDERS
 from narrowcast.platform.plugins import loaded
@@ -31,6 +31,7 @@ from narrowcast.platform.types import Arrays, PayloadError
 
 _HEAD = struct.Struct("<QQ")  # bytes of the text, of the arrays
 _SECONDS_TO_END = 10.0
+_SCHEME = TypeAdapter[AnyScheme](AnyScheme)
 
 
 class PipedKeyStore:
@@ -57,10 +58,10 @@ class PipedKeyStore:
 @contextmanager
 def key_store_process(scheme: Protection) -> Iterator[PipedKeyStore]:
     """Start the process, and end it on exit."""
-    settings = {**scheme.model_dump(mode="json"), "kind": SCHEMES.kind_of(scheme)}
+    settings = _SCHEME.dump_json(scheme).decode()
     folders = [str(source.parent) for source in loaded()]
     module = "narrowcast.algorithms.secure.key_store_process"
-    command = [sys.executable, "-m", module, json.dumps(settings), *folders]
+    command = [sys.executable, "-m", module, settings, *folders]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -123,7 +124,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 def _main() -> None:
     folders = [Path(each) for each in sys.argv[2:]]
-    scheme = TypeAdapter[AnyScheme](AnyScheme).validate_json(sys.argv[1], context={FOLDERS: folders})
+    scheme = _SCHEME.validate_json(sys.argv[1], context={FOLDERS: folders})
     assert isinstance(scheme, Protection), "schemes without protection have no keys"
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not come between the answers
