@@ -7,6 +7,7 @@ writes their transposes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -47,7 +48,7 @@ class CoLR(LowRank):
         """Train p_u and A_u, from A_u = 0 with Q + A_u B, and send A_u: lines 6 to 9."""
         return self.form(broadcast).train(broadcast, chunk, task)
 
-    def choose_ranks(self, sizes: UpdateSizes, chunk: Chunk, task: Task) -> tuple[IntArray, None]:
+    def choose_ranks(self, sizes: Callable[[], UpdateSizes], chunk: Chunk, task: Task) -> tuple[IntArray, None]:
         """Return r for every client."""
         del sizes, task
         return np.full(len(chunk.clients), self.rank), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,8 +41,13 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
     server_learning_rate: float = Field(1.0, gt=0, description="times the mean; below 1 averages out what few send")
 
     @abstractmethod
-    def choose_ranks(self, sizes: UpdateSizes, chunk: Chunk, task: Task) -> tuple[IntArray, IntArray | None]:
-        """Return r_u of each client, [C], and the levels [C] that its codec tries first; None for the codec's own."""
+    def choose_ranks(
+        self, sizes: Callable[[], UpdateSizes], chunk: Chunk, task: Task
+    ) -> tuple[IntArray, IntArray | None]:
+        """Return r_u of each client, [C], and the levels [C] that its codec tries first; None for the codec's own.
+
+        `sizes` computes the sizes of the updates, for an algorithm whose ranks depend on them.
+        """
 
     def form(self, arrays: Arrays) -> LowRankForm:
         """Return the form for the model whose parameters are among `arrays`: a server state or a broadcast."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,7 @@ class NetworkForm:
 
     def _columns(self, model: Arrays, chunk: Chunk, task: Task) -> Columns:
         """Return r_u of each client, and the components that it trains of each weight."""
-        ranks, _ = self.algorithm.choose_ranks(self._sizes(model, len(chunk.clients)), chunk, task)
+        ranks, _ = self.algorithm.choose_ranks(partial(self._sizes, model, len(chunk.clients)), chunk, task)
         own = {
             name: draw_components(ranks, factor.rank, chunk.clients, task.seed, chunk.round_index, name)
             for name, factor in self._factors(model).items()

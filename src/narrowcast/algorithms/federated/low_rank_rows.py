@@ -63,7 +63,7 @@ class RowForm:
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train r_u components of A on each client with Q and B frozen, and send them."""
         algorithm, cohort = self.algorithm, RowCohort.draw(chunk, task)
-        ranks, levels = algorithm.choose_ranks(self._sizes(cohort), chunk, task)
+        ranks, levels = algorithm.choose_ranks(partial(self._sizes, cohort), chunk, task)
         components = draw_components(ranks, algorithm.rank, chunk.clients, task.seed, chunk.round_index)
         coding = row_coding(Codec(algorithm.codec), algorithm.rows, levels)
         sending = RowSending(algorithm.aggregation, algorithm.rows, coding)

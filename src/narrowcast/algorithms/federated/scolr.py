@@ -7,6 +7,7 @@ r_g is the rank of the global update, r_u that of client u's, S_u the components
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -60,18 +61,21 @@ class SCoLR(LowRank):
         """Choose r_u, draw S_u, train p_u and A_u with Q + S_u A_u B (equation 6), and send A_u: lines 6 to 9."""
         return self.form(broadcast).train(broadcast, chunk, task)
 
-    def choose_ranks(self, sizes: UpdateSizes, chunk: Chunk, task: Task) -> tuple[IntArray, IntArray | None]:
+    def choose_ranks(
+        self, sizes: Callable[[], UpdateSizes], chunk: Chunk, task: Task
+    ) -> tuple[IntArray, IntArray | None]:
         """Return r_u by the rank policy, [C]; with a budget and a quantiser, the levels [C] that go with it too."""
+        known = sizes()
         if self.rank_policy.kind != "channel" or chunk.budget_bits is None:
-            profiles, bits = task.profiles.take(chunk.clients), sizes.float_bits
+            profiles, bits = task.profiles.take(chunk.clients), known.float_bits
             return self.rank_policy.ranks(profiles, self.rank, bits, task.seed, chunk.round_index), None
         if self._choices is None:
-            return (sizes.float_bits[:, 1:] <= chunk.budget_bits[:, None]).sum(axis=1), None
+            return (known.float_bits[:, 1:] <= chunk.budget_bits[:, None]).sum(axis=1), None
         budget = chunk.budget_bits.astype(np.float64)
-        ranks, steps = self._choices.best(budget, sizes.values, sizes.head_bits)
-        if sizes.rows is None:
+        ranks, steps = self._choices.best(budget, known.values, known.head_bits)
+        if known.rows is None:
             return ranks, None
-        return ranks, np.maximum(1, np.rint(sizes.rows**0.5 / steps)).astype(np.int64)
+        return ranks, np.maximum(1, np.rint(known.rows**0.5 / steps)).astype(np.int64)
 
     # What the channel is told before a round
 
