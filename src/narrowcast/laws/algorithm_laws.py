@@ -73,7 +73,7 @@ class Trained:
 
     @property
     def coded(self) -> bool:
-        """Whether updates go through a codec."""
+        """Return whether updates go through a codec."""
         return bool(getattr(self.algorithm, "codec", ()))
 
     @cached_property

@@ -372,7 +372,7 @@ class SecureSums(Protocol):
 
     @property
     def keys_last(self) -> bool:
-        """Whether a resumed run has the keys that it began with."""
+        """Return whether a resumed run has the keys that it began with."""
         ...
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:

@@ -12,9 +12,9 @@ class Role:
     """Stands in a field's `Annotated` type. A field without one affects results, may differ and can be tuned."""
 
     identity: bool = True
-    """Whether the results of a round depend on the field."""
+    """True if the results of a round depend on the field."""
     shared: bool = False
-    """Whether replicas have the field in common."""
+    """True if replicas have the field in common."""
     not_tuned: str | None = None
     """Why a study cannot vary the field."""
 

@@ -105,5 +105,5 @@ class Plan(BaseModel):
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether no client can be late."""
+        """Return whether no client can be late."""
         return self.over_selection == 1 and self.deadline_seconds is None

@@ -111,7 +111,7 @@ class LiveState:
 
     @property
     def rounds_left(self) -> bool:
-        """Whether the plan has rounds that this run has not done."""
+        """Return whether the plan has rounds that this run has not done."""
         return self.round_index < self.run.plan.rounds
 
     def keys_since(self) -> int:

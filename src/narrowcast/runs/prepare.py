@@ -35,7 +35,7 @@ class PreparedRun:
     store_uri: str
     resuming: bool = False
     outdated: bool = False
-    """Whether the checkpoint to resume from was written with the field names of an earlier version."""
+    """True if the checkpoint to resume from was written with the field names of an earlier version."""
 
     @property
     def task(self) -> Task:

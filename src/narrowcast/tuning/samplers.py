@@ -38,7 +38,7 @@ class _SamplerFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     log_costs: ClassVar[bool] = False
-    """Whether the sampler models values, not their order, and so is to see costs by their logarithm."""
+    """True if the sampler models values, not their order, and so is to see costs by their logarithm."""
 
 
 class TPE(_SamplerFields):

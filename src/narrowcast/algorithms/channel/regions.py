@@ -23,7 +23,7 @@ class Region(Protocol):
     """A polymatroid of rates over n users."""
 
     ordered: ClassVar[bool]
-    """Whether the order of users by capacity is the same alone and given any set of other users."""
+    """True if the order of users by capacity is the same alone and given any set of other users."""
 
     def __len__(self) -> int:
         """Return the number of users."""

@@ -118,7 +118,7 @@ class Codec:
 
     @property
     def of_whole(self) -> bool:
-        """Whether a stage needs all rows of a matrix in one tensor."""
+        """Return whether a stage needs all rows of a matrix in one tensor."""
         return any(stage.of_whole for stage in self.stages)
 
     @property

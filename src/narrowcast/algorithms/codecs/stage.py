@@ -42,9 +42,9 @@ class Stage(BaseModel, ABC):
     takes: ClassVar[Signal] = "values"
     gives: ClassVar[Signal] = "values"
     of_whole: ClassVar[bool] = False
-    """Whether the stage needs all rows of a matrix in one tensor, as for a memory or factors."""
+    """True if the stage needs all rows of a matrix in one tensor, as for a memory or factors."""
     remembers: ClassVar[bool] = False
-    """Whether clients keep state from round to round."""
+    """True if clients keep state from round to round."""
     kind: str
 
 

@@ -51,7 +51,7 @@ class FactorisationSGD(BaseModel):
 
     @property
     def fused(self) -> bool:
-        """Whether clients are trained by the compiled kernels."""
+        """Return whether clients are trained by the compiled kernels."""
         return self.program == "fused" or (self.program == "auto" and self.device == "cpu")
 
     def check(self, task: Task) -> None:

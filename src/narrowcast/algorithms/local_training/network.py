@@ -48,7 +48,7 @@ class Steps:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is the gradient of the loss and nothing else."""
+        """Return whether a step is the gradient of the loss and nothing else."""
         terms = (self.momentum, self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
         return not any(terms)
 

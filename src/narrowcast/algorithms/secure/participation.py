@@ -66,7 +66,7 @@ class ParticipationPolicy:
 
     @property
     def ranks_follow_links(self) -> bool:
-        """Whether ranks depend on links, instead of being drawn from the seed."""
+        """Return whether ranks depend on links, instead of being drawn from the seed."""
         return self.messages.layout.max_rank > 0 and not isinstance(self.policy, UniformRank)
 
     def of(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> Participation:

@@ -53,7 +53,7 @@ class SecureAggregation(AlgorithmDefaults):
 
     @property
     def keys_last(self) -> bool:
-        """Whether keys were made offline, so that a resumed run has the same."""
+        """Return whether keys were made offline, so that a resumed run has the same."""
         return self.scheme.keys is not None
 
     @property

@@ -58,7 +58,7 @@ class Interactions:
 
     @cached_property
     def trained_items(self) -> NDArray[np.bool_]:
-        """Whether each item is a training item of any user, [N]."""
+        """Return whether each item is a training item of any user, [N]."""
         return np.bincount(self.items, minlength=self.n_items) > 0
 
     @property
