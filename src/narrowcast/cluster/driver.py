@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from narrowcast.cluster.key_service import RemoteKeyStore, start_key_service
 from narrowcast.cluster.metrics import Metered, RunMetrics
 from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.platform.contracts import Executor
+from narrowcast.platform.host_time import host_time
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
@@ -59,7 +59,7 @@ class Driver:
         self._hosts.wait(_START_SECONDS)
         pool = RayExecutor(self._hosts, self._policy, self._stopping)
         pool.settled_round = state.settled_round
-        batch, sent_at = Batch(), time.monotonic()
+        batch, sent_at = Batch(), host_time().monotonic()
         metrics = RunMetrics(self._run.plan.name)
         executor: Executor = Metered(pool, metrics)
         secure = self._secure and self._secure.rounds(RemoteKeyStore(self._key_service), self._run.task)
@@ -67,10 +67,10 @@ class Driver:
             for outcome in rounds(self._run, executor, state, secure):
                 metrics.record(outcome)
                 batch.outcomes.append(outcome)
-                if outcome.state is not None or time.monotonic() - sent_at > _BATCH_SECONDS:
+                if outcome.state is not None or host_time().monotonic() - sent_at > _BATCH_SECONDS:
                     batch.incidents, pool.incidents = pool.incidents, []
                     yield batch
-                    batch, sent_at = Batch(), time.monotonic()
+                    batch, sent_at = Batch(), host_time().monotonic()
         except Interrupted as stop:
             batch.stopped = stop.states[0]
         batch.incidents = pool.incidents

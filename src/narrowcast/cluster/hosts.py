@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from narrowcast.cluster.client_host import ClientHost
 from narrowcast.cluster.placement import Node, Policy, place
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.host_time import host_time
 
 _CHECK_SECONDS = 1.0  # between checks of the nodes, which take a fraction of a millisecond each
 _BLOCKED_SECONDS = 10.0  # a node on which a host failed may be dying, before the cluster notices
@@ -99,10 +99,10 @@ class Hosts:
 
         Raise `RunFailed` if none can within the timeout of the request.
         """
-        began = time.monotonic()
+        began = host_time().monotonic()
         while True:
             self.refill()
-            ready, waited = self.ready(), time.monotonic() - began
+            ready, waited = self.ready(), host_time().monotonic() - began
             if ready and (waited >= seconds_for_all or not self.starting()):
                 return ready
             if waited >= self._request.timeout_seconds:
@@ -114,14 +114,14 @@ class Hosts:
             if pending := self.starting():
                 ray.wait(pending, num_returns=len(pending), timeout=_CHECK_SECONDS / 2)
             else:
-                time.sleep(_CHECK_SECONDS / 2)
+                host_time().sleep(_CHECK_SECONDS / 2)
 
     def _need_in_words(self) -> str:
         return " and ".join(f"{each:g} {kind}" for kind, each in self._request.need.items() if each) or "a host"
 
     def check(self) -> None:
         """Between rounds, account for nodes that joined or left, and move hosts as the placement policy requires."""
-        if time.monotonic() - self._checked_at < _CHECK_SECONDS:
+        if host_time().monotonic() - self._checked_at < _CHECK_SECONDS:
             return
         target = self.refill()
         if not self.starting():  # a host that moves stays until its replacement can train
@@ -131,7 +131,7 @@ class Hosts:
 
     def refill(self) -> dict[str, int]:
         """Start hosts where they fit; return how many each node should have."""
-        at = self._checked_at = time.monotonic()
+        at = self._checked_at = host_time().monotonic()
         nodes = {node.name: node for node in alive_nodes()}
         for host in [host for host in self._hosts if host.node not in nodes]:
             self.fail(host, f"its node {host.node[:8]} left")
@@ -155,7 +155,7 @@ class Hosts:
 
     def _start(self, node: str) -> None:
         actor = ClientHost.options(**self._request.options(node)).remote(*self._arguments)  # type: ignore[attr-defined]
-        self._hosts.append(Host(actor, node, time.monotonic(), actor.ready.remote()))
+        self._hosts.append(Host(actor, node, host_time().monotonic(), actor.ready.remote()))
 
     def kill(self) -> None:
         """Kill all hosts, also from another thread while calls to them are pending."""
@@ -173,6 +173,6 @@ class Hosts:
 
     def drop(self, host: Host) -> None:
         """Stop a host, if it is still there, and place no host on its node for a while."""
-        self._blocked[host.node] = time.monotonic() + _BLOCKED_SECONDS
+        self._blocked[host.node] = host_time().monotonic() + _BLOCKED_SECONDS
         if host in self._hosts:
             self._stop(host)

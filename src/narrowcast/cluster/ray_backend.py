@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -31,6 +30,7 @@ from narrowcast.cluster.resources import HostResources
 from narrowcast.platform import plugins
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
@@ -213,7 +213,7 @@ def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None
                 if stop_by < math.inf:
                     raise
                 driver.stop.remote()
-                stop_by = time.monotonic() + _STOP_SECONDS
+                stop_by = host_time().monotonic() + _STOP_SECONDS
                 continue
             try:
                 batch: Batch = ray.get(next(stream))
@@ -236,7 +236,7 @@ def _wait(stream: Any, head: Head, stop_by: float) -> None:
     """Wait for the driver's next batch; raise `KeyboardInterrupt` after its time to stop."""
     while not ray.wait([stream], timeout=CHECK_SECONDS)[0]:
         head.check()
-        if time.monotonic() > stop_by:
+        if host_time().monotonic() > stop_by:
             raise KeyboardInterrupt
     head.check()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from narrowcast.cluster.failure import Failure, FailurePolicy
 from narrowcast.cluster.hosts import Host, Hosts
 from narrowcast.cluster.placement import deal
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.host_time import host_time
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 
 _BYTES_IN_A_CALL = 64 * 1024
@@ -63,7 +63,7 @@ class RayExecutor:
             raise KeyboardInterrupt
 
     def _send(self, shared: Any, chunks: Sequence[Chunk], hosts: Sequence[Host]) -> dict[ray.ObjectRef[Any], _Call]:
-        deadline = time.monotonic() + self._policy.round_timeout_seconds
+        deadline = host_time().monotonic() + self._policy.round_timeout_seconds
         return {
             host.actor.train.remote(shared, part): _Call(host, part, deadline)
             for host, part in zip(hosts, deal(chunks, len(hosts)), strict=True)
@@ -87,7 +87,7 @@ class RayExecutor:
         nodes: set[str] = set()
         while calls:
             until = min(call.deadline for call in calls.values())
-            answered, _ = ray.wait(list(calls), timeout=max(0.0, until - time.monotonic()))
+            answered, _ = ray.wait(list(calls), timeout=max(0.0, until - host_time().monotonic()))
             reference = answered[0] if answered else min(calls, key=lambda each: calls[each].deadline)
             self._raise_if_stopping()
             call = calls.pop(reference)

@@ -11,6 +11,7 @@ import numpy as np
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.evaluation import evaluate
+from narrowcast.platform.host_time import host_time
 from narrowcast.platform.open_round import OpenRound
 from narrowcast.platform.outcome import Outcome, Timing
 from narrowcast.platform.simulation.stragglers import account, late_clients
@@ -75,7 +76,7 @@ def commit(
     timing = Timing(evaluate=time.perf_counter() - began)
     # A round with dropped clients would come out differently if it were repeated, so it is always kept.
     must_keep = any(result.dropped for result in results)
-    due = must_keep or plan.keeps(round_index, time.monotonic() - live.kept_at)
+    due = must_keep or plan.keeps(round_index, host_time().monotonic() - live.kept_at)
     return Outcome(
         record_of(live, ledger, now - before), ledger, metrics, 0.0, live.snapshot() if due else None, timing
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from narrowcast.platform.host_time import host_time
 from narrowcast.platform.in_flight import AsyncState
 from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.population import Population
@@ -86,7 +86,7 @@ class LiveState:
     simulated_seconds: float
     schedule: AsyncState | None
     resumed_after: tuple[int, int] = (0, 0)
-    kept_at: float = field(default_factory=time.monotonic)
+    kept_at: float = field(default_factory=lambda: host_time().monotonic())
 
     @classmethod
     def of(cls, run: Run, state: RunState) -> LiveState:
@@ -121,7 +121,7 @@ class LiveState:
 
     def snapshot(self) -> RunState:
         """Return the state to keep in order to continue from here."""
-        self.kept_at = time.monotonic()
+        self.kept_at = host_time().monotonic()
         participants = self.population.participants()
         return RunState(
             round_index=self.round_index,

@@ -12,6 +12,7 @@ from typing import Any
 from narrowcast.platform.checkpoint import save_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.state import RunState
@@ -44,7 +45,7 @@ class Recorder:
     def write(self, outcome: Outcome) -> None:
         """Write a round to the journal, its state to a checkpoint if one is due, then report the round."""
         began = time.perf_counter()
-        if self.journal.append(outcome, int(time.time() * 1000), self.log_seconds):
+        if self.journal.append(outcome, int(host_time().wall() * 1000), self.log_seconds):
             self.sender.notify()
         if outcome.state is not None:
             self.checkpoint(outcome.state)

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -46,6 +45,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.host_time import host_time
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
 from narrowcast.platform.tracking.store_address import HIDDEN, Tracking, hide_password, is_hidden
 
@@ -223,56 +223,44 @@ def metric_name(name: str) -> str:
 
 
 class Sender:
-    """A thread that sends the journal's rounds, retries while the store is down, and records its position."""
+    """Sends the journal's rounds in the background, retries while the store is down, and records its position."""
 
     def __init__(self, folder: Path, uri: str, cursor: Cursor, rounds: Sequence[Mapping[str, Any]]) -> None:
-        """Start the thread. `rounds` is the journal's growing list of rows, which is only read here."""
-        self._folder, self._uri, self._rounds = folder, uri, rounds
+        """Begin to send. `rounds` is the journal's growing list of rows, which is only read here."""
+        self._folder, self._rounds = folder, rounds
         self.cursor = cursor
         self._client = MlflowClient(uri)
-        self._news = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mlflow-sender", daemon=True)
-        self._thread.start()
+        self._down = False
+        self._sending = host_time().repeat(self._send, _RETRY_SECONDS, "mlflow-sender")
 
     def notify(self) -> None:
-        """Wake the thread, since the journal has new rounds."""
-        self._news.set()
+        """Send soon, since the journal has new rounds."""
+        self._sending.wake()
 
-    def _run(self) -> None:
-        down = False
-        while True:
-            last = self._closing.is_set()  # then one last try
-            try:
-                while not self._caught_up():
-                    before = self.cursor.sent_rounds
-                    sent = send_rounds(
-                        self._client, self.cursor.run_id, self._rounds[before : before + _METRICS_AT_ONCE]
-                    )
-                    self.cursor = replace(self.cursor, sent_rounds=before + sent)
-                    if down:
-                        down = False
-                        logger.warning("the MLflow store answers again")
-                self.cursor.save(self._folder)
-            except STORE_ERRORS as error:
-                if not down:
-                    logger.warning("the MLflow store is down (%s); metrics are kept on disk", short_reason(error))
-                down = True
-            if last and (down or self._caught_up()):
-                return
-            self._news.wait(_RETRY_SECONDS)
-            self._news.clear()
+    def _send(self) -> None:
+        """Send what the store lacks, as far as it answers."""
+        try:
+            while not self._caught_up():
+                before = self.cursor.sent_rounds
+                sent = send_rounds(self._client, self.cursor.run_id, self._rounds[before : before + _METRICS_AT_ONCE])
+                self.cursor = replace(self.cursor, sent_rounds=before + sent)
+                if self._down:
+                    self._down = False
+                    logger.warning("the MLflow store answers again")
+            self.cursor.save(self._folder)
+        except STORE_ERRORS as error:
+            if not self._down:
+                logger.warning("the MLflow store is down (%s); metrics are kept on disk", short_reason(error))
+            self._down = True
 
     def _caught_up(self) -> bool:
         return self.cursor.sent_rounds >= len(self._rounds)
 
     def close(self, wait_seconds: float, status: str) -> bool:
         """Send the remaining rounds of a run that ended with `status`; return whether all were sent in time."""
-        self._closing.set()
-        self._news.set()
-        self._thread.join(wait_seconds)
+        ended = self._sending.close(wait_seconds)
         self.cursor = replace(self.cursor, status=status)
-        if not self._thread.is_alive():
+        if ended:
             self.cursor.save(self._folder)
         return self._caught_up()
 
