@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Protocol
 
 
@@ -58,7 +58,7 @@ class SystemTime:
         time.sleep(seconds)
 
     def repeat(self, step: Callable[[], None], seconds: float, name: str) -> Repeated:
-        """Start a thread that repeats the step."""
+        """Start a thread that repeats the step, in a copy of the context."""
         return _RepeatingThread(step, seconds, name)
 
 
@@ -66,7 +66,7 @@ class _RepeatingThread:
     def __init__(self, step: Callable[[], None], seconds: float, name: str) -> None:
         self._step, self._seconds = step, seconds
         self._woken, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -99,7 +99,7 @@ def host_time() -> HostTime:
 
 @contextmanager
 def time_of(clocks: HostTime) -> Iterator[None]:
-    """Replace the clocks within the block, in this thread."""
+    """Replace the clocks within the block."""
     token = _current.set(clocks)
     try:
         yield
