@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.interruption import uninterrupted
 
 
@@ -18,33 +18,25 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
 
     The file has the permissions `mode`, less the umask of the process, from its first byte on.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     part = path.with_name(path.name + ".part")
     with uninterrupted():
         try:
-            part.unlink(missing_ok=True)
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-                stream.write(content)
+            with suppress(FileNotFoundError):
+                disk().remove(part)
+            disk().create(part, content, mode)
             replace_by(part, path)
         except OSError:
             with suppress(OSError):
-                part.unlink()
+                disk().remove(part)
             raise
 
 
 def replace_by(part: Path, path: Path) -> None:
     """Sync a file and rename it within its folder, durably."""
-    _sync(part)
-    part.replace(path)
-    _sync(path.parent)  # otherwise a power cut may undo the rename
-
-
-def _sync(place: Path) -> None:
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    disk().sync(part)
+    disk().rename(part, path)
+    disk().sync(path.parent)  # otherwise a power cut may undo the rename
 
 
 def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from narrowcast.platform.atomic_files import read_tensors, replace_by
+from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.in_flight import AsyncState
 from narrowcast.platform.interruption import uninterrupted
@@ -141,6 +142,10 @@ class Folder:
 
     def write_empty(self, name: str) -> None:
         """Write an empty file, which shows whether the folder is writable."""
+        if isinstance(self.files, LocalFileSystem):
+            make_folders(Path(self.path))
+            disk().append(Path(self.path, name), b"")
+            return
         with _as_os_errors():
             self.files.makedirs(self.path, exist_ok=True)
             self.files.pipe_file(f"{self.path}/{name}", b"")
@@ -148,12 +153,13 @@ class Folder:
     def write(self, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> None:
         """Write a checkpoint atomically and without a copy of the tensors, which may be most of the memory."""
         if isinstance(self.files, LocalFileSystem):
-            Path(self.path).mkdir(parents=True, exist_ok=True)
+            make_folders(Path(self.path))
             part = Path(self.path, f"{_OURS}{round_index:09d}.part")
             try:
                 replace_by(part, part.with_name(_saved(part, round_index, tensors, metadata)))
             except OSError:
-                part.unlink(missing_ok=True)
+                with suppress(OSError):
+                    disk().remove(part)
                 raise
             return
         with TemporaryDirectory(prefix=_TEMPORARY) as folder:
@@ -165,6 +171,9 @@ class Folder:
     def remove(self, name: str) -> None:
         """Remove a file, unless it is gone already."""
         with suppress(FileNotFoundError), _as_os_errors():
+            if isinstance(self.files, LocalFileSystem):
+                disk().remove(Path(self.path, name))
+                return
             self.files.rm_file(f"{self.path}/{name}")
 
     def remove_all_but(self, kept: list[str]) -> None:
@@ -192,7 +201,7 @@ def _round(name: str) -> int:
 def _saved(part: Path, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> str:
     """Write the file `part`, and return the name of a checkpoint with its content."""
     try:
-        save_file(dict(tensors), part, metadata)
+        disk().fill(part, lambda path: save_file(dict(tensors), path, metadata))
     except SafetensorError as error:
         raise OSError(str(error)) from error
     return f"{_OURS}{round_index:09d}.{_sha256(part)}.safetensors"

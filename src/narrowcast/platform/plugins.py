@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
 
 GROUP = "narrowcast"
@@ -222,11 +222,10 @@ def keep(values: Any, folder: Path) -> None:
     for path, file in files_of(values).items():
         target = folder / path
         if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+            write_atomically(target, file.read_bytes())
         origins[path] = {"from": str(file), "sha256": _digest(target)}
     if origins and not (folder / _ORIGINS).exists():
-        (folder / _ORIGINS).write_text(json.dumps(origins, indent=2) + "\n")
+        write_atomically(folder / _ORIGINS, (json.dumps(origins, indent=2) + "\n").encode())
 
 
 def changed(folder: Path) -> list[Path]:

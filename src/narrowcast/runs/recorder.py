@@ -11,6 +11,7 @@ from typing import Any
 
 from narrowcast.platform.checkpoint import save_checkpoint
 from narrowcast.platform.config import flatten
+from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
@@ -101,14 +102,15 @@ def recorded(prepared: PreparedRun, on_round: OnRound, *, monitored: bool = True
             yield from _recording(prepared, cursor, on_round, monitored)
         return
     try:
-        folder.mkdir()
+        disk().make_folder(folder)
+        disk().sync(folder.parent)
     except FileExistsError:
         raise UserError(f"another run has just taken {folder}; start this one again") from None
     try:
         params, tags = flatten(experiment.plain()), run_tags(experiment, prepared.task)
         uri, run_id = open_run(experiment.tracking, folder.parent, folder.name, params, tags, prepared.task.data)
     except BaseException:
-        folder.rmdir()
+        disk().remove_folder(folder)
         raise
     with locked(folder):
         cursor = Cursor(hide_password(uri), run_id)

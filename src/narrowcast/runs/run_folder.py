@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
+from narrowcast.platform.disk import disk, make_folders, remove_tree
 from narrowcast.platform.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ def free_folder(output: Path, name: str) -> Path:
 def make_writable(folder: Path) -> None:
     """Create the folder; raise `UserError` if no file can be written in it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        disk().append(probe, b"")
+        disk().remove(probe)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}); give another folder with --output") from error
 
@@ -50,7 +51,7 @@ def has_run(folder: Path) -> bool:
         return False
     names = {entry.name for entry in folder.iterdir()}
     if CONFIG not in names and {name.removesuffix(".part") for name in names} <= _WRITTEN_BEFORE_ROUND_1:
-        shutil.rmtree(folder)
+        remove_tree(folder)
         return False
     return True
 
@@ -71,4 +72,5 @@ def checkpoint_place(experiment: Experiment, folder: Path) -> str:
 
 def remove_checkpoints(experiment: Experiment, folder: Path) -> None:
     """Remove the checkpoints of a finished run from this machine, if there are any."""
-    shutil.rmtree(checkpoint_place(experiment, folder), ignore_errors=True)
+    with suppress(OSError):
+        remove_tree(Path(checkpoint_place(experiment, folder)))

@@ -18,6 +18,7 @@ from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.ray_worker_pool import RayWorkerPool
 from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.config import flatten
+from narrowcast.platform.disk import make_folders
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.store_address import hide_password
@@ -72,7 +73,7 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
     client = StudyClient(file.name, opened, file.settings, file.space, file.digest())
-    folder.path.mkdir(exist_ok=True)
+    make_folders(folder.path)
     folder.write_yaml("study.yaml", file.plain())
     return PreparedStudy(file, client, shared, folder, uri, storage)
 

@@ -13,6 +13,7 @@ from typing import Any
 from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
+from narrowcast.platform.disk import disk
 from narrowcast.tuning.trial_record import TrialRecord
 
 JOURNAL = "study.journal"
@@ -69,21 +70,21 @@ class StudyFolder:
         paths = list(paths)
         metrics = list(dict.fromkeys(name for trial in trials for name in trial.metrics))
         columns = ("trial", "state", "rounds", "feasible", "wall_seconds", "retry_of", "reason")
-        with (self.path / "trials.csv").open("w", newline="") as stream:
-            writer = csv.writer(stream)
-            writer.writerow([*columns, *paths, *metrics])
-            for trial in trials:
-                row: list[Any] = [trial.number, trial.state, trial.rounds, trial.feasible, round(trial.wall_seconds, 3)]
-                row += ["" if trial.retry_of is None else trial.retry_of, trial.reason]
-                row += [trial.params.get(path, "") for path in paths]
-                writer.writerow([*row, *(trial.metrics.get(name, "") for name in metrics)])
+        writer = csv.writer(stream := io.StringIO(newline=""))
+        writer.writerow([*columns, *paths, *metrics])
+        for trial in trials:
+            row: list[Any] = [trial.number, trial.state, trial.rounds, trial.feasible, round(trial.wall_seconds, 3)]
+            row += ["" if trial.retry_of is None else trial.retry_of, trial.reason]
+            row += [trial.params.get(path, "") for path in paths]
+            writer.writerow([*row, *(trial.metrics.get(name, "") for name in metrics)])
+        write_atomically(self.path / "trials.csv", stream.getvalue().encode())
         return self.path / "trials.csv"
 
     def holdout(self, number: int, offset: int) -> Path:
         """Return the file of a trial's hold-out evaluation with the seed so many above the experiment's."""
         folder, former = self.path / "holdout", self.path / "retest"
         if former.is_dir() and not folder.exists():  # as version 0.1 called it
-            former.rename(folder)
+            disk().rename(former, folder)
         return folder / f"trial-{number}-seed-{offset}.json"
 
     def artifacts(self) -> list[Path]:

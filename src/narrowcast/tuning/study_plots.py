@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
 from narrowcast.platform.types import FloatArray
@@ -33,7 +36,7 @@ _MOST_TICKS = 8
 
 def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chosen: TrialRecord, folder: Path) -> None:
     """Write the figures of a study in which at least one trial is complete."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     objectives = file.settings.objectives
     done = [row for row in rows if row.state == "complete"]
     figures: dict[str, Figure | None] = {
@@ -45,7 +48,7 @@ def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chose
         figures["pareto.png"] = _pareto(study.study_name, done, objectives, chosen)
     for name, figure in figures.items():
         if figure is not None:
-            figure.savefig(folder / name, dpi=150)
+            disk().fill(folder / name, partial(figure.savefig, dpi=150))
     _page(study, objectives, folder / "study.html")
 
 
@@ -232,4 +235,4 @@ def _page(study: Study, objectives: Mapping[str, str], path: Path) -> None:
             pictures.append(show.plot_intermediate_values(study))
     parts = [picture.to_html(full_html=False, include_plotlyjs=place == 0) for place, picture in enumerate(pictures)]
     head = f'<!doctype html><meta charset="utf-8"><title>{study.study_name}</title><h1>{study.study_name}</h1>'
-    path.write_text(head + "\n".join(parts))
+    write_atomically(path, (head + "\n".join(parts)).encode())

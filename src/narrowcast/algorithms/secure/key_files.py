@@ -16,6 +16,7 @@ from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
 from narrowcast.platform.atomic_files import read_tensors, write_atomically
+from narrowcast.platform.disk import make_folders
 from narrowcast.platform.errors import UserError
 
 FILE = "clients.key"
@@ -58,7 +59,7 @@ def make_key_files(folder: Path, scheme: Protection) -> Path:
     tensors = {name: np.frombuffer(value, dtype=np.uint8) for name, value in vars(keys).items()}
     metadata = {"format": _FORMAT, "parameters": parameters(scheme), "sha256": _sha256(keys)}
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(folder, 0o700)
         write_atomically(path, save(tensors, metadata), mode=0o600)
     except OSError as error:
         raise UserError(f"cannot write keys to {folder} ({error.strerror}); give another folder") from error

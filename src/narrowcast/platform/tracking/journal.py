@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.tracking.metric_direction import is_better
@@ -29,7 +30,11 @@ _FILE = "journal.jsonl"
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock the run against every other process that would run or send it; raise `UserError` if one has the lock."""
-    with (folder / _FILE).open("a") as held:
+    path = folder / _FILE
+    if not path.exists():
+        disk().append(path, b"")
+        disk().sync(folder)
+    with path.open("ab") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -57,7 +62,7 @@ class Journal:
             content = journal.path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             if whole != content:
-                os.truncate(journal.path, len(whole))
+                disk().truncate(journal.path, len(whole))
             try:
                 for line in whole.splitlines():
                     entry = json.loads(line)
@@ -88,8 +93,7 @@ class Journal:
             **outcome.metrics,
         }
         ledger = {name: values.tolist() for name, values in vars(outcome.ledger).items()}
-        with self.path.open("a") as stream:
-            stream.write(json.dumps({"round": row, "clients": ledger}) + "\n")
+        disk().append(self.path, (json.dumps({"round": row, "clients": ledger}) + "\n").encode())
         self.rounds.append(row)
         return True
 
@@ -116,8 +120,8 @@ class Journal:
     def write_tables(self, profiles: Profiles) -> tuple[pa.Table, pa.Table]:
         """Write `rounds.parquet` and `clients.parquet` to the run's folder and return them."""
         rounds, clients = self.rounds_table(), self.clients_table(profiles)
-        pq.write_table(rounds, self.path.with_name("rounds.parquet"))
-        pq.write_table(clients, self.path.with_name("clients.parquet"))
+        for name, table in (("rounds.parquet", rounds), ("clients.parquet", clients)):
+            disk().fill(self.path.with_name(name), partial(pq.write_table, table))
         return rounds, clients
 
     def final_metrics(self) -> dict[str, float]:

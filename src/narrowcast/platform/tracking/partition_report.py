@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.tracking.run_plots import BLUE, log_axis, new_figure
 from narrowcast.platform.types import IntArray
 
@@ -29,9 +31,9 @@ _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, 
 
 def write_partition(data: Dataset, folder: Path) -> None:
     """Write `partition.parquet` and `partition.png` into the folder, each below 200 kB."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(partition_table(data), folder / TABLE, compression="zstd")
-    partition_figure(data).savefig(folder / FIGURE, dpi=150)
+    make_folders(folder)
+    disk().fill(folder / TABLE, partial(pq.write_table, partition_table(data), compression="zstd"))
+    disk().fill(folder / FIGURE, partial(partition_figure(data).savefig, dpi=150))
 
 
 def partition_table(data: Dataset) -> pa.Table:

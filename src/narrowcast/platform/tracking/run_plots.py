@@ -6,6 +6,7 @@ import io
 import math
 import textwrap
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, Unit, axis_unit, format_percent
 from narrowcast.platform.types import NO_RANK, BoolArray, FloatArray, IntArray
 
@@ -60,10 +62,10 @@ def run_figures(rounds: pa.Table, clients: pa.Table, title: str) -> dict[str, Fi
 
 def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) -> list[Path]:
     """Write the figures of a run as PNG files and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     figures = run_figures(rounds, clients, title)
     for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=150)
+        disk().fill(folder / f"{name}.png", partial(figure.savefig, dpi=150))
     return [folder / f"{name}.png" for name in figures]
 
 
