@@ -52,8 +52,16 @@ def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int =
         folder.remove_all_but(past[-keep:])
 
 
-def load_checkpoint(place: str | Path) -> tuple[RunState, str]:
-    """Return the last undamaged state and the digest of its configuration; raise `UserError` if there is none."""
+class NoCheckpointError(UserError):
+    """A run has no checkpoint yet."""
+
+
+def load_checkpoint(place: str | Path, reached: int | None = None, journal: str = "") -> tuple[RunState, str]:
+    """Return the last undamaged state and the digest of its configuration.
+
+    States after round `reached`, the last one in the run's journal, are not used; `journal` describes it in an error.
+    Raise `UserError` if there is no state to return, `NoCheckpointError` if there never was one.
+    """
     folder = Folder.at(place)
     try:
         names = folder.checkpoints()
@@ -65,9 +73,13 @@ def load_checkpoint(place: str | Path) -> tuple[RunState, str]:
                 f"{place} holds a checkpoint of an earlier version of narrowcast; this one reads {_FORMAT}; "
                 "resume the run with the version that began it, or start it again"
             )
-        raise UserError(f"no checkpoint in {place}; the run stopped before its first one, start it again")
-    refused = []
-    for name in reversed(names):
+        raise NoCheckpointError(f"no checkpoint in {place}; the run stopped before its first one, start it again")
+    usable = [name for name in names if reached is None or _round(name) <= reached]
+    if not usable:
+        rounds = ", ".join(str(_round(name)) for name in names)
+        raise UserError(f"{journal}, before the checkpoints in {place} (rounds {rounds}); start the run again")
+    refused = [f"round {_round(name)} is not in the journal" for name in reversed(names) if name not in usable]
+    for name in reversed(usable):
         try:
             with folder.at_hand(name) as path:
                 loaded = _unpacked(path, name)

@@ -30,7 +30,7 @@ def send_missing(folder: Path, uri: str | None) -> int:
         check_store(uri)
         cursor = Cursor.load(folder)
         journal = Journal.open(folder)
-        sender = Sender(folder, uri, cursor, journal.rounds)
+        sender = Sender(folder, uri, cursor, journal)
         path, status, tags, costs = folder / RESULT, cursor.status, {}, {}
         if path.is_file():
             result = json.loads(path.read_text())

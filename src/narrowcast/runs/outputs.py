@@ -17,10 +17,11 @@ from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.disk import sync_all
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.journal import TABLES, Journal
 from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.run_plots import draw_plots
 from narrowcast.platform.tracking.targets import reached
@@ -33,8 +34,10 @@ def write_outputs(
 ) -> dict[str, Any]:
     """Write everything that a finished run leaves and return the content of `result.json`, which comes last."""
     rounds, clients = journal.write_tables(task.profiles)
-    write_partition(task.data, folder / "partition")
-    draw_plots(rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
+    drawn = write_partition(task.data, folder / "partition")
+    drawn += draw_plots(
+        rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}"
+    )
     write_model(experiment.algorithm.final(state.server), folder / MODEL)
     participations = sum(row["clients"] for row in journal.rounds)
     result = {
@@ -58,6 +61,7 @@ def write_outputs(
         "git_commit": git_commit(),
         "narrowcast_version": __version__,
     }
+    sync_all([*(folder / name for name in TABLES), *drawn])
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
 

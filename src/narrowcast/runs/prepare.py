@@ -9,7 +9,7 @@ from pathlib import Path
 
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform import plugins
-from narrowcast.platform.checkpoint import check_place, load_checkpoint
+from narrowcast.platform.checkpoint import NoCheckpointError, check_place, load_checkpoint
 from narrowcast.platform.config import PLUGINS, read_yaml
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.errors import UserError
@@ -75,20 +75,21 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
             check_place(checkpoint_place(changed, folder))
     make_writable(folder)
     with locked(folder):
-        state, digest = load_checkpoint(checkpoint_place(saved, folder))
-        written = Journal.open(folder).last_round
-    if digest not in experiment.digests(read_yaml(path.read_text(), str(path))):
+        journal = Journal.read(folder)
+        written, kept = journal.last_round, None
+        try:
+            kept = load_checkpoint(checkpoint_place(saved, folder), written, journal.extent)
+        except NoCheckpointError:
+            if written:
+                raise
+    if kept is not None and kept[1] not in experiment.digests(read_yaml(path.read_text(), str(path))):
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")
-    if written < state.round_index:
-        raise UserError(
-            f"{folder / 'journal.jsonl'} ends at round {written}, the checkpoint at {state.round_index}; "
-            "start the run again"
-        )
     if experiment.rounds < written:
         raise UserError(
             f"{folder.name} has finished {written} rounds already and rounds = {experiment.rounds}; raise rounds"
         )
     run = _checked(experiment)
+    state, digest = kept or (start(run), experiment.digest())  # a power cut came before the first checkpoint
     _check_targets(run, experiment, state)
     uri = experiment.tracking.resolve(folder.parent)
     check_store(uri)

@@ -72,6 +72,7 @@ class Recorder:
     def checkpoint(self, state: RunState) -> None:
         """Write a checkpoint; raise `RunFailed` if it cannot be written."""
         self.state, experiment = state, self.prepared.experiment
+        self.journal.sync()  # a resume from the checkpoint needs the rounds before it
         place = checkpoint_place(experiment, self.prepared.folder)
         try:
             save_checkpoint(place, state, experiment.digest(), experiment.checkpoints_kept)
@@ -126,15 +127,15 @@ def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitor
         place = checkpoint_place(experiment, folder)
         save_checkpoint(place, prepared.state, experiment.digest(), experiment.checkpoints_kept)
     write_config(experiment, folder)
-    journal = Journal.open(folder)
-    sender = Sender(folder, uri, cursor, journal.rounds)
+    journal = Journal.open(folder, prepared.state.round_index)
+    sender = Sender(folder, uri, cursor, journal)
     stop_monitor = monitor_system(
         uri, cursor.run_id, enabled=monitored and experiment.tracking.system_metrics, resume=prepared.resuming
     )
     recorder = Recorder(prepared, journal, sender, on_round, prepared.state)
     interrupted = False
     try:
-        if not prepared.resuming:
+        if not prepared.state.round_index:
             recorder.checkpoint(prepared.state)
         yield recorder
     except KeyboardInterrupt:

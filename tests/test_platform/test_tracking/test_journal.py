@@ -175,7 +175,7 @@ def test_a_lost_line_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / FILE
     first, _, third = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + third)
-    with pytest.raises(UserError, match=r"is damaged \(a round is missing\)"):
+    with pytest.raises(UserError, match=r"is damaged \(line 2: a round is missing\)"):
         Journal.open(tmp_path)
 
 

@@ -1,13 +1,14 @@
 """The journal of a run: one JSON line per round, written before the round is reported anywhere else.
 
 Resumes, tables and late deliveries to MLflow are made from it. A round that is repeated after a resume has the same
-results, so its first line is kept.
+results, so its first line is kept. The journal is synced before a checkpoint and before rounds are sent to MLflow.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,10 +22,13 @@ import pyarrow.parquet as pq
 from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.tracking.journal_lines import Lines, encoded, read_lines
 from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.types import Profiles
 
+logger = logging.getLogger(__name__)
 _FILE = "journal.jsonl"
+TABLES = ("rounds.parquet", "clients.parquet")
 
 
 @contextmanager
@@ -47,7 +51,14 @@ class Journal:
     """The rounds of a run so far, as flat rows; the ledgers of their clients stay on disk to save memory."""
 
     path: Path
-    rounds: list[dict[str, Any]] = field(default_factory=list)
+    lines: Lines = field(default_factory=Lines)
+    _synced_rounds: int = 0
+    _failure: OSError | None = None
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rows of the rounds, a list that grows."""
+        return self.lines.rows
 
     @property
     def last_round(self) -> int:
@@ -55,25 +66,33 @@ class Journal:
         return self.rounds[-1]["round"] if self.rounds else 0
 
     @classmethod
-    def open(cls, folder: Path) -> Journal:
-        """Read the journal of a run, empty if there is none; a line that a crash cut short is removed."""
-        journal = cls(folder / _FILE)
-        if journal.path.exists():
-            content = journal.path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole != content:
-                disk().truncate(journal.path, len(whole))
-            try:
-                for line in whole.splitlines():
-                    entry = json.loads(line)
-                    row, _ = entry["round"], entry["clients"]
-                    journal.rounds.append(row)
-                numbers = [row["round"] for row in journal.rounds]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{journal.path} is damaged ({error}); start the run again") from error
-            if numbers != list(range(1, len(numbers) + 1)):
-                raise UserError(f"{journal.path} is damaged (a round is missing); start the run again")
+    def open(cls, folder: Path, settled: int | None = None) -> Journal:
+        """Read the journal of a run, empty if there is none, and remove a last line that a crash cut short.
+
+        With `settled`, a round from which the run can be resumed, all that is damaged after that round is removed: a
+        power cut may damage what was not synced. Raise `UserError` for any other damage.
+        """
+        journal = cls.read(folder)
+        lines = journal.lines
+        if not lines.problem:
+            return journal
+        if not (lines.incomplete if settled is None else journal.last_round >= settled):
+            raise UserError(f"{journal.path} is damaged ({lines.problem}); start the run again")
+        logger.warning("%s: %s; the rounds after %d are repeated", journal.path, lines.problem, journal.last_round)
+        disk().truncate(journal.path, lines.size)
         return journal
+
+    @classmethod
+    def read(cls, folder: Path) -> Journal:
+        """Read the intact rounds of a run's journal, and change nothing."""
+        path = folder / _FILE
+        return cls(path, read_lines(path.read_bytes()) if path.exists() else Lines())
+
+    @property
+    def extent(self) -> str:
+        """The last intact round, in words for an error."""
+        damaged = f" and is damaged there ({self.lines.problem})" if self.lines.problem else ""
+        return f"{self.path} ends at round {self.last_round}{damaged}"
 
     def append(self, outcome: Outcome, logged_at_ms: int, log_seconds: float = 0.0) -> bool:
         """Write a round unless the journal has it; return whether it was written.
@@ -93,9 +112,25 @@ class Journal:
             **outcome.metrics,
         }
         ledger = {name: values.tolist() for name, values in vars(outcome.ledger).items()}
-        disk().append(self.path, (json.dumps({"round": row, "clients": ledger}) + "\n").encode())
+        line, self.lines.checksum = encoded({"round": row, "clients": ledger}, self.lines.checksum)
+        disk().append(self.path, line)
         self.rounds.append(row)
         return True
+
+    def sync(self) -> None:
+        """Make all rounds survive a power cut; raise `OSError`, from then on at each call.
+
+        After a failure the kernel may drop the data that it could not write, and report the next attempt as a success.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if (rounds := len(self.rounds)) > self._synced_rounds:
+            try:
+                disk().sync(self.path)
+            except OSError as error:
+                self._failure = error
+                raise
+            self._synced_rounds = rounds
 
     def ledgers(self) -> list[dict[str, list[Any]]]:
         """Return the clients' ledgers of all rounds as columns, read from the disk."""
@@ -120,7 +155,7 @@ class Journal:
     def write_tables(self, profiles: Profiles) -> tuple[pa.Table, pa.Table]:
         """Write `rounds.parquet` and `clients.parquet` to the run's folder and return them."""
         rounds, clients = self.rounds_table(), self.clients_table(profiles)
-        for name, table in (("rounds.parquet", rounds), ("clients.parquet", clients)):
+        for name, table in zip(TABLES, (rounds, clients), strict=True):
             disk().fill(self.path.with_name(name), partial(pq.write_table, table))
         return rounds, clients
 

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.host_time import host_time
+from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
 from narrowcast.platform.tracking.store_address import HIDDEN, Tracking, hide_password, is_hidden
 
@@ -225,9 +226,9 @@ def metric_name(name: str) -> str:
 class Sender:
     """Sends the journal's rounds in the background, retries while the store is down, and records its position."""
 
-    def __init__(self, folder: Path, uri: str, cursor: Cursor, rounds: Sequence[Mapping[str, Any]]) -> None:
-        """Begin to send. `rounds` is the journal's growing list of rows, which is only read here."""
-        self._folder, self._rounds = folder, rounds
+    def __init__(self, folder: Path, uri: str, cursor: Cursor, journal: Journal) -> None:
+        """Begin to send. The journal's list of rows, which grows, is only read here."""
+        self._folder, self._journal = folder, journal
         self.cursor = cursor
         self._client = MlflowClient(uri)
         self._down = False
@@ -242,7 +243,9 @@ class Sender:
         try:
             while not self._caught_up():
                 before = self.cursor.sent_rounds
-                sent = send_rounds(self._client, self.cursor.run_id, self._rounds[before : before + _METRICS_AT_ONCE])
+                rows = self._journal.rounds[before : before + _METRICS_AT_ONCE]
+                self._journal.sync()  # a round that a power cut took would be sent again with another time stamp
+                sent = send_rounds(self._client, self.cursor.run_id, rows)
                 self.cursor = replace(self.cursor, sent_rounds=before + sent)
                 if self._down:
                     self._down = False
@@ -254,7 +257,7 @@ class Sender:
             self._down = True
 
     def _caught_up(self) -> bool:
-        return self.cursor.sent_rounds >= len(self._rounds)
+        return self.cursor.sent_rounds >= len(self._journal.rounds)
 
     def close(self, wait_seconds: float, status: str) -> bool:
         """Send the remaining rounds of a run that ended with `status`; return whether all were sent in time."""

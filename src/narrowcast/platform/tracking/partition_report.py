@@ -29,11 +29,12 @@ _MOST_BARS, _MOST_COLOURS, _MOST_BINS = 50, 20, 40
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
-def write_partition(data: Dataset, folder: Path) -> None:
-    """Write `partition.parquet` and `partition.png` into the folder, each below 200 kB."""
+def write_partition(data: Dataset, folder: Path) -> list[Path]:
+    """Write `partition.parquet` and `partition.png` into the folder, each below 200 kB, and return their paths."""
     make_folders(folder)
     disk().fill(folder / TABLE, partial(pq.write_table, partition_table(data), compression="zstd"))
     disk().fill(folder / FIGURE, partial(partition_figure(data).savefig, dpi=150))
+    return [folder / TABLE, folder / FIGURE]
 
 
 def partition_table(data: Dataset) -> pa.Table:

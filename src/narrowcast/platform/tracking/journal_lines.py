@@ -1,0 +1,89 @@
+"""The lines of a journal: JSON with a checksum that covers the line and all lines before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_KEYS = {"clients", "round"}
+_NAME = b', "sha256": "'
+_DIGITS = 64
+_SUFFIX = len(_NAME) + _DIGITS + len(b'"}')
+
+
+@dataclass
+class Lines:
+    """The intact lines at the beginning of a journal.
+
+    Attributes:
+        rows: the round of each line, without the clients' ledgers.
+        size: the length of the lines in bytes.
+        checksum: the checksum of the last line.
+        problem: what is wrong with the line after them, empty if there is none.
+        incomplete: True if that line is the last one and has no end.
+
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 0
+    checksum: bytes = b""
+    problem: str = ""
+    incomplete: bool = False
+
+
+def encoded(entry: Mapping[str, Any], before: bytes) -> tuple[bytes, bytes]:
+    """Return the line of an entry, and its checksum: the sha256 of the checksum `before` it and the entry's JSON."""
+    body = json.dumps(entry).encode()
+    checksum = _checksum(before, body)
+    return body[:-1] + _NAME + checksum + b'"}\n', checksum
+
+
+def read_lines(content: bytes) -> Lines:
+    """Return the lines up to the first that is not intact or not of the next round.
+
+    Lines of earlier versions have no checksum. They are accepted before the first line with one, which covers them.
+    """
+    found, chained = Lines(), False
+    *lines, rest = content.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            body, written = _parted(line)
+            row = _row(body, number)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            found.problem = f"line {number}: {error}"
+            return found
+        checksum = _checksum(found.checksum, body)
+        if written != (checksum if written or chained else b""):
+            found.problem = f"line {number}: its checksum is not that of the lines up to it"
+            return found
+        chained = bool(written)
+        found.rows.append(row)
+        found.size, found.checksum = found.size + len(line) + 1, checksum
+    if rest:
+        found.problem, found.incomplete = f"line {len(lines) + 1} is incomplete", True
+    return found
+
+
+def _row(body: bytes, number: int) -> dict[str, Any]:
+    entry = json.loads(body)
+    if set(entry) != _KEYS:
+        raise ValueError("not a round with its clients")
+    row: dict[str, Any] = entry["round"]
+    if row["round"] != number:
+        raise ValueError("a round is missing")
+    return row
+
+
+def _parted(line: bytes) -> tuple[bytes, bytes]:
+    """Return the JSON that a checksum covers, and the checksum, empty if the line has none."""
+    suffix = line[-_SUFFIX:]
+    if suffix.startswith(_NAME) and suffix.endswith(b'"}'):
+        return line[:-_SUFFIX] + b"}", suffix[len(_NAME) : -2]
+    return line, b""
+
+
+def _checksum(before: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(before + body).hexdigest().encode()
