@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import secrets
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +25,13 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _handler)
 os.environ.pop("RAY_ADDRESS", None)
+# A token of their own, whatever the home folder has.
+_TOKEN = Path(tempfile.mkdtemp(prefix="nc-token-")) / "auth_token"
+_TOKEN.touch(mode=0o600)
+_TOKEN.write_text(secrets.token_hex(32))
+atexit.register(shutil.rmtree, _TOKEN.parent, ignore_errors=True)
+os.environ["RAY_AUTH_TOKEN_PATH"] = str(_TOKEN)
+os.environ.pop("RAY_AUTH_TOKEN", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"] = "1"
 

@@ -30,7 +30,7 @@ def test_a_healthy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     status, rows = findings("scolr-ml100k", "--output", tmp_path)
     assert status == 0, rows
-    assert list(rows) == ["packages", "Ray token", "ports", "memory", "disk", "data", "MLflow store"]
+    assert list(rows) == ["packages", "Ray token", "Ray ports", "ports", "memory", "disk", "data", "MLflow store"]
     assert not any(" WRONG " in row for row in rows.values())
     assert "ml-100k in" in rows["data"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ray
 from packaging.version import Version
+from ray._private import ray_constants
 from ray.job_submission import JobSubmissionClient
 
 import narrowcast
@@ -47,8 +48,10 @@ def test_ray_takes_the_private_options() -> None:
             yield
 
     ray.remote(Streams)  # raises where an option is not known
-    (name,) = ray_internals.LOCAL_ONLY
-    assert name in inspect.getsource(ray.init)
+    with ray_internals.on_this_machine_only() as options:
+        assert all(name in inspect.getsource(ray.init) for name in options)
+        assert ray_constants.ENABLE_RAY_CLUSTER is False
+    assert ray_constants.ENABLE_RAY_CLUSTER is True
 
 
 def test_the_loggers_of_the_job_client_have_these_names() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed
-from pathlib import Path
 
 import requests
 from packaging.version import Version
 
 from narrowcast.cluster.ray_internals import NODES_PATH
+from narrowcast.cluster.ray_token import check_token, token
 from narrowcast.platform.errors import UserError
 
 _SECONDS = 10.0
@@ -66,7 +65,11 @@ class Dashboard:
 
 
 def reach(address: str) -> Dashboard:
-    """Return the cluster at http://host:port; raise `UserError` within seconds if there is no usable one."""
+    """Return the cluster at http://host:port.
+
+    Raise `UserError` within seconds if there is no usable one, or if others may read the token.
+    """
+    check_token()
     address = normalise(address)
     answer = _get(address, "/api/version")
     try:
@@ -99,19 +102,6 @@ def is_open(address: str) -> bool:
         return requests.get(f"{normalise(address)}/api/version", timeout=_SECONDS).ok
     except requests.RequestException:
         return False
-
-
-def token() -> str | None:
-    """Return the token that Ray would send, read from where Ray reads it: a variable, a file, the home folder."""
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        return None
-    if given := os.environ.get("RAY_AUTH_TOKEN"):
-        return given.strip()
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
 
 
 def headers() -> dict[str, str]:

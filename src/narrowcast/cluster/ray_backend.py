@@ -25,7 +25,8 @@ from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.head import CHECK_SECONDS, Head
 from narrowcast.cluster.hosts import PlacementRequest, alive_nodes
 from narrowcast.cluster.placement import Node, Policy
-from narrowcast.cluster.ray_internals import IN_JOB_VARIABLE, LOCAL_ONLY, handshake_command, stream_ahead
+from narrowcast.cluster.ray_internals import IN_JOB_VARIABLE, handshake_command, on_this_machine_only, stream_ahead
+from narrowcast.cluster.ray_token import check_token, ensure_token
 from narrowcast.cluster.resources import HostResources
 from narrowcast.platform import plugins
 from narrowcast.platform.config import suggest
@@ -78,6 +79,7 @@ class RayBackend(HostResources):
                 f"backend.clients_per_actor = {self.clients_per_actor}: a host trains whole chunks, and chunk_size is "
                 f"{run.plan.chunk_size}; set chunk_size={self.clients_per_actor} too"
             )
+        check_token()
         address, hosts = self._address(), self._hosts(run)
         if address == "local":
             here = {"CPU": self._local_cpus(run), "GPU": torch.cuda.device_count()}
@@ -168,35 +170,41 @@ class RayBackend(HostResources):
     def cluster(self, local_cpus: int) -> Iterator[None]:
         """Start a cluster here with this number of CPUs, or join one; raise `UserError` if that fails."""
         address = self._address()
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-        if address == "local":
-            options |= {
-                "num_cpus": local_cpus,
-                "include_dashboard": False,
-                **LOCAL_ONLY,
-            }
-        if (
-            modules := plugins.loaded()
-        ) and IN_JOB_VARIABLE not in os.environ:  # a job has them in its working directory
-            options["runtime_env"] = {"py_modules": [str(each) for each in modules]}
-        on_sigterm = signal.getsignal(signal.SIGTERM)
-        try:
-            with interruptible():
-                ray.init(address=address, **options)
-        except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
-            if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
-                signal.alarm(0)
-                raise KeyboardInterrupt from None
-            raise UserError(
-                f"no Ray cluster could be joined or started at {address}: {error}; start one, or leave out --address"
-            ) from error
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own arms an alarm that aborts the process
-        try:
+        if address != "local":
+            check_token()
+            with _joined(address, {}):
+                yield
+            return
+        ensure_token()
+        local = {"num_cpus": local_cpus, "include_dashboard": False}
+        with on_this_machine_only() as private, _joined(address, {**local, **private}):
             yield
-        finally:
-            ray.shutdown()
+
+
+@contextmanager
+def _joined(address: str, options: dict[str, Any]) -> Iterator[None]:
+    """Start or join the cluster at the address and leave it at the end; raise `UserError` if that fails."""
+    options |= {"log_to_driver": False, "logging_level": logging.WARNING}
+    if (modules := plugins.loaded()) and IN_JOB_VARIABLE not in os.environ:  # a job has them in its working directory
+        options["runtime_env"] = {"py_modules": [str(each) for each in modules]}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with interruptible():
+            ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+            signal.alarm(0)
+            raise KeyboardInterrupt from None
+        raise UserError(
+            f"no Ray cluster could be joined or started at {address}: {error}; start one, or leave out --address"
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own arms an alarm that aborts the process
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None, None]:

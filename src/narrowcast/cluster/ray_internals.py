@@ -6,7 +6,13 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from ray._private import ray_constants
 
 CHECKED_VERSION = "2.60.0"
 
@@ -23,8 +29,31 @@ NOISY_LOGGERS = (
 IN_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Variable that Ray sets in the process of a submitted job."""
 
-LOCAL_ONLY: dict[str, Any] = {"_node_ip_address": "127.0.0.1"}
-"""Option of `ray.init` that keeps a cluster of this machine off the network."""
+
+@contextmanager
+def on_this_machine_only() -> Iterator[dict[str, Any]]:
+    """Yield options of `ray.init` with which every port of the cluster that it starts is bound to 127.0.0.1.
+
+    Ray binds to the address of the node if that is a loopback address, and to all interfaces otherwise; but it takes
+    127.0.0.1 as a node's address on systems only where it supports no clusters, and replaces it on Linux.
+    Its files, such as sockets and logs, have mode 777, so that they are in a folder which only this user can enter.
+    """
+    with tempfile.TemporaryDirectory(prefix="nc-ray-", dir=_short_folder(), ignore_cleanup_errors=True) as private:
+        supported = ray_constants.ENABLE_RAY_CLUSTER
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        try:
+            yield {"_node_ip_address": "127.0.0.1", "_temp_dir": str(Path(private) / "ray")}
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = supported
+
+
+def _short_folder() -> str:
+    """Return the folder for temporary files, or /tmp where the path of a socket in it would be too long for Linux."""
+    found = tempfile.gettempdir()
+    return found if len(found) <= _LONGEST_TEMPORARY else "/tmp"
+
+
+_LONGEST_TEMPORARY = 20  # of the 107 bytes of a socket's path, Ray and we need some 80
 
 _HANDSHAKE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 

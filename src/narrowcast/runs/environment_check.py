@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ import torch
 
 from narrowcast import __version__
 from narrowcast.cluster import dashboard
+from narrowcast.cluster.listening import beyond_loopback, listening
 from narrowcast.cluster.preflight import requirements
 from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.ray_token import check_token, token, token_path
 from narrowcast.experiment import Experiment
 from narrowcast.platform.data import fetch
 from narrowcast.platform.errors import UserError
@@ -46,6 +47,7 @@ def diagnose(experiment: Experiment | None, address: str | None, output: Path) -
     """Check versions, authentication, ports, memory, disk, data, the MLflow store, and the cluster if one is given."""
     yield _packages()
     yield _authentication()
+    yield _ray_ports()
     yield _ports()
     yield _memory()
     yield _disk(output)
@@ -80,14 +82,23 @@ def _authentication() -> Finding:
         return Finding(
             "Ray token", "note", f"RAY_AUTH_MODE={mode}: anyone who reaches the cluster can run code there", advice
         )
-    if dashboard.token() is None:
-        return Finding("Ray token", "note", "none yet; a cluster will need one", "ray get-auth-token --generate")
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return Finding("Ray token", "ok", "in RAY_AUTH_TOKEN")
-    if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        return Finding("Ray token", "note", f"{path} can be read by other users", f"chmod 600 {path}")
-    return Finding("Ray token", "ok", f"in {path}")
+    try:
+        check_token()
+    except UserError as error:
+        return _wrong("Ray token", error)
+    if token() is None:
+        return Finding("Ray token", "ok", f"none yet; a run on this machine creates {token_path()}, for you alone")
+    return Finding("Ray token", "ok", "in RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else f"in {token_path()}")
+
+
+def _ray_ports() -> Finding:
+    found = listening()
+    reachable = [f"{process} {address}" for process, address in found if beyond_loopback(address)]
+    if reachable:
+        advice = "`ray start` opens them to all networks: let a firewall allow only the cluster's machines"
+        return Finding("Ray ports", "note", f"reachable from other machines: {', '.join(reachable)}", advice)
+    here = "".join(f"; now {process} {address}" for process, address in found)
+    return Finding("Ray ports", "ok", f"on 127.0.0.1 only, as those of any run on this machine{here}")
 
 
 def _ports() -> Finding:
