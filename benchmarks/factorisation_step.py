@@ -156,7 +156,7 @@ def batched(this: Round, dtype: torch.dtype = torch.float32) -> Update:
     """Train the clients of a chunk as one tensor program; in float64 it is the reference."""
     parts = []
     for clients, users in zip(this.clients, this.users, strict=True):
-        batches = draw_batches(this.task.data, clients, this.task.training, this.task.seed, this.index)
+        batches = draw_batches(this.task, clients, this.index)
         item_factors = torch.from_numpy(this.item_factors).to(dtype)
         arguments = (item_factors, torch.from_numpy(users[batches.order]).to(dtype))
         if this.basis is None:
@@ -176,7 +176,7 @@ def fused(this: Round, threads: int = 1) -> Update:
     parts = []
     for clients, users in zip(this.clients, this.users, strict=True):
         training = this.task.training
-        samples = draw_samples(this.task.data, clients, training, this.task.seed, this.index, threads)
+        samples = draw_samples(this.task, clients, this.index, threads)
         start, weights = Factors(this.item_factors, users[samples.order]), np.ones(len(clients), dtype=np.float32)
         if this.basis is None:
             result = train_rows_fused(start, samples, training, weights, threads)
@@ -216,12 +216,12 @@ def prepare(experiment: Experiment, task: Task, index: int, item_factors: np.nda
         task.data.examples,
         experiment.chunk_size,
         index,
-        Population.fresh(task.model.init_clients(task.data, task.seed), task.data.n_clients),
+        Population.fresh(task.model.init_clients(task.data, task.private_seed.value), task.data.n_clients),
     )
     users = [np.asarray(chunk.state[USER_FACTORS]) for chunk in chunks]
     steps: list[tuple[np.ndarray, Steps]] = []
     for chunk, factors in zip(chunks, users, strict=True):
-        steps += client_steps(draw_batches(task.data, chunk.clients, task.training, task.seed, index), factors)
+        steps += client_steps(draw_batches(task, chunk.clients, index), factors)
     return Round(task, index, item_factors, basis, [chunk.clients for chunk in chunks], users, steps)
 
 

@@ -34,6 +34,7 @@ from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.networks import MLP
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.state import start
 
@@ -113,7 +114,8 @@ def make_task(n_clients: int, data: Samples | None = None) -> Task:
     """Return the task: an MLP, with two steps per client and round."""
     data = data or make_data(n_clients)
     training = SGD(learning_rate=0.1, batch_size=SAMPLES_EACH // 2)
-    return Task(data, LogNormalFleet().profiles(data.examples, 0), MLP(hidden=(16,)), training, 0)
+    profiles = LogNormalFleet().profiles(data.examples, 0)
+    return Task(data, profiles, MLP(hidden=(16,)), training, 0, PrivateSeed.derived(0))
 
 
 def run_rounds(task: Task, n_rounds: int) -> tuple[list[float], int]:

@@ -30,6 +30,8 @@ from statistics import median
 from threading import Event
 from typing import Any
 
+from narrowcast.platform.seeds import PrivateSeed
+
 os.environ["RAY_AUTH_MODE"] = "token"
 
 import numpy as np
@@ -109,7 +111,8 @@ def measure_all(n_rounds: int) -> list[dict[str, Any]]:
     most = max((*HOSTS, *HELD_OUT_HOSTS))
     for hidden in MODELS:
         small = make_task(max(COHORTS), data)
-        task = Task(data, small.profiles, MLP(hidden=hidden), SGD(learning_rate=0.1, batch_size=4), 0)
+        training = SGD(learning_rate=0.1, batch_size=4)
+        task = Task(data, small.profiles, MLP(hidden=hidden), training, 0, PrivateSeed.derived(0))
         algorithm = FedAvg()
         size = sum(values.nbytes for values in algorithm.init(task).values())
         alone = {

@@ -28,7 +28,7 @@ from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.round_opening import sample_cohort
 from narrowcast.platform.sampling import rotation_of
-from narrowcast.platform.seeds import stream_keys
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 
 SEED = 0
@@ -108,7 +108,8 @@ def make_task(workload: Workload, arrays: Any) -> Task:
     )
     training = SGD(learning_rate=workload.learning_rate, batch_size=workload.batch_size, epochs=1)
     model = NETWORKS[workload.network]
-    task = Task(samples, LogNormalFleet().profiles(samples.examples, SEED), model, training, SEED)
+    profiles = LogNormalFleet().profiles(samples.examples, SEED)
+    task = Task(samples, profiles, model, training, SEED, PrivateSeed.derived(SEED))
     model.check(samples)
     training.check(task)
     return task
@@ -166,7 +167,7 @@ def dirichlet(labels: NDArray[np.int64], n_clients: int, alpha: float) -> tuple[
 
 def _batches(task: Task, batch_size: int, round_index: int, client: int) -> NDArray[np.int64]:
     one = np.array([client])
-    keys = stream_keys(SEED, "shuffle", round_index, one)
+    keys = task.private_seed.stream_keys("shuffle", round_index, one)
     schedule = draw_schedule(task.data.examples[one], np.array([1]), batch_size, keys)
     return task.data.order[task.data.indptr[client] + schedule.samples[schedule.valid]]
 

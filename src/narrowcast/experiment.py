@@ -81,8 +81,14 @@ class Experiment(Plan, metaclass=_Checked):
     def task(self, data: Dataset) -> Task:
         """Return the task of the client hosts; raise `UserError` if its parts do not fit together."""
         profiles = self.fleet.profiles(data.examples, self.seed)
-        task = Task(data=data, profiles=profiles, model=self.model, training=self.training, seed=self.seed)
-        Run(self, self.secured_algorithm, task).check()
+        task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed)
+        algorithm = self.secured_algorithm
+        Run(self, algorithm, task).check()
+        if getattr(self.training, "shared_negatives", False) and not getattr(algorithm, "codes_row_lists", False):
+            raise UserError(
+                "training.shared_negatives = true: only row lists of touched rows sent through a codec become shorter, "
+                "and this run sends none; leave it out"
+            )
         return task
 
     @property

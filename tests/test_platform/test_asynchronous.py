@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ PLAN = Plan(rounds=12, chunk_size=2, checkpoint_every=1, schedule=SCHEDULE)
 def equal_clients(task: Task) -> Task:
     """Every client with the same link, device and time; what they train on still differs."""
     profiles = Tiers().profiles(task.data.examples, 0)
-    return Task(task.data, profiles, task.model, task.training, task.seed)
+    return replace(task, profiles=profiles)
 
 
 def compared(outcomes: list[Outcome]) -> list[object]:

@@ -23,6 +23,7 @@ from narrowcast.platform.round_opening import sample_cohort
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import rotation_of
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.state import RunState, start
@@ -49,7 +50,7 @@ def make_task(n_users: int = 12, n_items: int = 130, dimension: int = 8, **train
     )
     profiles = LogNormalFleet().profiles(data.examples, seed=0)
     settings = FactorisationSGD(**{"batch_size": 16, **training})
-    return Task(data, profiles, MatrixFactorisation(embedding_dim=dimension), settings, seed=0)
+    return Task(data, profiles, MatrixFactorisation(embedding_dim=dimension), settings, 0, PrivateSeed.derived(0))
 
 
 def run(plan: Plan, algorithm: Algorithm, task: Task, state: RunState | None = None) -> list[Outcome]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from narrowcast.laws.rehearsal import (
     Limited,
     Shuffled,
     close,
+    digest,
     local,
     run,
     sha256,
@@ -34,6 +36,7 @@ from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import Arrays, ChunkResult
 from narrowcast.platform.types import Chunk as ClientChunk
 
@@ -134,6 +137,24 @@ def another_seed_is_another_run(case: Trained) -> None:
     """Run with seeds 0 and 1."""
     other = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, task_of(case.model, 1))
     hold(sha256(case.algorithm, case.straight) != sha256(case.algorithm, other), "seeds 0 and 1 give one model")
+
+
+def the_server_s_half_does_not_know_the_private_seed(case: Trained) -> None:
+    """Give the server's half another private seed than its clients have."""
+    algorithm, task, everyone = case.algorithm, case.task, np.arange(N_CLIENTS)
+    other = replace(task, private_seed=PrivateSeed(task.private_seed.value + 1))
+    states, sent, known = [], [], []
+    for each in (task, other):
+        server = stepped_server(algorithm, each, case.free)
+        states.append(digest(server))
+        first, second = algorithm.broadcast(algorithm.init(each), each, 1), algorithm.broadcast(server, each, 2)
+        updates = [one.update.to_bytes() for one in (first, second) if one.update]
+        sent.append((digest(first.arrays), digest(second.arrays), first.full.to_bytes(), updates))
+        bits = algorithm.upload_bits(first.arrays, each, everyone)
+        known.append(pickle.dumps((bits, algorithm.rate_distortion(each, everyone))))
+    hold(states[0] == states[1], "with another private seed the same uploads give another server state")
+    hold(sent[0] == sent[1], "with another private seed the server sends something else")
+    hold(known[0] == known[1], "with another private seed the server expects uploads of other sizes")
 
 
 def the_server_learns_and_the_ledger_adds_up(case: Trained) -> None:
@@ -322,6 +343,7 @@ UNCODED = (
 )
 """Laws that are tried without a codec only: with one, those with limits say more."""
 LAWS = (
+    the_server_s_half_does_not_know_the_private_seed,
     the_server_learns_and_the_ledger_adds_up,
     what_clients_keep_has_a_row_for_each,
     permuting_the_clients_of_a_chunk_changes_no_ledger_line,

@@ -22,6 +22,7 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.state import RunState
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -80,7 +81,7 @@ def task_of(model: Any, seed: int = 0, training: Any = None) -> Task:
     factorises = isinstance(model, MatrixFactorisation)
     data = interactions(counts) if factorises else samples(counts)
     training = training or (FactorisationSGD(batch_size=16) if factorises else SGD(batch_size=4, epochs=2))
-    return Task(data, LogNormalFleet().profiles(data.examples, seed), model, training, seed)
+    return Task(data, LogNormalFleet().profiles(data.examples, seed), model, training, seed, PrivateSeed.derived(seed))
 
 
 def local(algorithm: Algorithm, task: Task) -> LocalExecutor:

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, Protocol, runtime_checkable
 
 from typing_extensions import TypeVar
 
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
     Arrays,
     BoolArray,
@@ -106,7 +107,7 @@ class Model(Protocol):
         ...
 
     def init_clients(self, data: Any, seed: int) -> Arrays:
-        """Return the private parameters of all clients before round 1, [U, ...] each."""
+        """Return the private parameters of all clients before round 1, [U, ...] each, drawn from the private seed."""
         ...
 
     def evaluate(self, server: Arrays, clients: Arrays, data: Any, split: Split) -> Mapping[str, float]:
@@ -172,6 +173,9 @@ class Task(Generic[DataT_co, TrainingT_co]):
 
     `data`, `model` and `training` belong together; their `check` methods raise if they do not. Code for one data set or
     training names them, as in `Task[Interactions, FactorisationSGD]`; `Task` alone is a task of any.
+
+    `seed` is that of the public stream, and the only one from which the server and a decoder may draw. `private_seed`
+    is that of the clients' own draws.
     """
 
     data: DataT_co
@@ -179,6 +183,7 @@ class Task(Generic[DataT_co, TrainingT_co]):
     model: Model
     training: TrainingT_co
     seed: int
+    private_seed: PrivateSeed
 
 
 @dataclass(frozen=True)
@@ -326,6 +331,11 @@ class AlgorithmDefaults:
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Raise: an algorithm that has `local_call` has to have this too."""
         raise NotImplementedError(f"{type(self).__name__} has local_call and lacks upload")
+
+    @property
+    def codes_row_lists(self) -> bool:
+        """False: no upload has a list of rows that negatives known to the receiver would shorten."""
+        return False
 
     @property
     def secure_sums(self) -> SecureSums | None:

@@ -11,6 +11,7 @@ from narrowcast.platform.contracts import Radio
 from narrowcast.platform.field_roles import Role
 from narrowcast.platform.sampling import Sampling
 from narrowcast.platform.schedule import AnySchedule, Synchronous
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.availability import Always, AnyAvailability
 from narrowcast.platform.simulation.clock import Clock
 
@@ -34,6 +35,9 @@ class Plan(BaseModel):
 
     seed: Annotated[int, Role(not_tuned="the seeds of a trial are study.seeds")] = Field(
         0, ge=0, lt=2**63, description="seed of the run; data sets have a seed of their own"
+    )
+    client_seed: Annotated[int | None, Role(not_tuned="it follows the seeds of a trial, study.seeds")] = Field(
+        None, ge=0, lt=2**63, description="seed of what is a client's own, such as negatives; none: derived from seed"
     )
     rounds: Annotated[int, Role(identity=False)] = Field(100, ge=1, description="number of rounds")
     clients_per_round: int = Field(60, ge=1, description="clients sampled per round; all, if there are fewer")
@@ -93,6 +97,11 @@ class Plan(BaseModel):
         if value.kind == "buffered" and not (asked == 1 and deadline is None and radio is None):
             raise ValueError("has no rounds; leave out radio, over_selection and deadline_seconds, or schedule")
         return value
+
+    @property
+    def private_seed(self) -> PrivateSeed:
+        """The seed of the private stream: `client_seed`, or derived from `seed`."""
+        return PrivateSeed.derived(self.seed) if self.client_seed is None else PrivateSeed(self.client_seed)
 
     def keeps(self, round_index: int, seconds: float) -> bool:
         """Return whether a checkpoint is due after this round, the given wall time after the last one."""

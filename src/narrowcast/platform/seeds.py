@@ -2,11 +2,18 @@
 
 `generator` serves single draws, with numpy's counter-based Philox. `uniform_bits` serves whole cohorts at once: entry
 (c, j) is the j-th word of the stream of client c, whatever the other clients.
+
+A run has two seeds. The public stream, of a seed that is a number, holds what every party may regenerate: cohorts,
+bases, dithers. The private stream, of a `PrivateSeed`, holds what is a client's own: negatives, batches, its first
+factors.
 """
 
 from __future__ import annotations
 
+import hashlib
 import zlib
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,3 +59,24 @@ def generator(seed: int, purpose: str, round_index: int = 0, client: int = 0) ->
     """Return an independent numpy generator for one draw of this purpose."""
     words = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), round_index, client])
     return np.random.Generator(np.random.Philox(words))
+
+
+@dataclass(frozen=True)
+class PrivateSeed:
+    """The seed of the private stream, 0..2**63-1: known to the clients, and neither to the server nor to a decoder.
+
+    It is no number, so that a function of the public seed refuses it. The streams are not cryptographic: they keep a
+    simulation apart into what is known to whom, and a device that has something to hide draws from its own generator.
+    """
+
+    value: int = field(repr=False)
+
+    @classmethod
+    def derived(cls, seed: int) -> Self:
+        """Return the private seed that follows one-way from a public seed."""
+        digest = hashlib.sha256(b"narrowcast private stream" + seed.to_bytes(8, "little")).digest()
+        return cls(int.from_bytes(digest[:8], "little") >> 1)
+
+    def stream_keys(self, purpose: str, round_index: int, clients: NDArray[np.int64]) -> Words:
+        """Return one key per client [C] for the private streams of `purpose` in this round."""
+        return stream_keys(self.value, purpose, round_index, clients)

@@ -93,7 +93,7 @@ ML1M = Frontier(
     60 * 3706 * 64 * 32,
     BUDGETS,
     {256: 63.6, 512: 62.3, 1024: 60.8, 2048: 60.0},
-    RunSpec("fedmf-ml1m-d-64", "fedmf-ml1m", ("model.embedding_dim=64",)),
+    RunSpec("frontier-fedmf-ml1m-d-64", "fedmf-ml1m", ("model.embedding_dim=64",)),
     OWN,
     (SHARED, RANKS, COLR, QUANTISED, EDEN, SVD, POWER_SGD, TOP_K),
     lowest=45.0,

@@ -24,8 +24,9 @@ from narrowcast.reproduce.client_times import measure_times
 from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.runs import session
+from narrowcast.runs.earlier_runs import saved_experiment
 from narrowcast.runs.prepare import prepare, prepare_resume
-from narrowcast.runs.run_folder import has_run, make_writable, remove_checkpoints, write_config
+from narrowcast.runs.run_folder import CONFIG, has_run, make_writable, remove_checkpoints, write_config
 
 _MEASURES = {"times": measure_times, "components": measure_components}
 _RESULT = "result.json"
@@ -68,10 +69,9 @@ class ReproductionRun:
 
     def finished(self) -> Mapping[str, Any] | None:
         """Return the result, None if the run is not finished; raise `UserError` if the folder holds another run."""
-        config = self.folder / "config.yaml"
-        if not config.is_file():
+        if not (self.folder / CONFIG).is_file():
             return None
-        if load_experiment(str(config)).identity() != self.experiment.identity():
+        if saved_experiment(self.folder).identity() != self.experiment.identity():
             raise UserError(
                 f"{self.folder} was run with another configuration; remove it, or give another folder with --output"
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.experiment import Experiment
 from narrowcast.platform import plugins
 from narrowcast.platform.checkpoint import NoCheckpointError, check_place, load_checkpoint
 from narrowcast.platform.config import PLUGINS, read_yaml
@@ -19,6 +19,7 @@ from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import check_store
 from narrowcast.platform.tracking.targets import check_targets
+from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
 from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
         plugins.check_same(changed.plain(), folder / PLUGINS)
     for file in plugins.changed(folder / PLUGINS):
         logger.warning("%s has changed since the run began; it resumes with the copy in %s", file, folder / PLUGINS)
-    saved = load_experiment(str(path))
+    saved = saved_experiment(folder)
+    if changed is not None and changed.client_seed is None and has_one_seed(folder):
+        changed = of_one_seed(changed)
     experiment = changed or saved
     if changed is not None:
         _check_same(folder, saved, changed)

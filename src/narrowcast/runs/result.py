@@ -26,7 +26,7 @@ from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
+from narrowcast.runs.run_folder import MODEL, RESULT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,9 +158,9 @@ class Result:
     @cached_property
     def config(self) -> Experiment:
         """The experiment, as `config.yaml` has it."""
-        from narrowcast.experiment import load_experiment
+        from narrowcast.runs.earlier_runs import saved_experiment
 
-        return load_experiment(str(self.folder / CONFIG))
+        return saved_experiment(self.folder)
 
     def arrays(self) -> Arrays:
         """Return the parameters of the trained global model by name."""

@@ -20,7 +20,7 @@ from narrowcast.algorithms.codecs.topk import TopK
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.algorithms.local_training.batches import draw_batches, likely_rows
+from narrowcast.algorithms.local_training.batches import SharedNegatives, draw_batches
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.population import Population
@@ -32,40 +32,48 @@ ALGORITHMS = [FedMF, CoLR, SCoLR]
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32), st.integers(1, 400), st.floats(0, 1), st.floats(0, 1), st.integers(0, 6))
-def test_rows_come_back_whatever_was_likely(seed: int, n: int, sent: float, known: float, columns: int) -> None:
+@pytest.mark.parametrize("regenerated", ["none", "of positives"])
+def test_rows_come_back_whatever_was_likely(
+    regenerated: str, seed: int, n: int, sent: float, known: float, columns: int
+) -> None:
     random = np.random.default_rng(seed)
-    rows, likely = np.flatnonzero(random.random(n) < sent), random.random(n) < known
-    values = random.standard_normal((len(rows), columns)).astype(np.float32)
-    packed = encode_rows(ClientEncoder(Codec(), seed), RowUpdate(rows, values, likely))
+    rows, marked = np.flatnonzero(random.random(n) < sent), random.random(n) < known
+    values, positives = random.standard_normal((len(rows), columns)).astype(np.float32), int(random.integers(n + 1))
+    likely = {"none": None, "of positives": lambda count: marked & (count == positives)}[regenerated]
+    packed = encode_rows(ClientEncoder(Codec(), seed), RowUpdate(rows, values, n, positives, likely))
     assert packed is not None
-    got_rows, got = decode_rows(Codec(), packed[0].to_bytes(), likely, 6, seed)
+    got_rows, got = decode_rows(Codec(), packed[0].to_bytes(), n, 6, seed, likely=likely)
     assert np.array_equal(got_rows, rows) and np.array_equal(got, values)
     assert packed[0].wire_bits() == 8 * len(packed[0].to_bytes())
     for cut in (1, len(packed[0].to_bytes()) // 2):
         with pytest.raises(PayloadError):
-            decode_rows(Codec(), packed[0].to_bytes()[:-cut], likely, 6, seed)
+            decode_rows(Codec(), packed[0].to_bytes()[:-cut], n, 6, seed, likely=likely)
 
 
 def test_factors_are_of_all_rows_at_once() -> None:
     random = np.random.default_rng(0)
-    rows, likely = np.arange(0, 60, 2), random.random(60) < 0.7
+    rows, marked = np.arange(0, 60, 2), random.random(60) < 0.7
+
+    def likely(positives: int) -> Any:
+        return marked & (positives == 12)
+
     values = np.outer(random.standard_normal(30), random.standard_normal(6)).astype(np.float32)
     svd, float32 = ClientEncoder(Codec((SVD(rank=1),)), 0), ClientEncoder(Codec(), 0)
-    payload, _ = encode_rows(svd, RowUpdate(rows, values, likely)) or pytest.fail("nothing was sent")
-    indices, _ = encode_rows(float32, RowUpdate(rows, values[:, :0], likely)) or pytest.fail("nothing was sent")
+    payload, _ = encode_rows(svd, RowUpdate(rows, values, 60, 12, likely)) or pytest.fail("nothing was sent")
+    indices, _ = encode_rows(float32, RowUpdate(rows, values[:, :0], 60, 12, likely)) or pytest.fail("nothing was sent")
     assert payload.wire_bits() == indices.wire_bits() + 32 * (30 + 6)
-    assert np.allclose(decode_rows(Codec((SVD(rank=1),)), payload.to_bytes(), likely, 6, 0)[1], values, atol=1e-5)
+    _, got = decode_rows(Codec((SVD(rank=1),)), payload.to_bytes(), 60, 6, 0, likely=likely)
+    assert np.allclose(got, values, atol=1e-5)
 
 
 def test_likely_rows_are_nearly_all_that_a_client_draws() -> None:
-    task = make_task(synthetic([25] * 40, n_items=400))
-    clients = np.arange(40)
-    batches = draw_batches(task.data, clients, task.training, 0, 3)
+    task = make_task(synthetic([25] * 40, n_items=400), shared_negatives=True)
+    batches = draw_batches(task, np.arange(40), 3)
     drawn, missed = 0, 0
     for place, client in enumerate(batches.order):
         rows = batches.row_items[batches.row_starts[place] : batches.row_starts[place + 1]]
         own = task.data.items[task.data.indptr[client] : task.data.indptr[client + 1]]
-        likely = likely_rows(400, 25 * task.training.negatives, 0, 3, int(client))
+        likely = SharedNegatives.of(task, int(client), 3).likely_rows(25)
         assert set(np.flatnonzero(likely)) <= set(rows)  # a likely row that is not drawn is one of the client's own
         others = np.setdiff1d(rows, own)
         drawn, missed = drawn + len(others), missed + int((~likely[others]).sum())

@@ -30,25 +30,29 @@ def change(random: np.random.Generator, *energies: float) -> np.ndarray[Any, np.
     return (left * np.sqrt(energies) @ right.T).astype(np.float32)
 
 
+@pytest.mark.parametrize("regenerated", ["none", "half"])
 @pytest.mark.parametrize("budget", [3000, 5000, 8000, 20000])
-def test_the_choice_is_the_best_that_can_be_sent(budget: int) -> None:
+def test_the_choice_is_the_best_that_can_be_sent(budget: int, regenerated: str) -> None:
     """Against all ranks at all levels, each sent and decoded for real, on average over the keys."""
     random = np.random.default_rng(budget)
-    likely = np.zeros(ITEMS, dtype=bool)
+    marked = np.zeros(ITEMS, dtype=bool)
     rows = np.sort(random.permutation(ITEMS)[:ROWS])
-    likely[rows[::2]] = True
+    marked[rows[::2]] = True
+    likely = {"none": None, "half": lambda positives: marked & (positives == 1)}[regenerated]
     ours, best = [], []
     for key in range(4):
         changes = change(random, 0.9, 0.08, 0.02)
         errors = {}
         for rank in (0, 1, 2, 3):
             encoder = ClientEncoder(Codec(COARSE), key, budget_bits=float(budget))
-            encoded = encode_directions(RowUpdate(rows, changes, likely), encoder, max_rank=rank or 3)
+            encoded = encode_directions(RowUpdate(rows, changes, ITEMS, 1, likely), encoder, max_rank=rank or 3)
             assert encoded is not None
             payload, chosen = encoded
             assert payload.wire_bits() == 8 * len(payload.to_bytes()) <= budget
             assert chosen == rank or chosen <= (rank or 3)
-            _, received = decode_rows(Codec(COARSE), payload.to_bytes(), likely, 3, key, dimension=DIMENSION)
+            _, received = decode_rows(
+                *(Codec(COARSE), payload.to_bytes(), ITEMS, 3, key), likely=likely, dimension=DIMENSION
+            )
             errors[rank] = float(np.square(received - changes).sum())
         ours.append(errors[0])
         best.append(min(errors.values()))
@@ -67,7 +71,7 @@ def test_the_choice_is_that_of_a_search_over_all() -> None:
                     left_out = missing[rank - 1]
                     error = left_out + (1 - left_out) * (ROWS + 64) / (12 * levels**2)
                     found = min(found, (error, rank, round(levels)))
-        assert best_choice(missing, ROWS, 64, bits) == found[1:]
+        assert best_choice(missing, ROWS, 64, bits, NORM_BITS) == found[1:]
 
 
 @pytest.mark.parametrize("aggregation", ["per_item_mean", "weighted"])
@@ -105,15 +109,15 @@ def test_the_server_adds_whole_rows_and_sends_no_basis() -> None:
 
 def test_cut_payloads_are_refused() -> None:
     random = np.random.default_rng(0)
-    rows, likely = np.arange(0, ITEMS, 5)[:ROWS], np.zeros(ITEMS, dtype=bool)
+    rows = np.arange(0, ITEMS, 5)[:ROWS]
     changes = change(random, 1.0)[: len(rows)]
     encoder = ClientEncoder(Codec(COARSE), key=0, budget_bits=1e5)
-    encoded = encode_directions(RowUpdate(rows, changes, likely), encoder, max_rank=2)
+    encoded = encode_directions(RowUpdate(rows, changes, ITEMS), encoder, max_rank=2)
     assert encoded is not None
     data = encoded[0].to_bytes()
     for end in range(0, len(data), 17):
         with pytest.raises(PayloadError):
-            decode_rows(Codec(COARSE), data[:end], likely, 2, 0, dimension=DIMENSION)
+            decode_rows(Codec(COARSE), data[:end], ITEMS, 2, 0, dimension=DIMENSION)
 
 
 def test_what_it_does_not_go_with_is_said() -> None:

@@ -23,6 +23,7 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.contracts import Algorithm, Split, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.models.networks import CNN, MLP
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates, PayloadError, Profiles
 
 COUNTS = [21, 8, 40, 3, 17, 8, 12, 30]
@@ -243,7 +244,7 @@ def quadratics() -> tuple[Task, np.ndarray]:
     ones = np.ones(6)
     profiles = Profiles(np.arange(6), problem.examples, ones, ones, ones)
     minimiser = (problem.curvatures * problem.centres).sum(axis=0) / problem.curvatures.sum(axis=0)
-    return Task(problem, profiles, problem, problem, 0), minimiser
+    return Task(problem, profiles, problem, problem, 0, PrivateSeed.derived(0)), minimiser
 
 
 def test_scaffold_reaches_the_minimiser_of_quadratics_where_fedavg_is_biased() -> None:

@@ -19,7 +19,6 @@ from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedul
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP
-from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import Arrays
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
@@ -91,7 +90,7 @@ def in_a_plain_loop(task: Task, server: Arrays) -> Arrays:
         factors = {name: torch.from_numpy(np.array(values)).requires_grad_() for name, values in server.items()}
         optimiser = torch.optim.SGD(factors.values(), training.learning_rate, training.momentum)
         one = np.array([client])
-        keys = stream_keys(task.seed, "shuffle", 1, one)
+        keys = task.private_seed.stream_keys("shuffle", 1, one)
         schedule = draw_schedule(task.data.examples[one], np.array([training.epochs]), training.batch_size, keys)
         own = task.data.order[task.data.indptr[client] : task.data.indptr[client + 1]]
         for batch, size in zip(schedule.samples, schedule.sizes, strict=True):

@@ -5,18 +5,17 @@ import pytest
 
 from cohorts import ml_100k
 from narrowcast.algorithms.local_training.batches import draw_batches
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.platform.data.interactions import Interactions
-from per_client import Array, client_batches, synthetic
+from per_client import Array, client_batches, make_task, synthetic
 
 
 @pytest.mark.parametrize("train_negatives", ["clean", "leaky"])
 def test_batches_do_not_depend_on_company(train_negatives: str) -> None:
-    training = FactorisationSGD(batch_size=32, train_negatives=train_negatives)
+    task = make_task(ml_100k(), seed=5, batch_size=32, train_negatives=train_negatives)
     clients = np.sort(np.random.default_rng(1).choice(943, 40, replace=False))
-    together = client_batches(draw_batches(ml_100k(), clients, training, seed=5, round_index=9))
+    together = client_batches(draw_batches(task, clients, round_index=9))
     for client, steps in zip(clients, together, strict=True):
-        (alone,) = client_batches(draw_batches(ml_100k(), np.array([client]), training, seed=5, round_index=9))
+        (alone,) = client_batches(draw_batches(task, np.array([client]), round_index=9))
         assert len(alone) == len(steps)
         for mine, theirs in zip(alone, steps, strict=True):
             assert np.array_equal(mine[0], theirs[0])
@@ -25,9 +24,9 @@ def test_batches_do_not_depend_on_company(train_negatives: str) -> None:
 
 @pytest.mark.parametrize(("batch_size", "epochs", "negatives"), [(7, 3, 4), (64, 2, 1), (256, 1, 4), (16, 2, 0)])
 def test_each_epoch_visits_each_sample_once(batch_size: int, epochs: int, negatives: int) -> None:
-    training = FactorisationSGD(batch_size=batch_size, epochs=epochs, negatives=negatives)
     data, clients = ml_100k(), np.array([3, 12, 500, 942])
-    batches = draw_batches(data, clients, training, seed=1, round_index=2)
+    task = make_task(data, seed=1, batch_size=batch_size, epochs=epochs, negatives=negatives)
+    batches = draw_batches(task, clients, round_index=2)
     for client, steps in zip(clients, client_batches(batches), strict=True):
         own = data.items[data.indptr[client] : data.indptr[client + 1]]
         per_epoch = len(steps) // epochs
@@ -44,16 +43,17 @@ def test_each_epoch_visits_each_sample_once(batch_size: int, epochs: int, negati
     assert np.array_equal(batches.samples, data.examples[clients[batches.order]] * (1 + negatives))
 
 
-def negatives_of(data: Interactions, training: FactorisationSGD, round_index: int) -> list[Array]:
-    steps = client_batches(draw_batches(data, np.arange(data.n_users), training, seed=3, round_index=round_index))
+def negatives_of(data: Interactions, round_index: int, **training: object) -> list[Array]:
+    task = make_task(data, seed=3, **training)
+    steps = client_batches(draw_batches(task, np.arange(data.n_users), round_index))
     return [np.concatenate([items[~labels] for items, labels in each]) for each in steps]
 
 
 @pytest.mark.parametrize("train_negatives", ["clean", "leaky"])
 def test_what_is_never_a_negative(train_negatives: str) -> None:
     data = synthetic([5, 30, 12, 140], n_items=150, n_negatives=20)
-    training = FactorisationSGD(epochs=1, negatives=40, train_negatives=train_negatives)
-    for user, drawn in enumerate(negatives_of(data, training, 1)):
+    drawn_by_user = negatives_of(data, 1, epochs=1, negatives=40, train_negatives=train_negatives)
+    for user, drawn in enumerate(drawn_by_user):
         own = set(data.items[data.indptr[user] : data.indptr[user + 1]])
         held_out = {data.test[user], data.validation[user], *data.negatives[user]}
         never = own | held_out | (set(range(data.n_items)) - set(data.items)) if train_negatives == "leaky" else own
@@ -72,8 +72,7 @@ def chi_square_deviations(counts: Array) -> float:
 
 def test_negatives_are_uniform_over_the_allowed_items() -> None:
     data = synthetic([10, 10, 10], n_items=60)
-    training = FactorisationSGD(epochs=1, negatives=2000)
-    for user, drawn in enumerate(negatives_of(data, training, 1)):
+    for user, drawn in enumerate(negatives_of(data, 1, epochs=1, negatives=2000)):
         counts = np.bincount(drawn, minlength=60)
         allowed = np.setdiff1d(np.arange(60), data.items[10 * user : 10 * user + 10])
         assert len(drawn) == 20_000
@@ -82,19 +81,18 @@ def test_negatives_are_uniform_over_the_allowed_items() -> None:
 
 
 def test_shuffles_are_uniform() -> None:
-    data = synthetic([4], n_items=60)
-    training = FactorisationSGD(epochs=1, negatives=4, batch_size=256)
+    task = make_task(synthetic([4], n_items=60), epochs=1, negatives=4, batch_size=256)
     counts = np.zeros(20)
     for round_index in range(1, 1001):
-        ((_, labels),) = client_batches(draw_batches(data, np.array([0]), training, 0, round_index))[0]
+        ((_, labels),) = client_batches(draw_batches(task, np.array([0]), round_index))[0]
         counts[np.flatnonzero(labels)] += 1
     assert counts.sum() == 4000
     assert abs(chi_square_deviations(counts)) < 4
 
 
 def test_negatives_differ_between_rounds_and_stay_over_the_epochs() -> None:
-    data, training = synthetic([20, 20]), FactorisationSGD(epochs=2)
-    first, again, other = (negatives_of(data, training, round_index) for round_index in (1, 1, 2))
+    data = synthetic([20, 20])
+    first, again, other = (negatives_of(data, round_index, epochs=2) for round_index in (1, 1, 2))
     assert np.array_equal(first[0], again[0])
     assert sorted(first[0]) != sorted(other[0])
     assert sorted(first[0]) != sorted(first[1])

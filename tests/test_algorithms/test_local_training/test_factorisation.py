@@ -52,7 +52,7 @@ def test_batched_program_equals_the_per_client_reference(case: int, name: str) -
             rank = len(broadcast["basis"])
             components = draw_components(result.ledger.rank, rank, chunk.clients, task.seed, chunk.round_index)
             low_rank = LowRankPart(np.asarray(broadcast["basis"]), components)
-        batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        batches = draw_batches(task, chunk.clients, chunk.round_index)
         wanted = train_cohort(
             cohort.item_factors, np.asarray(chunk.state[USER_FACTORS]), batches, task.training, low_rank
         )
@@ -74,7 +74,7 @@ def compare_float32(result: ChunkResult, wanted: Trained) -> None:
 def batched(cohort: Cohort, low_rank: LowRankPart | None, touched: Array) -> Trained:
     """The batched program in float64, its rows scattered to each client's own matrix, in the order of the chunk."""
     task, chunk = cohort.task, cohort.chunk
-    batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+    batches = draw_batches(task, chunk.clients, chunk.round_index)
     item_factors = torch.from_numpy(cohort.item_factors).double()
     users = torch.from_numpy(np.asarray(chunk.state[USER_FACTORS])[batches.order]).double()
     result: LocalResult

@@ -19,7 +19,6 @@ from narrowcast.algorithms.codecs.random_basis import draw_basis
 from narrowcast.algorithms.local_training import fused
 from narrowcast.algorithms.local_training.batches import draw_batches
 from narrowcast.algorithms.local_training.factorisation import LocalResult, train_low_rank, train_rows
-from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.fused import Factors, FusedResult, train_low_rank_fused, train_rows_fused
 from narrowcast.algorithms.local_training.row_sum import sum_rows
 from narrowcast.algorithms.local_training.streams import ChunkSamples, draw_samples, shuffle
@@ -62,13 +61,13 @@ def train_fused(
 
 def draw(cohort: Cohort, threads: int = 1) -> ChunkSamples:
     task, chunk = cohort.task, cohort.chunk
-    return draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index, threads)
+    return draw_samples(task, chunk.clients, chunk.round_index, threads)
 
 
 def train_float64(cohort: Cohort, part: LowRankPart | None) -> LocalResult:
     """The batched program, which is tested against the slow reference, in float64."""
     task, chunk = cohort.task, cohort.chunk
-    batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+    batches = draw_batches(task, chunk.clients, chunk.round_index)
     item_factors = torch.from_numpy(cohort.item_factors).double()
     users = torch.from_numpy(np.asarray(chunk.state[USER_FACTORS])[batches.order]).double()
     if part is None:
@@ -100,7 +99,7 @@ def bits(*arrays: Array) -> list[bytes]:
 def test_samples_and_shuffles_are_those_of_the_batches(case: int) -> None:
     cohort = random_cohort(case)
     task, chunk = cohort.task, cohort.chunk
-    batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+    batches = draw_batches(task, chunk.clients, chunk.round_index)
     samples = draw(cohort)
     for name in ("order", "row_items", "row_starts", "samples"):
         assert np.array_equal(getattr(samples, name), getattr(batches, name))
@@ -141,7 +140,7 @@ def test_fused_equals_the_slow_reference(kind: str) -> None:
     cohort = random_cohort(1)
     task, chunk = cohort.task, cohort.chunk
     part = low_rank_part(kind, len(chunk.clients), 64)
-    batches = draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+    batches = draw_batches(task, chunk.clients, chunk.round_index)
     users = np.asarray(chunk.state[USER_FACTORS])
     wanted = train_cohort(cohort.item_factors, users, batches, task.training, part)
     samples = draw(cohort)
@@ -173,10 +172,10 @@ def test_results_do_not_depend_on_threads(kind: str) -> None:
 @pytest.mark.parametrize("train_negatives", ["clean", "leaky"])
 def test_samples_do_not_depend_on_company(train_negatives: str) -> None:
     data = synthetic([5, 30, 12, 140, 1], n_items=150)
-    training = FactorisationSGD(batch_size=16, train_negatives=train_negatives)
-    together = draw_samples(data, np.arange(5), training, 3, 7)
+    task = make_task(data, seed=3, train_negatives=train_negatives)
+    together = draw_samples(task, np.arange(5), 7)
     for client, place in enumerate(together.order):
-        alone = draw_samples(data, np.array([place]), training, 3, 7)
+        alone = draw_samples(task, np.array([place]), 7)
         start, count = together.sample_starts[client], together.samples[client]
         mine = slice(together.row_starts[client], together.row_starts[client + 1])
         assert np.array_equal(alone.row_items, together.row_items[mine])

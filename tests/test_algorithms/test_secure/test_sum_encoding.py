@@ -11,6 +11,7 @@ from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure.bit_packing import pack_elements, packed_bytes, unpack_elements
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.slot_packing import SlotPlan
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import PayloadError
 from secure_rounds import SCHEMES, experiment, run_rounds
 
@@ -51,11 +52,11 @@ def test_slots_carry_the_sum_of_what_is_packed(
 
 def test_rounding_at_random_is_unbiased_and_the_same_for_everyone() -> None:
     layout, partial = SumLayout((GROUP,), {}, 5, 5), {"sum": np.full(50, 0.3), "weight": np.ones(20)}
-    numbers = FixedPoint(1.0, 3, "stochastic", 5, 5)
-    drawn = [numbers.of_client(partial, layout, np.ones(1, dtype=bool), 7, (r, 3))[0][:50] for r in range(400)]
+    numbers, seed = FixedPoint(1.0, 3, "stochastic", 5, 5), PrivateSeed(7)
+    drawn = [numbers.of_client(partial, layout, np.ones(1, dtype=bool), seed, (r, 3))[0][:50] for r in range(400)]
     assert abs(np.mean(drawn) * numbers.step - 0.3) < 0.01
     assert len(set(np.ravel(drawn))) == 2
-    again = numbers.of_client(partial, layout, np.ones(1, dtype=bool), 7, (0, 3))[0][:50]
+    again = numbers.of_client(partial, layout, np.ones(1, dtype=bool), seed, (0, 3))[0][:50]
     assert np.array_equal(drawn[0], again)
 
 

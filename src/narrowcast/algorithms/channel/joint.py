@@ -91,8 +91,11 @@ def symbol_bits() -> FloatArray:
     return np.array(entropies)
 
 
-def head_bits(n_items: int, positives: FloatArray | IntArray) -> FloatArray:
-    """Return the approximate bits that name the rows a client sends, [C]: `positives` [C] of them are its own items."""
-    share = np.clip(positives / n_items, 1e-6, 1 - 1e-6)
+def head_bits(n_items: int, unexpected: FloatArray | IntArray) -> FloatArray:
+    """Return the approximate bits that name the rows a client sends, [C]: `unexpected` [C] of them, or all but these.
+
+    The receiver expects the negatives that it regenerates, and otherwise no row.
+    """
+    share = np.clip(unexpected / n_items, 1e-6, 1 - 1e-6)
     entropy = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
     return 1.1 * n_items * entropy + _HEADER_BITS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,20 +15,34 @@ from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.types import Arrays, BoolArray, IntArray
 
 LIKELY, OTHER, BASIS = "likely", "other", "basis"
-"""The tensors that a codec sees: values of rows that the receiver expects, values of other rows, and a basis."""
+"""The tensors that a codec sees: values of rows that the receiver expects, values of other rows, and a basis.
+
+If the receiver expects none, or a stage needs all rows at once, `LIKELY` has the values of all rows.
+"""
+
+LikelyRows = Callable[[int], BoolArray]
+"""The rows [N] that the receiver expects of a client with so many positives, from public streams alone."""
 
 
 @dataclass(frozen=True)
 class RowUpdate:
-    """The rows that one client changed.
+    """The rows that one client changed, of a matrix of `n_rows`.
 
-    Shapes: rows [m] ascending; values [m, k]; likely [N], the rows that the receiver expects, which it regenerates
-    from the round's seeds.
+    `likely`, if the receiver expects rows, gives those of a client with so many `positives`.
+
+    Shapes: rows [m] ascending; values [m, k].
     """
 
     rows: IntArray
     values: NDArray[np.float32]
-    likely: BoolArray
+    n_rows: int
+    positives: int = 0
+    likely: LikelyRows | None = None
+
+    @property
+    def unexpected(self) -> IntArray:
+        """The rows that the receiver does not expect."""
+        return self.rows if self.likely is None else self.rows[~self.likely(self.positives)[self.rows]]
 
 
 def encode_rows(
@@ -39,17 +54,22 @@ def encode_rows(
 ) -> tuple[EncodedUpdate, Arrays] | None:
     """Pack an update within the client's budget; None if no levels, up to `finest`, fit.
 
-    Sent are the number of columns, the likely rows that are absent and the other rows that are present, each as the
-    shortest of three index lists, and the codec's bytes. `basis` [d, k] is sent too if the values are coordinates in a
-    basis that the receiver does not know. Also return the client's codec state once the update is sent. Raise
-    `UnsendableUpdateError` for values that are not finite.
+    Sent are the number of columns, the rows as the shortest of three index lists, and the codec's bytes. Of likely rows
+    those that are absent are listed instead, beside the number of positives, from which the receiver regenerates them.
+    `basis` [d, k] is sent too if the values are coordinates in a basis that the receiver does not know. Also return the
+    client's codec state once the update is sent. Raise `UnsendableUpdateError` for values that are not finite.
     """
-    rows, values, likely = update.rows, update.values, update.likely
-    sent = np.zeros(len(likely), dtype=bool)
+    rows, values = update.rows, update.values
+    sent = np.zeros(update.n_rows, dtype=bool)
     sent[rows] = True
-    head = varint(values.shape[1]) + _index_list(~sent[likely]) + _index_list(sent[~likely])
-    whole = encoder.codec.of_whole
-    tensors = {LIKELY: values} if whole else {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]}
+    head, tensors = varint(values.shape[1]), {LIKELY: values}
+    if update.likely is None:
+        head += _index_list(sent)
+    else:
+        likely = update.likely(update.positives)
+        head += varint(update.positives) + _index_list(~sent[likely]) + _index_list(sent[~likely])
+        if not encoder.codec.of_whole:
+            tensors = {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]}
     if basis is not None:
         tensors[BASIS] = basis
     fitting = encoder.encode(tensors, head, finest)
@@ -59,34 +79,37 @@ def encode_rows(
 def decode_rows(
     codec: Codec,
     data: bytes,
-    likely: BoolArray,
+    n_rows: int,
     max_columns: int,
     key: int,
     *,
+    likely: LikelyRows | None = None,
     dimension: int | None = None,
 ) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return the rows [m] and their values [m, k] as the receiver gets them.
+    """Return the rows [m] of `n_rows` and their values [m, k] as the receiver gets them.
 
-    With a `dimension` d the values come with a basis [d, k], and are returned as [m, d]. Raise `PayloadError` for
-    bytes that `encode_rows` cannot have written.
+    Everything that it needs besides the bytes is public. With a `dimension` d the values come with a basis [d, k], and
+    are returned as [m, d]. Raise `PayloadError` for bytes that `encode_rows` cannot have written.
     """
     reader = Reader(data)
     columns = reader.varint(max_columns)
-    sent = likely.copy()
-    sent[np.flatnonzero(likely)[_read_index_list(reader, int(likely.sum()))]] = False
-    sent[np.flatnonzero(~likely)[_read_index_list(reader, int((~likely).sum()))]] = True
-    rows = np.flatnonzero(sent)
-    expected = np.ones(len(rows), dtype=bool) if codec.of_whole else likely[rows]
-    shapes = {LIKELY: (int(expected.sum()), columns)}
-    if not codec.of_whole:
-        shapes[OTHER] = (int((~expected).sum()), columns)
+    expected = np.zeros(n_rows, dtype=bool) if likely is None else likely(reader.varint(n_rows))
+    sent = expected.copy()
+    if likely is not None:
+        sent[np.flatnonzero(expected)[_read_index_list(reader, int(expected.sum()))]] = False
+    sent[np.flatnonzero(~expected)[_read_index_list(reader, int((~expected).sum()))]] = True
+    rows, whole = np.flatnonzero(sent), likely is None or codec.of_whole
+    first = np.ones(len(rows), dtype=bool) if whole else expected[rows]
+    shapes = {LIKELY: (int(first.sum()), columns)}
+    if not whole:
+        shapes[OTHER] = (int((~first).sum()), columns)
     if dimension is not None:
         shapes[BASIS] = (dimension, columns)
     tensors = codec.decode(bytes(reader.rest()), shapes, key)
     values = np.empty((len(rows), columns), dtype=np.float32)
-    values[expected] = tensors[LIKELY]
-    if not codec.of_whole:
-        values[~expected] = tensors[OTHER]
+    values[first] = tensors[LIKELY]
+    if not whole:
+        values[~first] = tensors[OTHER]
     return rows, values if dimension is None else values @ tensors[BASIS].T
 
 

@@ -72,7 +72,7 @@ class AdaptiveAtomo(LocalThenUpload):
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters."""
-        return task.model.init_clients(task.data, task.seed)
+        return task.model.init_clients(task.data, task.private_seed.value)
 
     # Server half
 

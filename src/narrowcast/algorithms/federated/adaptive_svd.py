@@ -25,7 +25,12 @@ from narrowcast.algorithms.codecs.rows import RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.svd import truncated_svd
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
-from narrowcast.algorithms.federated.factorisation_checks import check_rank, expected_rows, only_factorisation
+from narrowcast.algorithms.federated.factorisation_checks import (
+    check_rank,
+    expected_rows,
+    named_rows,
+    only_factorisation,
+)
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent
 from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
@@ -35,7 +40,8 @@ from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, Matrix
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
 
 _UPDATE, _CHANGED = "update", "changed_rows"
-NORM_BITS = 48.0  # three bfloat16 norms for a column: of the rows that are likely, of the others, of the directions
+NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows, and of the directions
+SHARED_NORM_BITS = 48.0  # with shared negatives three: of the likely rows, of the others, and of the directions
 
 
 class AdaptiveSVD(AlgorithmDefaults, BaseModel):
@@ -61,6 +67,11 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         check_adaptive_codec(self.kind, self.codec)
         check_rank(self.rank, task.model)
 
+    @property
+    def codes_row_lists(self) -> bool:
+        """True: uploads are touched rows through a codec."""
+        return True
+
     def init(self, task: Task) -> Arrays:
         """Return Q, and the change that the last round made to it: none."""
         server = task.model.init_server(task.data, task.seed)
@@ -69,7 +80,7 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the user factors P [U, d]."""
-        return task.model.init_clients(task.data, task.seed)
+        return task.model.init_clients(task.data, task.private_seed.value)
 
     # Server half
 
@@ -118,8 +129,9 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         if not self.informs_allocation:
             return None
         assert isinstance(task.model, MatrixFactorisation), "check() refuses other models"
-        choices, values = Choices(1, 1, NORM_BITS), expected_rows(task, cohort) + task.model.embedding_dim
-        heads = head_bits(task.data.n_items, task.data.examples[cohort].astype(np.float64))
+        norm_bits = SHARED_NORM_BITS if task.training.shared_negatives else NORM_BITS
+        choices, values = Choices(1, 1, norm_bits), expected_rows(task, cohort) + task.model.embedding_dim
+        heads = head_bits(task.data.n_items, named_rows(task, cohort))
         curves = choices.curves(choices.of_rows(values), heads)
         return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
 
@@ -132,7 +144,9 @@ def send_directions(max_rank: int, update: RowUpdate, encoder: ClientEncoder) ->
     payload, rank = fitting
     dimension = update.values.shape[1]
     _, received = decode_rows(
-        encoder.codec, payload.to_bytes(), update.likely, max_rank, encoder.key, dimension=dimension
+        *(encoder.codec, payload.to_bytes(), update.n_rows, max_rank, encoder.key),
+        likely=update.likely,
+        dimension=dimension,
     )
     return Sent(payload.wire_bits(), received, {}, rank)
 
@@ -143,13 +157,14 @@ def encode_directions(update: RowUpdate, encoder: ClientEncoder, max_rank: int) 
     Return the payload and its rank, 1..`max_rank`; None if not even rank 1 fits the budget. Raise
     `UnsendableUpdateError` for values that are not finite.
     """
-    rows, changes, likely = update.rows, update.values, update.likely
+    rows, changes = update.rows, update.values
     most = min(max_rank, *changes.shape)
     left, strengths, right = truncated_svd(changes, most)
     energy = max(float(np.square(changes, dtype=np.float64).sum()), 1e-300)
     missing = np.maximum(1 - np.cumsum(strengths**2) / energy, 0)
-    head = head_bits(len(likely), np.array([(~likely[rows]).sum()]))[0]
-    best, levels = best_choice(missing, len(rows), changes.shape[1], encoder.budget_bits - head)
+    head = head_bits(update.n_rows, np.array([len(update.unexpected)]))[0]
+    norm_bits = NORM_BITS if update.likely is None else SHARED_NORM_BITS
+    best, levels = best_choice(missing, len(rows), changes.shape[1], encoder.budget_bits - head, norm_bits)
     if np.isinf(encoder.budget_bits):
         best, levels = most, encoder.codec.levels or 1
     encoder = replace(encoder, codec=encoder.codec.with_levels(levels))
@@ -157,13 +172,13 @@ def encode_directions(update: RowUpdate, encoder: ClientEncoder, max_rank: int) 
     for rank in range(best, 0, -1):
         coordinates = (left[:, :rank] * strengths[:rank]).astype(np.float32)
         directions = np.ascontiguousarray(right[:rank].T, dtype=np.float32)
-        fitting = encode_rows(encoder, RowUpdate(rows, coordinates, likely), basis=directions, finest=finest)
+        fitting = encode_rows(encoder, replace(update, values=coordinates), basis=directions, finest=finest)
         if fitting is not None:
             return fitting[0], rank
     return None
 
 
-def best_choice(missing: FloatArray, rows: int, dimension: int, bits: float) -> tuple[int, int]:
+def best_choice(missing: FloatArray, rows: int, dimension: int, bits: float, norm_bits: float) -> tuple[int, int]:
     """Return the rank and the levels within so many bits with the least error; rank 1 at one level if none fits.
 
     `missing` [R] is the share of the energy that ranks 1..R leave out. At rank r and k levels the error is that share
@@ -174,7 +189,7 @@ def best_choice(missing: FloatArray, rows: int, dimension: int, bits: float) -> 
     # directions have the same levels, and so finer steps if there are more rows than columns
     entropy = (rows + dimension) * symbol_bits() + dimension * 0.5 * np.log2(max(rows, 1) / dimension)
     error = missing[:, None] + (1 - missing[:, None]) * (rows + dimension) / (12 * levels**2)
-    error = np.where((ranks * (entropy + NORM_BITS) <= bits) & (levels >= 1), error, np.inf)
+    error = np.where((ranks * (entropy + norm_bits) <= bits) & (levels >= 1), error, np.inf)
     if not np.isfinite(error).any():
         return 1, 1
     rank, step = np.unravel_index(int(error.argmin()), error.shape)

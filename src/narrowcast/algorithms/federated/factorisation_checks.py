@@ -30,3 +30,13 @@ def expected_rows(task: Task, cohort: IntArray) -> FloatArray:
     positives = task.data.examples[cohort].astype(np.float64)
     drawn = task.data.n_items * -np.expm1(-positives * task.training.negatives / task.data.n_items)
     return positives + drawn * (1 - positives / task.data.n_items)
+
+
+def named_rows(task: Task, cohort: IntArray) -> FloatArray:
+    """Return the expected number of rows that each client of a cohort names, [C]: all of them, or its positives alone.
+
+    With shared negatives the receiver expects the others.
+    """
+    if task.training.shared_negatives:
+        return np.asarray(task.data.examples[cohort], dtype=np.float64)
+    return expected_rows(task, cohort)

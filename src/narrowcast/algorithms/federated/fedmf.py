@@ -62,6 +62,11 @@ class FedMF(AlgorithmDefaults, BaseModel):
                 advice = "algorithm.rows = touched" if field == "codec" else "another stage"
                 raise UserError(f"algorithm.{field} has {remembers[0]}, which whole matrices go without; use {advice}")
 
+    @property
+    def codes_row_lists(self) -> bool:
+        """Return whether uploads are touched rows through a codec."""
+        return bool(self.codec) and self.rows == "touched"
+
     def init(self, task: Task) -> Arrays:
         """Return Q, and the rows that the last round changed: none."""
         server = task.model.init_server(task.data, task.seed)
@@ -69,7 +74,7 @@ class FedMF(AlgorithmDefaults, BaseModel):
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the user factors P [U, d], and the codec's state."""
-        clients = task.model.init_clients(task.data, task.seed)
+        clients = task.model.init_clients(task.data, task.private_seed.value)
         if self.rows == "all":
             return clients
         rows = {LIKELY: (task.data.n_items, clients[USER_FACTORS].shape[1])}

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.seeds import stream_keys, uniform_below, uniform_unit
+from narrowcast.platform.seeds import uniform_below, uniform_unit
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
 
 
@@ -32,7 +32,7 @@ class FedProx(Averaging):
         """Return the proximal term, and the epochs that each client has time for."""
         if not self.partial_share:
             return LocalTerms(proximal=self.mu)
-        keys = stream_keys(task.seed, "partial work", chunk.round_index, chunk.clients)
+        keys = task.private_seed.stream_keys("partial work", chunk.round_index, chunk.clients)
         first = np.zeros(len(keys), dtype=np.int64)
         slow = uniform_unit(keys, first) < self.partial_share
         epochs = np.full(len(keys), task.training.epochs)

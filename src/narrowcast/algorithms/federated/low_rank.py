@@ -67,6 +67,11 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
             )
         check_rank(self.rank, task.model)
 
+    @property
+    def codes_row_lists(self) -> bool:
+        """Return whether uploads of matrix factorisation are touched rows through a codec."""
+        return bool(self.codec)
+
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters, and A = 0."""
         model = task.model.init_server(task.data, task.seed)
@@ -74,7 +79,7 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the private parameters of all clients, such as the user factors P [U, d]."""
-        return task.model.init_clients(task.data, task.seed)
+        return task.model.init_clients(task.data, task.private_seed.value)
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
         """Return the local training of a network; None for matrix factorisation, which has a program of its own."""

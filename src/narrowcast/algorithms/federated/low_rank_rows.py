@@ -114,10 +114,11 @@ class RowForm:
     def _sizes(self, cohort: RowCohort) -> UpdateSizes:
         algorithm, rows = self.algorithm, cohort.n_rows.astype(np.float64)
         ranks = np.arange(algorithm.rank + 1)
+        unexpected = cohort.positives if cohort.task.training.shared_negatives else cohort.n_rows
         bits = float_bits(cohort, ranks[None, :], algorithm.aggregation, algorithm.rows)
         return UpdateSizes(
             float_bits=np.broadcast_to(bits, (len(rows), len(ranks))),
             values=rows[:, None] * ranks[1:],
-            head_bits=head_bits(cohort.task.data.n_items, cohort.positives),
+            head_bits=head_bits(cohort.task.data.n_items, unexpected),
             rows=rows,
         )

@@ -54,7 +54,7 @@ class Scaffold(LocalThenUpload):
         }
         shapes = {name: values.shape for name, values in server.items()}
         codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
-        return {**task.model.init_clients(task.data, task.seed), **CONTROL.add(controls), **codec}
+        return {**task.model.init_clients(task.data, task.private_seed.value), **CONTROL.add(controls), **codec}
 
     # Server half
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.channel.joint import Choices, head_bits
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.factorisation_checks import expected_rows
+from narrowcast.algorithms.federated.factorisation_checks import expected_rows, named_rows
 from narrowcast.algorithms.federated.low_rank import LowRank
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
 from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES, RankPolicy, UniformRank
@@ -24,7 +24,7 @@ from narrowcast.platform.contracts import Broadcast, RateDistortion, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
 
-_NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows that are likely, and of the others
+_NORM_BITS = 16.0  # of a column, in bfloat16
 
 
 class SCoLR(LowRank):
@@ -69,10 +69,11 @@ class SCoLR(LowRank):
         if self.rank_policy.kind != "channel" or chunk.budget_bits is None:
             profiles, bits = task.profiles.take(chunk.clients), known.float_bits
             return self.rank_policy.ranks(profiles, self.rank, bits, task.seed, chunk.round_index), None
-        if self._choices is None:
+        choices = self._choices(task)
+        if choices is None:
             return (known.float_bits[:, 1:] <= chunk.budget_bits[:, None]).sum(axis=1), None
         budget = chunk.budget_bits.astype(np.float64)
-        ranks, steps = self._choices.best(budget, known.values, known.head_bits)
+        ranks, steps = choices.best(budget, known.values, known.head_bits)
         if known.rows is None:
             return ranks, None
         return ranks, np.maximum(1, np.rint(known.rows**0.5 / steps)).astype(np.int64)
@@ -81,10 +82,11 @@ class SCoLR(LowRank):
 
     def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """Return the error of each client's update at so many bits, by the rows that it is expected to touch."""
-        if self.rank_policy.kind != "channel" or self._choices is None or not isinstance(task.data, Interactions):
+        choices = self._choices(task)
+        if self.rank_policy.kind != "channel" or choices is None or not isinstance(task.data, Interactions):
             return None
-        positives, rows = task.data.examples[cohort].astype(np.float64), self.expected_values(task, cohort)
-        curves = self._choices.curves(self._choices.of_rows(rows), head_bits(task.data.n_items, positives))
+        heads = head_bits(task.data.n_items, named_rows(task, cohort))
+        curves = choices.curves(choices.of_rows(self.expected_values(task, cohort)), heads)
         return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
 
     def expected_values(self, task: Task, cohort: IntArray) -> FloatArray:
@@ -93,9 +95,10 @@ class SCoLR(LowRank):
             return expected_rows(task, cohort)
         return np.maximum(task.data.examples[cohort].astype(np.float64), 1.0)
 
-    @property
-    def _choices(self) -> Choices | None:
-        """The joint choices of rank and levels; None for a codec without a quantiser."""
+    def _choices(self, task: Task) -> Choices | None:
+        """Return the joint choices of rank and levels; None for a codec without a quantiser."""
         if Codec(self.codec).levels is None:
             return None
-        return Choices(self.rank, self.rank, _NORM_BITS)
+        # Rows that the receiver expects have norms of their own.
+        private = isinstance(task.data, Interactions) and not task.training.shared_negatives
+        return Choices(self.rank, self.rank, _NORM_BITS * (1 if private else 2))

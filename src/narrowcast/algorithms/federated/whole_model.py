@@ -53,7 +53,7 @@ class WholeModel(LocalThenUpload):
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, and the codec's state for what they train and send."""
-        clients = task.model.init_clients(task.data, task.seed)
+        clients = task.model.init_clients(task.data, task.private_seed.value)
         if not self.codec:
             return clients
         trained = self.broadcast(self.init(task), task, round_index=1).arrays

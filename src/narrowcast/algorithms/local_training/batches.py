@@ -7,17 +7,18 @@ on the other clients of its chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.seeds import stream_keys, uniform_below
+from narrowcast.platform.seeds import Words, stream_keys, uniform_below
 from narrowcast.platform.types import BoolArray, IntArray
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+    from narrowcast.platform.contracts import Task
 
 SECOND_TRY = 2**32
 """Counter at which a client's stream of second draws begins."""
@@ -79,22 +80,28 @@ def training_items(data: Interactions, clients: IntArray) -> IntArray:
     return np.concatenate(slices) if slices else np.empty(0, dtype=np.int64)
 
 
+def negative_keys(task: Task[Interactions, FactorisationSGD], clients: IntArray, round_index: int) -> Words:
+    """Return the keys of the streams of negatives, [C]: private ones, unless the receiver regenerates negatives."""
+    if task.training.shared_negatives:
+        return stream_keys(task.seed, "negatives", round_index, clients)
+    return task.private_seed.stream_keys("negatives", round_index, clients)
+
+
 def draw_batches(
-    data: Interactions,
+    task: Task[Interactions, FactorisationSGD],
     clients: IntArray,
-    training: FactorisationSGD,
-    seed: int,
     round_index: int,
     epochs: IntArray | None = None,
 ) -> ChunkBatches:
-    """Draw the batches of one participation of each client; a function of seed, round and client only.
+    """Draw the batches of one participation of each client; a function of the seeds, round and client only.
 
     Negatives are uniform over the items that a client may draw. Each is first drawn from all items and drawn again from
-    the allowed ones only if it is not allowed. The holder of the seed therefore knows almost all rows that a client
+    the allowed ones only if it is not allowed. The holder of their seed therefore knows almost all rows that a client
     touches.
 
     Shapes: clients [C]; epochs [C], by default `training.epochs` for each client.
     """
+    data, training = task.data, task.training
     examples = data.examples[clients]
     known = known_items(data, clients, leaky=training.train_negatives == "leaky")
     allowed_counts = data.n_items - known.sum(axis=1)
@@ -102,7 +109,8 @@ def draw_batches(
     drawn = samples - examples
     if epochs is None:
         epochs = np.full(len(clients), training.epochs)
-    schedule = draw_schedule(samples, epochs, training.batch_size, stream_keys(seed, "shuffle", round_index, clients))
+    shuffle_keys = task.private_seed.stream_keys("shuffle", round_index, clients)
+    schedule = draw_schedule(samples, epochs, training.batch_size, shuffle_keys)
     order = schedule.order
     clients, examples, drawn, samples = clients[order], examples[order], drawn[order], samples[order]
     known, allowed_counts = known[order], allowed_counts[order]
@@ -110,7 +118,7 @@ def draw_batches(
     # Negatives: drawn from all items; a draw that is not allowed is replaced by one from the allowed items.
     n_clients = len(clients)
     places = np.repeat(np.arange(n_clients), drawn)
-    keys = stream_keys(seed, "negatives", round_index, clients)[places]
+    keys = negative_keys(task, clients, round_index)[places]
     counters = np.arange(len(places)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
     negatives = uniform_below(keys, counters, np.full(len(places), data.n_items))
     again = np.flatnonzero(known[places, negatives])
@@ -146,9 +154,25 @@ def draw_batches(
     )
 
 
-def likely_rows(n_items: int, drawn: int, seed: int, round_index: int, client: int) -> BoolArray:
-    """Return the items that a client touches unless it may not draw them, which the server can compute as well, [N]."""
-    keys = stream_keys(seed, "negatives", round_index, np.array([client]))
-    likely = np.zeros(n_items, dtype=bool)
-    likely[uniform_below(keys, np.arange(drawn), np.full(drawn, n_items))] = True
-    return likely
+@dataclass(frozen=True)
+class SharedNegatives:
+    """What a receiver knows of the negatives that one client draws from the public stream in one round.
+
+    `negatives` are drawn for each positive of `n_items` items; `key` is that of the client's stream.
+    """
+
+    n_items: int
+    negatives: int
+    key: Words
+
+    @classmethod
+    def of(cls, task: Task[Interactions, FactorisationSGD], client: int, round_index: int) -> Self:
+        """Return what everybody knows of this client's negatives in a round."""
+        key = stream_keys(task.seed, "negatives", round_index, np.array([client]))
+        return cls(task.data.n_items, task.training.negatives, key)
+
+    def likely_rows(self, positives: int) -> BoolArray:
+        """Return the items that a client with so many positives touches unless it may not draw them, [N]."""
+        drawn, likely = positives * self.negatives, np.zeros(self.n_items, dtype=bool)
+        likely[uniform_below(self.key, np.arange(drawn), np.full(drawn, self.n_items))] = True
+        return likely

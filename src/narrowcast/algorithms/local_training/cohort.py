@@ -40,7 +40,7 @@ class RowCohort:
     @classmethod
     def draw(cls, chunk: Chunk, task: Task[Interactions, FactorisationSGD]) -> Self:
         """Draw the samples of the chunk's clients."""
-        return cls(chunk, task, draw_samples(task.data, chunk.clients, task.training, task.seed, chunk.round_index))
+        return cls(chunk, task, draw_samples(task, chunk.clients, chunk.round_index))
 
     @cached_property
     def places(self) -> IntArray:
@@ -101,8 +101,7 @@ class RowCohort:
 
     @property
     def _batches(self) -> ChunkBatches:
-        chunk, task = self.chunk, self.task
-        return draw_batches(task.data, chunk.clients, task.training, task.seed, chunk.round_index)
+        return draw_batches(self.task, self.chunk.clients, self.chunk.round_index)
 
 
 def _summed(n_items: int, batches: ChunkBatches, result: LocalResult, client_weights: Floats) -> FusedResult:

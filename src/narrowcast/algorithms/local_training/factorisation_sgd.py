@@ -27,6 +27,10 @@ class FactorisationSGD(BaseModel):
     against, and draws only items on which some user trains, as the code released with CoLR does (Nguyen et al., WWW
     2024). The published numbers need `leaky`, and it tells the model where the test items are.
 
+    With `shared_negatives` negatives come from the public stream. The receiver regenerates them, so that an upload
+    through a codec names hardly more than the client's own items, whose number it sends: fewer bits, and the client's
+    training items lie open. Without it they are private, and the list of all touched rows is sent.
+
     Differs from the released code: 1. negatives are drawn independently; the code draws groups of four without repeats
     inside a group.
     """
@@ -41,6 +45,9 @@ class FactorisationSGD(BaseModel):
     negatives: int = Field(4, ge=0, description="sampled negatives per training item")
     train_negatives: Literal["clean", "leaky"] = Field(
         "clean", description="items never drawn as negatives: training items; or also the held-out and ranked items"
+    )
+    shared_negatives: bool = Field(
+        False, description="draw negatives that the server can regenerate: shorter row lists, which give positives away"
     )
     program: Literal["auto", "fused", "batched"] = Field(
         "auto",
@@ -60,6 +67,8 @@ class FactorisationSGD(BaseModel):
             raise UserError(
                 f'training.kind = "{self.kind}" trains matrix_factorisation only, not {task.model.kind}; use "sgd"'
             )
+        if self.shared_negatives and not self.negatives:
+            raise UserError("training.shared_negatives = true: training.negatives = 0 draws none; leave it out")
         if self.program == "fused" and self.device != "cpu":
             raise UserError('training.program = "fused" runs on a CPU; use batched, or device: cpu')
 
@@ -82,7 +91,7 @@ class FactorisationSGD(BaseModel):
     ) -> LocalUpdates:
         """Train whole rows; `changes` holds every row of Q [C, N, d], zero for rows that the client did not touch."""
         epochs = epochs_of(chunk, terms, self.epochs)
-        batches = draw_batches(task.data, chunk.clients, self, task.seed, chunk.round_index, epochs)
+        batches = draw_batches(task, chunk.clients, chunk.round_index, epochs)
         item_factors = to_tensor(np.asarray(server[ITEM_FACTORS]), self.device)
         user_factors = to_tensor(np.asarray(chunk.state[USER_FACTORS])[batches.order], self.device)
         n_clients = len(chunk.clients)

@@ -18,7 +18,6 @@ from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.classifier import Classifier, as_input, skeleton
-from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
@@ -116,7 +115,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     counts = data.examples[clients]
     epochs = np.concatenate([epochs_of(call.chunk, call.terms, training.epochs) for call in calls])
     keys = np.concatenate(
-        [stream_keys(call.task.seed, "shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
+        [call.task.private_seed.stream_keys("shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
     )
     # Batches are padded to one size, which must not depend on the clients of the chunk, as rounding depends on it.
     batch_size = min(training.batch_size, max(int(data.examples.max(initial=0)), 1))

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.local_training.batches import SECOND_TRY
+from narrowcast.algorithms.local_training.batches import SECOND_TRY, negative_keys
 from narrowcast.algorithms.local_training.compiled import compiled, over_clients, read_only
 from narrowcast.platform.data.interactions import Interactions
-from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import BoolArray, IntArray
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+    from narrowcast.platform.contracts import Task
 
 Words = NDArray[np.uint64]
 Places = NDArray[np.uint32]
@@ -55,12 +55,13 @@ class ChunkSamples(NamedTuple):
 
 
 def draw_samples(
-    data: Interactions, clients: IntArray, training: FactorisationSGD, seed: int, round_index: int, threads: int = 1
+    task: Task[Interactions, FactorisationSGD], clients: IntArray, round_index: int, threads: int = 1
 ) -> ChunkSamples:
     """Draw the samples of one participation of these clients.
 
     They are those of `draw_batches` and do not depend on the set of clients.
     """
+    data, training = task.data, task.training
     leaky = training.train_negatives == "leaky"
     positives = data.indptr[clients + 1] - data.indptr[clients]
     most = positives * (1 + training.negatives) + 1  # one extra place for writes that are discarded
@@ -76,7 +77,7 @@ def draw_samples(
         read_only(_held_out(data, clients) if leaky else np.empty((len(clients), 0)), np.int64),
         read_only(data.trained_items if leaky else np.ones(data.n_items), np.bool_),
         training.negatives,
-        stream_keys(seed, "negatives", round_index, clients),
+        negative_keys(task, clients, round_index),
         starts,
         sample_rows,
         row_items,
@@ -93,7 +94,7 @@ def draw_samples(
         positives=positives[order],
         sample_starts=starts[order],
         sample_rows=sample_rows,
-        shuffle_keys=stream_keys(seed, "shuffle", round_index, clients[order]),
+        shuffle_keys=task.private_seed.stream_keys("shuffle", round_index, clients[order]),
     )
 
 

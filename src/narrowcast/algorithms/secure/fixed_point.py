@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
-from narrowcast.platform.seeds import stream_keys, uniform_unit
+from narrowcast.platform.seeds import PrivateSeed, uniform_unit
 from narrowcast.platform.types import Arrays, BoolArray
 
 Rounding = Literal["stochastic", "nearest"]
@@ -46,7 +46,7 @@ class FixedPoint:
         return self.clip / 2 ** (self.bits - 1)
 
     def of_client(
-        self, partial: Arrays, layout: SumLayout, sends: BoolArray, seed: int, key: tuple[int, int]
+        self, partial: Arrays, layout: SumLayout, sends: BoolArray, seed: PrivateSeed, key: tuple[int, int]
     ) -> list[Integers | None]:
         """Return the integers of each group that a client sends, [n_values + n_counts]; None for the other groups.
 
@@ -55,7 +55,7 @@ class FixedPoint:
         the bits are spent on the change.
         """
         round_index, client = key
-        random_key = stream_keys(seed, "secure rounding", round_index, np.array([client]))
+        random_key = seed.stream_keys("secure rounding", round_index, np.array([client]))
         weights = [part for group in layout.groups for part in group.counts]
         weight = max(int(part.of(partial).max()) for part in weights) if layout.one_weight else 1
         start, integers = 0, list[Integers | None]()

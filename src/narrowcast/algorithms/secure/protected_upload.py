@@ -13,6 +13,7 @@ from narrowcast.algorithms.secure.bit_packing import RingElements
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, ClientLedger, PayloadError
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class UploadProtector:
 
     chunk: Chunk
     seed: int
+    private_seed: PrivateSeed
     messages: Messages
     keys: RoundKeys
     secrets: ClientSecrets
@@ -56,7 +58,7 @@ class UploadProtector:
         """Return the client's partial sum, protected and signed."""
         messages, round_index, groups = self.messages, self.chunk.round_index, self.groups[client]
         numbers, public = messages.fixed_point, self.keys.public
-        integers = numbers.of_client(partial, messages.layout, groups, self.seed, (round_index, client))
+        integers = numbers.of_client(partial, messages.layout, groups, self.private_seed, (round_index, client))
         bodies = [
             None if each is None else messages.scheme.encode(group, each, numbers, public, mask)
             for group, each, mask in zip(messages.layout.groups, integers, self._masks(place, client), strict=True)

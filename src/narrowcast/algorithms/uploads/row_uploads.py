@@ -15,7 +15,7 @@ from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows, enco
 from narrowcast.algorithms.codecs.error_feedback import memory_of_rows, with_memory_of_rows
 from narrowcast.algorithms.codecs.rows import RowLayout, rows_wire_bits
 from narrowcast.algorithms.codecs.whole_matrix import decode_matrix, encode_matrix
-from narrowcast.algorithms.local_training.batches import likely_rows
+from narrowcast.algorithms.local_training.batches import SharedNegatives
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.local_training.fused import FusedResult
 from narrowcast.algorithms.local_training.row_sum import sum_rows
@@ -32,15 +32,13 @@ RowCoding = Coding[RowUpdate, Rows]
 class RowView:
     """Each client's rows of the changes, in the columns that it sends.
 
-    Shapes: changes [R, k], and `received` likewise; columns [C, k]; finite [C]. With `expects_negatives` the receiver
-    regenerates most of the negative items that a client drew, and expects their rows.
+    Shapes: changes [R, k], and `received` likewise; columns [C, k]; finite [C].
     """
 
     cohort: RowCohort
     changes: Rows
     columns: BoolArray
     finite: BoolArray
-    expects_negatives: bool = True
     received: Rows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,20 +56,18 @@ class RowView:
 
     def take(self, place: int) -> RowUpdate:
         """Return one client's rows in its own columns."""
-        own, columns = self.cohort.rows(place), np.flatnonzero(self.columns[place])
-        return RowUpdate(self.cohort.samples.row_items[own], self.changes[own][:, columns], self._likely(place))
+        cohort, own, columns = self.cohort, self.cohort.rows(place), np.flatnonzero(self.columns[place])
+        rows, changes = cohort.samples.row_items[own], self.changes[own][:, columns]
+        client, task = int(cohort.chunk.clients[place]), cohort.task
+        if not task.training.shared_negatives:
+            return RowUpdate(rows, changes, task.data.n_items)
+        shared = SharedNegatives.of(task, client, cohort.chunk.round_index)
+        return RowUpdate(rows, changes, task.data.n_items, int(cohort.positives[place]), shared.likely_rows)
 
     def put(self, place: int, received: Rows) -> None:
         """Store the rows that the server decoded of one client."""
         own = self.cohort.rows(place)
         self.received[own.start : own.stop, np.flatnonzero(self.columns[place])] = received
-
-    def _likely(self, place: int) -> BoolArray:
-        chunk, task = self.cohort.chunk, self.cohort.task
-        if not self.expects_negatives:
-            return np.zeros(task.data.n_items, dtype=bool)
-        drawn = int(self.cohort.samples.positives[self.cohort.places[place]]) * task.training.negatives
-        return likely_rows(task.data.n_items, drawn, task.seed, chunk.round_index, int(chunk.clients[place]))
 
 
 def row_coding(codec: Codec, layout: RowLayout, first_levels: IntArray | None = None) -> RowCoding:
@@ -86,13 +82,15 @@ def send_touched_rows(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] |
     if fitting is None:
         return None
     payload, after = fitting
-    _, received = decode_rows(encoder.codec, payload.to_bytes(), update.likely, update.values.shape[1], encoder.key)
+    _, received = decode_rows(
+        *(encoder.codec, payload.to_bytes(), update.n_rows, update.values.shape[1], encoder.key), likely=update.likely
+    )
     return Sent(payload.wire_bits(), received, with_memory_of_rows(encoder.state, update.rows, after))
 
 
 def send_whole_matrix(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] | None:
     """Send the whole matrix; the decoded values of untouched rows are dropped, and the client keeps no codec state."""
-    n_rows, columns = len(update.likely), update.values.shape[1]
+    n_rows, columns = update.n_rows, update.values.shape[1]
     payload = encode_matrix(encoder, update.rows, update.values, n_rows)
     if payload is None:
         return None
@@ -126,8 +124,8 @@ def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArr
         result = train(weights, True)
         began = time.perf_counter()
         assert result.row_changes is not None, "they were to be kept"
-        finite, touched_only = result.finite[cohort.places], sending.layout == "touched"
-        view = RowView(cohort, result.row_changes, columns, finite, touched_only)
+        finite = result.finite[cohort.places]
+        view = RowView(cohort, result.row_changes, columns, finite)
         uploads = send_each(chunk, task, sending.coding, view)
         delivered = uploads.delivered[samples.order]
         total, touched = sum_rows(

@@ -1,0 +1,33 @@
+"""Experiments of saved runs, among them runs of versions that had one seed for the server and the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.config import read_yaml
+from narrowcast.runs.run_folder import CONFIG
+
+
+def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
+    """Return the experiment of a run's folder, with overrides; `of_one_seed` if an earlier version wrote it."""
+    experiment = load_experiment(str(folder / CONFIG), overrides)
+    return of_one_seed(experiment) if has_one_seed(folder) and experiment.client_seed is None else experiment
+
+
+def has_one_seed(folder: Path) -> bool:
+    """Return whether an earlier version wrote this folder's `config.yaml`, which names every field."""
+    return "client_seed" not in read_yaml((folder / CONFIG).read_text(), str(folder / CONFIG))
+
+
+def of_one_seed(experiment: Experiment) -> Experiment:
+    """Return the experiment with the streams of earlier versions: `client_seed` is `seed`, and negatives are shared.
+
+    An upload that names its rows differs by the number of positives, which earlier versions did not send.
+    """
+    changed: dict[str, object] = {"client_seed": experiment.seed}
+    training = experiment.training
+    if getattr(experiment.algorithm, "codes_row_lists", False) and getattr(training, "negatives", 0):
+        changed["training"] = training.model_copy(update={"shared_negatives": True})  # type: ignore[attr-defined]
+    return experiment.model_copy(update=changed)

@@ -1,0 +1,133 @@
+"""What is drawn from which seed: every purpose in the code is listed here with its side."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import narrowcast
+from narrowcast.experiment import load_experiment, load_replicas
+from narrowcast.platform.seeds import PrivateSeed, generator, stream_keys
+
+SOURCE = Path(narrowcast.__file__).parent
+PUBLIC = {
+    # what a run is simulated with, and the data
+    ("platform/sampling.py", "'cohort'"),
+    ("platform/round_opening.py", "'cohort'"),
+    ("platform/asynchronous.py", "'cohort'"),
+    ("platform/simulation/availability.py", "purpose"),
+    ("platform/simulation/fleet.py", "'fleet'"),
+    ("algorithms/channel/channel_random.py", "purpose"),
+    ("platform/data/classification.py", "'validation'"),
+    ("platform/data/digits.py", "'digits: test'"),
+    ("platform/data/partition.py", "'partition'"),
+    ("platform/data/shakespeare.py", "'characters'"),
+    ("platform/data/synthetic.py", "'synthetic'"),
+    ("tuning/samplers.py", "'sampler'"),
+    ("reproduce/wireless_figures.py", "'least squares'"),
+    ("reproduce/wireless_figures.py", "'quantisers'"),
+    # the global model before round 1
+    ("platform/models/classifier.py", "'model'"),
+    ("algorithms/federated/hadamard.py", "'hadamard' + name + part"),
+    # what a decoder or the server regenerates
+    ("algorithms/federated/shared_basis.py", "'basis'"),
+    ("algorithms/federated/shared_basis.py", "'components' + name"),
+    ("algorithms/federated/rank_policy.py", "'rank'"),
+    ("algorithms/federated/fedmf.py", "'downlink codec'"),
+    ("algorithms/uploads/client_loop.py", "'codec'"),
+    ("algorithms/codecs/random_basis.py", "kind + name"),
+    # Rounding and sampling inside a codec: drawn under the key of the upload, which its stages are given whole.
+    ("algorithms/codecs/power_sgd.py", "WARM + name"),
+    ("algorithms/codecs/atomo.py", "'atomo'"),
+    # With `training.shared_negatives` alone.
+    ("algorithms/local_training/batches.py", "'negatives'"),
+}
+PRIVATE = {
+    ("algorithms/local_training/batches.py", "'negatives'"),
+    ("algorithms/local_training/batches.py", "'shuffle'"),
+    ("algorithms/local_training/streams.py", "'shuffle'"),
+    ("algorithms/local_training/sgd.py", "'shuffle'"),
+    ("algorithms/federated/fedprox.py", "'partial work'"),
+    ("algorithms/secure/fixed_point.py", "'secure rounding'"),
+}
+OF_THE_CALLER = {("platform/models/matrix_factorisation.py", "purpose")}
+"""Item factors come from the public seed, user factors from the private one."""
+DERIVED_FROM_0 = 7585169673735339510
+INITIAL_STATE = {
+    f"algorithms/federated/{name}.py"
+    for name in ("adaptive_atomo", "adaptive_svd", "fedmf", "low_rank", "scaffold", "whole_model")
+}
+CLIENT_SIDE = {
+    "algorithms/federated/fedprox.py",
+    "algorithms/local_training/batches.py",
+    "algorithms/local_training/sgd.py",
+    "algorithms/local_training/streams.py",
+    "algorithms/secure/protected_upload.py",
+    "algorithms/secure/secure_aggregation.py",
+}
+ASSEMBLY = {"experiment.py", "reproduce/colr_components.py", "laws/algorithm_laws.py"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+
+
+def test_every_purpose_has_its_side() -> None:
+    public, private = set(), set()
+    for name, tree in modules():
+        if name == "platform/seeds.py":
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in ("generator", "stream_keys"):
+                public.add((name, ast.unparse(node.args[1])))
+            elif isinstance(called, ast.Attribute) and called.attr in ("generator", "stream_keys"):
+                private.add((name, ast.unparse(node.args[0])))
+    assert public == PUBLIC | OF_THE_CALLER
+    assert private == PRIVATE
+
+
+def test_only_clients_draw_from_the_private_seed() -> None:
+    uses, values = set(), set()
+    for name, tree in modules():
+        names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        if "private_seed" in names:
+            uses.add(name)
+        if "private_seed.value" in ast.unparse(tree):
+            values.add(name)
+    assert uses == INITIAL_STATE | CLIENT_SIDE | ASSEMBLY
+    assert values == INITIAL_STATE | {"laws/algorithm_laws.py"}  # for the clients' state before round 1
+
+
+def test_a_private_seed_is_no_number() -> None:
+    seed, clients = PrivateSeed(7), np.arange(3)
+    assert np.array_equal(seed.stream_keys("shuffle", 2, clients), stream_keys(7, "shuffle", 2, clients))
+    with pytest.raises((TypeError, ValueError)):
+        stream_keys(seed, "shuffle", 2, clients)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError)):
+        generator(seed, "shuffle")  # type: ignore[arg-type]
+    assert "7" not in repr(seed)
+
+
+def test_a_derived_seed_is_another_for_each_seed_and_never_changes() -> None:
+    derived = [PrivateSeed.derived(seed).value for seed in (0, 1, 2, 2**63 - 1)]
+    assert len({*derived, 0, 1, 2, 2**63 - 1}) == 8 and all(0 <= value < 2**63 for value in derived)
+    assert derived[0] == DERIVED_FROM_0
+
+
+def test_the_private_seed_follows_the_seed_unless_it_is_given() -> None:
+    replicas = load_replicas("fedavg-digits", ["replicas.seed=[0,1]"])
+    assert [each.private_seed for each in replicas] == [PrivateSeed.derived(0), PrivateSeed.derived(1)]
+    given = load_replicas("fedavg-digits", ["replicas.seed=[0,1]", "client_seed=5"])
+    assert [each.private_seed for each in given] == [PrivateSeed(5), PrivateSeed(5)]
+    alone = load_experiment("fedavg-digits")
+    assert alone.digest() != load_experiment("fedavg-digits", ["client_seed=5"]).digest()
+    task = alone.task(alone.data.load())
+    assert (task.seed, task.private_seed) == (0, alone.private_seed)
