@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from narrowcast.cluster.client_host import ClientHost
@@ -86,7 +86,7 @@ class Hosts:
                 host = next(host for host in self._hosts if host.starting == reference)
                 try:
                     ray.get(reference)
-                except RayActorError as error:
+                except (RayActorError, ActorUnschedulableError) as error:  # the second if its node has just left
                     self.fail(host, f"it did not start ({type(error).__name__})")
                 except RayTaskError as error:
                     raise RunFailed(f"a client host could not start: {error.cause!r}") from error

@@ -47,9 +47,13 @@ def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int =
     folder = Folder.at(place)
     with uninterrupted():
         folder.write(state.round_index, *_of_state(state, digest))
-        # What is ahead of this state was refused when the run was resumed before it.
-        past = [each for each in folder.checkpoints() if _round(each) <= state.round_index]
-        folder.remove_all_but(past[-keep:])
+        folder.keep_last(keep, state.round_index)
+
+
+def prune_checkpoints(place: str | Path, state: RunState, keep: int) -> None:
+    """Remove what a crash between a checkpoint and the removal of earlier ones has left; raise `OSError`."""
+    with uninterrupted():
+        Folder.at(place).keep_last(keep, state.round_index)
 
 
 class NoCheckpointError(UserError):
@@ -187,6 +191,10 @@ class Folder:
                 disk().remove(Path(self.path, name))
                 return
             self.files.rm_file(f"{self.path}/{name}")
+
+    def keep_last(self, number: int, reached: int) -> None:
+        """Remove all but the last checkpoints; those after round `reached` were refused when the run was resumed."""
+        self.remove_all_but([name for name in self.checkpoints() if _round(name) <= reached][-number:])
 
     def remove_all_but(self, kept: list[str]) -> None:
         """Remove other checkpoints, and the remains of interrupted writes."""

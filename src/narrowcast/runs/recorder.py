@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from narrowcast.platform.checkpoint import save_checkpoint
+from narrowcast.platform.checkpoint import prune_checkpoints, save_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import RunFailed, UserError
@@ -87,18 +87,32 @@ class Recorder:
         run_id = self.sender.cursor.run_id
         with uninterrupted():
             self.result = write_outputs(each.folder, each.experiment, each.task, self.journal, self.state, run_id)
-            if not keep_checkpoints:
+            if keep_checkpoints:
+                place = checkpoint_place(each.experiment, each.folder)
+                with suppress(OSError):  # the run has its result
+                    prune_checkpoints(place, self.state, each.experiment.checkpoints_kept)
+            else:
                 remove_checkpoints(each.experiment, each.folder)
         return self.result
 
 
 @contextmanager
 def recorded(prepared: PreparedRun, on_round: OnRound, *, monitored: bool = True) -> Iterator[Recorder]:
-    """Open the run's folder and its MLflow run, new or resumed, and close both however the block ends."""
+    """Open the run's folder and its MLflow run, new or resumed, and close both however the block ends.
+
+    Raise `RunFailed` if the disk is full, or fails.
+    """
+    try:
+        yield from _recorded(prepared, on_round, monitored)
+    except OSError as error:
+        raise RunFailed(f"cannot write to {prepared.folder} ({error}); make room, then resume the run") from error
+
+
+def _recorded(prepared: PreparedRun, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
     experiment, folder, uri = prepared.experiment, prepared.folder, prepared.store_uri
     if prepared.resuming:
         with locked(folder):
-            cursor = Cursor.load(folder)
+            cursor = replace(Cursor.load(folder), closed=False)
             reopen_run(uri, cursor.run_id)
             yield from _recording(prepared, cursor, on_round, monitored)
         return
@@ -141,8 +155,6 @@ def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitor
     except KeyboardInterrupt:
         interrupted = True
         raise
-    except OSError as error:
-        raise RunFailed(f"cannot write to {folder} ({error}); make room, then resume the run") from error
     finally:
         stop_monitor()
         status = "FINISHED" if recorder.result else "KILLED" if interrupted else "FAILED"

@@ -263,8 +263,11 @@ class Sender:
         """Send the remaining rounds of a run that ended with `status`; return whether all were sent in time."""
         ended = self._sending.close(wait_seconds)
         self.cursor = replace(self.cursor, status=status)
-        if ended:
-            self.cursor.save(self._folder)
+        try:
+            if ended:
+                self.cursor.save(self._folder)
+        except OSError:  # the run's own error, a full disk perhaps, is the one to report
+            return False
         return self._caught_up()
 
 
@@ -308,8 +311,8 @@ def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], m
             tags=[RunTag(key, value) for key, value in tags.items()],
         )
         client.set_terminated(cursor.run_id, cursor.status)
+        replace(cursor, closed=True).save(folder)
     except STORE_ERRORS as error:
         logger.warning("the MLflow store is down (%s)", short_reason(error))
         return False
-    replace(cursor, closed=True).save(folder)
     return True
