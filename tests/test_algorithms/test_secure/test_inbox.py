@@ -13,7 +13,9 @@ from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.key_store import KeyStore
+from narrowcast.algorithms.secure.masking_round import STAYS
 from narrowcast.algorithms.secure.messages import Messages
+from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
 from narrowcast.platform.types import PayloadError
 
@@ -28,7 +30,9 @@ def sealed(messages: Messages) -> tuple[KeyStore, PublicKey, dict[int, bytes], d
     """Return a round of five clients: key store, public key, verification keys, an envelope of each client."""
     key_store = KeyStore(messages.scheme)
     public, clients = PublicKey.of(key_store.call("public", 0, {})), np.arange(5)
-    keys = dict(enumerate(map(bytes, key_store.call("begin", 1, {"clients": clients})["verify"])))
+    begin = {"clients": clients, "groups": np.ones((5, 2), dtype=np.uint8), "stops": np.full(5, STAYS)}
+    keys = dict(enumerate(map(bytes, key_store.call("begin", 1, begin)["verify"])))
+    rule = OpenableGroups(tuple(range(5)), np.ones((5, 2), dtype=bool), 3, 3)
     held = key_store.call("secrets", 1, {"clients": clients})
     envelopes = {}
     for client in range(5):
@@ -36,8 +40,7 @@ def sealed(messages: Messages) -> tuple[KeyStore, PublicKey, dict[int, bytes], d
         masks: list[Any] = [None, None]
         if "own" in held:
             pairs = {peer: held["pairs"][client, peer].tobytes() for peer in range(5) if peer != client}
-            groups = dict.fromkeys(range(5), np.ones(2, dtype=bool))
-            masks = messages.mask_layout().of_client(client, held["own"][client].tobytes(), pairs, groups)
+            masks = messages.mask_layout().of_client(client, held["own"][client].tobytes(), pairs, rule)
         bodies = [messages.scheme.encode(GROUP, integers, messages.fixed_point, public, mask) for mask in masks]
         envelopes[client] = messages.update(1, public).seal(client, bodies, held["signing"][client].tobytes())
     return key_store, public, keys, envelopes

@@ -1,22 +1,27 @@
-"""Pairwise masks: secret sharing, masks that cancel, recovery of dropouts, and refused shares."""
+"""Pairwise masks: secret sharing, masks that cancel, dropouts at every step, groups of few clients, refused shares."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from masking_play import ROUND, Play
 from narrowcast.algorithms.secure import shamir
-from narrowcast.algorithms.secure.bit_packing import to_ring, to_signed
+from narrowcast.algorithms.secure.envelope import EnrolledClients
+from narrowcast.algorithms.secure.key_agreement import KeyAgreements
 from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
-from narrowcast.algorithms.secure.masking_client import MaskingClient
-from narrowcast.algorithms.secure.masks import MaskLayout
+from narrowcast.algorithms.secure.masking_round import ADVERTISES, REVEALS, SHARES, SIGNS, STAYS, UPLOADS, checked_keys
 from narrowcast.platform.types import PayloadError
+
+STEPS = [ADVERTISES, SHARES, UPLOADS, SIGNS, REVEALS, STAYS]
 
 
 @given(st.integers(1, 12), st.integers(0, 12), st.randoms())
@@ -32,66 +37,129 @@ def test_enough_shares_give_the_secret_and_fewer_do_not(threshold: int, more: in
             assert shamir.combine(fewer) != secret
 
 
-def agreed(n: int = 7, threshold: int = 4) -> tuple[dict[int, MaskingClient], dict[int, bytes]]:
-    clients = {client: MaskingClient(3, client) for client in range(10, 10 + n)}
-    keys = {client: each.advertise_keys() for client, each in clients.items()}
-    boxes: dict[int, dict[int, bytes]] = {client: {} for client in clients}
-    for client, each in clients.items():
-        for peer, sealed in each.share_keys(keys, threshold).items():
-            boxes[peer][client] = sealed
-    for client, each in clients.items():
-        each.receive_shares(boxes[client])
-    return clients, keys
+@st.composite
+def plays(draw: Any) -> Play:
+    n, n_groups = draw(st.integers(3, 7)), draw(st.integers(1, 4))
+    groups = {
+        10 + client: [True, *draw(st.lists(st.booleans(), min_size=n_groups - 1, max_size=n_groups - 1))]
+        for client in range(n)
+    }
+    stop = st.sampled_from([*STEPS, STAYS, STAYS, STAYS, STAYS])
+    return Play(
+        groups,
+        draw(st.integers(n // 2 + 1, n)),
+        draw(st.integers(1, 3)),
+        {client: draw(stop) for client in groups},
+        draw(st.sampled_from(["honest_but_curious", "active"])),
+    )
 
 
-def test_masks_cancel_and_those_of_dropouts_are_recovered() -> None:
-    clients, keys = agreed()
-    masked = MaskLayout((10, 6), 32)
-    # One group that all clients send, and one that two survivors and two dropouts send.
-    groups = {client: np.array([True, client in (10, 11, 14, 16)]) for client in clients}
-    values = {client: [to_ring(np.arange(size) * client - 99, 32) for size in masked.sizes] for client in clients}
-    survivors, totals = [10, 12, 13, 16], [np.zeros(size, dtype=np.uint64) for size in masked.sizes]
-    for client, each in clients.items():
-        masks = masked.of_client(client, *each.mask_seeds(), groups)
-        for place in np.flatnonzero(groups[client]):
-            assert (masks[place] != 0).all()
-            if client in survivors:
-                totals[place] += values[client][place] + masks[place]
-    revealed = {client: clients[client].unmask(survivors) for client in survivors}
-    left = MaskRecovery.of(3, keys, revealed, 4).masks(masked, groups, keys)
-    for place, senders in enumerate((survivors, [10, 16])):
-        sent = sum((values[client][place].view(np.int64) << 32 >> 32 for client in senders), np.int64(0))
-        assert to_signed(totals[place] - left[place], 32).tolist() == np.asarray(sent).tolist()
+@given(plays())
+@settings(max_examples=60, deadline=None)
+def test_any_dropouts_leave_the_plain_sums_of_the_groups_that_may_be_opened(play: Play) -> None:
+    assert play.run() == play.reference()
+
+
+@pytest.mark.parametrize("adversary", ["honest_but_curious", "active"])
+@pytest.mark.parametrize("step", STEPS[:-1])
+def test_a_round_completes_with_as_many_as_needed_and_not_with_fewer(step: int, adversary: str) -> None:
+    groups = {client: [True, client % 2 == 0] for client in range(7)}
+    for gone in (2, 3):
+        play = Play(groups, 5, 2, dict.fromkeys(range(1, 1 + gone), step), adversary)
+        assert play.run() == play.reference()
+        assert (play.run() is None) == (gone == 3)
+
+
+@pytest.mark.parametrize("senders", [1, 2, 3])
+def test_a_group_of_few_stays_hidden_under_every_pattern_of_dropouts(senders: int) -> None:
+    """Six clients, of which four may finish; a group of 1, 2 or 3 needs three senders, another may not."""
+    groups = {client: [True, client < senders, client % 2 == 0] for client in range(6)}
+    opened = 0
+    for pattern in product([STAYS, UPLOADS, REVEALS], repeat=6):
+        if sum(each != STAYS for each in pattern) > 2:
+            continue
+        play = Play(groups, 4, 3, dict(enumerate(pattern)))
+        result = play.run()
+        assert result is not None
+        assert result == play.reference()
+        arrived = sum(each != UPLOADS for each in pattern[:senders])
+        assert (1 in result) <= (arrived == 3)
+        opened += 1 in result
+    assert (opened > 0) == (senders == 3)
+
+
+def revealed_seeds(play: Play) -> tuple[MaskRecovery, dict[int, Any], dict[int, bytes], list[int]]:
+    clients, advertised = play.agree()
+    survivors = [client for client in clients if play.stop(client) > UPLOADS]
+    return play.recovery(clients, advertised, survivors), clients, advertised, survivors
+
+
+def test_the_server_cannot_read_a_thin_group_from_all_that_is_revealed() -> None:
+    """The control: with a smaller bound the same subtraction reads the group of one client."""
+    groups = {client: [True, client in (0, 1), True] for client in range(6)}
+    for least, reads in ((2, False), (1, True)):
+        play = Play(groups, 4, least, {1: UPLOADS})
+        recovery, clients, advertised, survivors = revealed_seeds(play)
+        upload = play.upload(clients[0])[1]
+        left = recovery.masks(play.layout, advertised)[1]
+        assert bool(recovery.opened[1]) == reads
+        assert np.array_equal((upload - left) % 2**32, play.values(0, 1)) == reads
+        assert recovery.opened[[0, 2]].all()
+        assert survivors == [0, 2, 3, 4, 5]
 
 
 def test_wrong_shares_are_noticed() -> None:
-    clients, keys = agreed()
-    revealed = {client: clients[client].unmask([10, 11, 12, 13]) for client in (10, 11, 12, 13)}
+    play = Play({client: [True] for client in range(10, 17)}, 4)
+    clients, advertised = play.agree()
+    survivors = [10, 11, 12, 13]
+    bodies = {each: play.body(each, clients[each].unmask(survivors)) for each in survivors}
+    assert MaskRecovery.of(ROUND, play.rule, advertised, survivors, bodies).opened.all()
     for place in range(7):
-        spoilt = {client: list(shares) for client, shares in revealed.items()}
-        share = bytearray(spoilt[12][place])
-        share[20] ^= 1
-        spoilt[12][place] = bytes(share)
+        spoilt = bytearray(bodies[12])
+        spoilt[33 * place + 20] ^= 1
         with pytest.raises(PayloadError, match=f"client {10 + place}'s secret do not give"):
-            MaskRecovery.of(3, keys, spoilt, 4)
-
-
-def test_a_client_does_not_reveal_both_masks_nor_to_too_few() -> None:
-    clients, _ = agreed()
-    with pytest.raises(PayloadError, match="reveals nothing"):
-        clients[10].unmask([10, 11, 12])
-    clients[10].unmask([10, 11, 12, 13])
-    with pytest.raises(PayloadError, match="reveals nothing"):
-        clients[10].unmask([10, 11, 12, 14])
+            MaskRecovery.of(ROUND, play.rule, advertised, survivors, {**bodies, 12: bytes(spoilt)})
+    del bodies[11]
+    with pytest.raises(PayloadError, match="3 of 4 clients revealed shares, 4 needed"):
+        MaskRecovery.of(ROUND, play.rule, advertised, survivors, bodies)
 
 
 def test_shares_that_were_changed_or_are_for_another_do_not_open() -> None:
-    clients = {client: MaskingClient(3, client) for client in range(3)}
-    keys = {client: each.advertise_keys() for client, each in clients.items()}
-    sealed = clients[0].share_keys(keys, 2)
-    for each in (clients[1], clients[2]):
-        each.share_keys(keys, 2)
+    play = Play({client: [True] for client in range(3)}, 2)
+    clients, _ = play.agree()
+    boxes = {}
+    for recipient in (1, 2):
+        share = bytes(66)
+        cipher = clients[0]._cipher(recipient, recipient)
+        boxes[recipient] = cipher.encrypt(bytes(12), share, clients[0]._label(0, recipient))
+    clients[1].receive_shares({0: boxes[1]})
     with pytest.raises(PayloadError, match="do not open"):
-        clients[1].receive_shares({0: sealed[1][:-1] + bytes([sealed[1][-1] ^ 1])})
+        clients[1].receive_shares({0: boxes[1][:-1] + bytes([boxes[1][-1] ^ 1])})
     with pytest.raises(PayloadError, match="do not open"):
-        clients[2].receive_shares({0: sealed[1]})
+        clients[2].receive_shares({0: boxes[1]})
+    with pytest.raises(PayloadError, match="do not open"):
+        clients[2].receive_shares({9: boxes[1]})
+
+
+LOW_ORDER = [
+    bytes(32),
+    b"\1" + bytes(31),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    bytes.fromhex("ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+    bytes.fromhex("edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+    bytes.fromhex("eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+]
+
+
+@pytest.mark.parametrize("key", LOW_ORDER, ids=lambda key: key.hex()[:4])
+def test_keys_of_low_order_are_refused(key: bytes) -> None:
+    private = X25519PrivateKey.generate()
+    with pytest.raises(PayloadError, match="low order"):
+        KeyAgreements().key(private, private.public_key().public_bytes_raw(), key, b"mask")
+    play = Play({client: [True] for client in range(3)}, 2)
+    good = private.public_key().public_bytes_raw()
+    for keys in (key + good, good + key):
+        sent = play.messages.advertised_keys(ROUND).seal(1, [keys + bytes(32)], play.signing[1])
+        with pytest.raises(PayloadError, match="low order"):
+            checked_keys(play.messages, ROUND, EnrolledClients(play.keys), sent)

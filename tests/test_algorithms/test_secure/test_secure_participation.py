@@ -42,14 +42,17 @@ def test_the_largest_cohort_that_can_pay_for_its_keys_takes_part(budgets: list[i
     )
     given_bits, n = np.array(budgets)[participation.clients], len(participation.clients)
     assert (participation.uplink_bits <= given_bits).all()
-    update = messages.update_bits_at_rank()
+    update = messages.most_bits_at_rank()
     least = np.ones(len(cohort), dtype=np.int64)
     if policy == "uniform":
         least = algorithm.algorithm.rank_policy.draw(cohort, 6, task.seed, 1)
     for more in range(n + 1, len(cohort) + 1):
-        assert (update[least] + messages.protocol_bits(more) <= budgets).sum() < more
-    beside = messages.protocol_bits(n) if n else 0
-    assert np.array_equal(participation.uplink_bits, update[participation.ranks] + beside)
+        assert (update[least] + messages.most_protocol_bits(more) <= budgets).sum() < more
+    beside = messages.most_protocol_bits(n) if n else 0
+    spared = update[participation.ranks] + beside - participation.uplink_bits
+    safe = ~(participation.rule.rows & participation.rule.at_risk).any(axis=1)
+    seeds = 256 * (participation.rule.rows & ~participation.rule.at_risk).sum(axis=1)
+    assert np.array_equal(spared, seeds + safe * 8 * 33 * (n - 1)), "seeds and third shares that no risk calls for"
     if policy == "channel":
         assert all(
             rank == 6 or update[rank + 1] + beside > bits
@@ -87,8 +90,10 @@ def test_ranks_follow_the_links_under_masks(links: tuple[str, str], monkeypatch:
     lost = np.concatenate([(outcome.ledger.rank > 0) & ~outcome.ledger.delivered for outcome in played])
     assert lost.any(), "outage takes uploads whose masks are agreed"
     # The same integers without masks, of clients that reserve the bits of keys and shares.
-    beside = {n: algorithm.messages(task).protocol_bits(n) for n in range(17)}
-    monkeypatch.setattr(Messages, "protocol_bits", lambda _, n: beside[n])
+    messages = algorithm.messages(task)
+    beside, update = {n: messages.most_protocol_bits(n) for n in range(17)}, messages.most_bits_at_rank()
+    monkeypatch.setattr(Messages, "most_protocol_bits", lambda _, n: beside[n])
+    monkeypatch.setattr(Messages, "most_bits_at_rank", lambda _: update)
     assert sha256(plain, run_rounds(plain)) == sha256(masked, played)
 
 

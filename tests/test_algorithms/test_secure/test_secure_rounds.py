@@ -43,7 +43,7 @@ def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
     algorithm, task = prepared(chosen)
     ledger, messages = run_rounds(chosen)[-1].ledger, algorithm.messages(task)
     budget = 2 * task.profiles.uplink_bits_per_second[ledger.client]
-    weight = messages.update_bits_at_rank()
+    weight = messages.most_bits_at_rank()
     affords = np.array([max((rank for rank in range(1, 4) if weight[rank] <= each), default=0) for each in budget])
     opener = budget.argmax()  # the client with the largest budget opens the sum, which has to fit as well
     opening = np.where(np.arange(10) == opener, messages.opened_sum_bits(), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -83,3 +83,24 @@ class EnvelopeFormat:
     @property
     def _mask_bytes(self) -> int:
         return -(-len(self.sizes) // 8)
+
+
+@dataclass
+class EnrolledClients:
+    """The verification keys of clients, as a recipient of their messages knows them from their enrolment.
+
+    A message that was found valid once is not verified again, so that a process that simulates all recipients of a
+    message verifies it once.
+    """
+
+    keys: Mapping[int, bytes]
+    _opened: dict[tuple[EnvelopeFormat, bytes], tuple[int, bytes]] = field(default_factory=dict, repr=False)
+
+    def open(self, message: EnvelopeFormat, data: bytes) -> tuple[int, bytes]:
+        """Return the sender and the body of a message in one part; raise `PayloadError` as `EnvelopeFormat.open`."""
+        if (message, data) not in self._opened:
+            client, (body,) = message.open(data, self.keys)
+            if body is None:
+                raise PayloadError(f"the envelope of client {client} is empty")
+            self._opened[(message, data)] = client, bytes(body)
+        return self._opened[(message, data)]

@@ -15,7 +15,7 @@ from narrowcast.platform.types import PayloadError
 
 @dataclass
 class Inbox:
-    """The protected sum of each group over the clients received so far, and the number of clients in each sum.
+    """The protected sum of each group over the clients received so far.
 
     `keys` are the clients' verification keys; clients that have none are refused.
     """
@@ -25,12 +25,10 @@ class Inbox:
     public: PublicKey
     keys: Mapping[int, bytes]
     sums: list[RingElements | None] = field(init=False)
-    senders: list[int] = field(init=False)
     received: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.sums = [None] * len(self.messages.layout.groups)
-        self.senders = [0] * len(self.messages.layout.groups)
         self._format = self.messages.update(self.round_index, self.public)
 
     def receive(self, data: bytes) -> int:
@@ -47,7 +45,6 @@ class Inbox:
         for place, each in enumerate(elements):
             if each is not None:
                 self.sums[place] = merged(self.sums[place], each, self.messages, self.public)
-                self.senders[place] += 1
         return client
 
 

@@ -10,12 +10,21 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
+from narrowcast.platform.types import PayloadError
 
 
 def derive_key(secret: bytes, purpose: bytes, *numbers: int) -> bytes:
     """Return 32 bytes for one purpose, derived from a secret."""
     info = b"narrowcast " + purpose + b"".join(number.to_bytes(8, "big") for number in numbers)
     return HKDF(SHA256(), SECRET_BYTES, None, info).derive(secret)
+
+
+def exchange(private: X25519PrivateKey, peer: bytes) -> bytes:
+    """Return the X25519 secret; raise `PayloadError` for a peer's key of low order, whose secret anybody knows."""
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(peer))
+    except ValueError:
+        raise PayloadError("a public key is of low order") from None
 
 
 @dataclass
@@ -28,7 +37,7 @@ class KeyAgreements:
         """Return 32 bytes for one purpose from `private`, whose public half is `public`, and a peer's public key."""
         pair = frozenset((public, peer))
         if (pair,) not in self._known:
-            self._known[(pair,)] = private.exchange(X25519PublicKey.from_public_bytes(peer))
+            self._known[(pair,)] = exchange(private, peer)
         if (pair, purpose, *numbers) not in self._known:
             self._known[(pair, purpose, *numbers)] = derive_key(self._known[(pair,)], purpose, *numbers)
         return self._known[(pair, purpose, *numbers)]

@@ -2,7 +2,7 @@
 
 One key store holds the keys of all simulated clients. It gives public keys to everybody, a client's secrets to the
 host that trains the client, and to the server what clients reveal. It is called by name and arrays, so that it can run
-behind a pipe or in an actor.
+behind a pipe or in an actor. It decides for the clients: what they refuse to reveal, no call returns.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
-from narrowcast.algorithms.secure.key_agreement import KeyAgreements, derive_key
+from narrowcast.algorithms.secure.envelope import EnrolledClients
+from narrowcast.algorithms.secure.key_agreement import derive_key
 from narrowcast.algorithms.secure.key_files import ClientKeys, read_key_files
 from narrowcast.algorithms.secure.masking_client import MaskingClient
-from narrowcast.algorithms.secure.messages import RECIPIENT_BYTES, RUN_BYTES, Messages
+from narrowcast.algorithms.secure.masking_round import agree_on_keys
+from narrowcast.algorithms.secure.messages import RUN_BYTES, Messages
+from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.algorithms.secure.protection import Masked, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
 from narrowcast.platform.types import Arrays, PayloadError
@@ -57,6 +60,7 @@ class KeyStore:
             "begin": self._begin,
             "secrets": self._secrets,
             "open": self._open,
+            "sign": self._sign,
             "reveal": self._reveal,
         }
         if method not in methods:
@@ -72,40 +76,35 @@ class KeyStore:
         return {"run": _bytes(self._run), "key": _bytes(key), "modulus": np.array([modulus], dtype=np.uint64)}
 
     def _begin(self, round_index: int, arrays: Arrays) -> Arrays:
-        """Start a round: return the participants' keys, `verify` [n, 32] and, with masks, `keys` [n, 96].
+        """Start a round: return the participants' verification keys, `verify` [n, 32].
 
-        With masks, the steps *advertise keys* and *share keys* of `masking_client` run here, message by message.
+        With masks the participants are told the `groups` [n, groups] that each of them sends, and agree on keys.
+        `stops` [n] is the step of `masking_round` from which each does not answer. The answer then also has `present`
+        [m], the clients that shared their keys, and what these advertised, `keys` [m, 96]; nobody if they are too few.
         """
         clients = arrays["clients"].tolist()
         verify = [self._signing(client).public_key().public_bytes_raw() for client in clients]
         public = {"verify": _rows(verify)}
+        self._round = {}
         if not isinstance(self._scheme, Masked):
             return public
-        agreements = KeyAgreements()
-        cohort = {client: MaskingClient(round_index, client, agreements) for client in clients}
+        enrolled = EnrolledClients(dict(zip(clients, verify, strict=True)))
+        threshold = self._scheme.survivors_needed(len(clients))
+        rule = OpenableGroups(tuple(clients), arrays["groups"].astype(bool), threshold, self._scheme.least_senders)
+        signing = {client: self._key(client) for client in clients}
+        stops = dict(zip(clients, arrays["stops"].tolist(), strict=True))
         messages = Messages(self._scheme, SumLayout((), {}, 1, 1), len(clients), self._run)
-        verify_keys, advertised = dict(zip(clients, verify, strict=True)), {}
-        for client, each in cohort.items():
-            sent = messages.advertised_keys(round_index).seal(client, [each.advertise_keys()], self._key(client))
-            sender, (body,) = messages.advertised_keys(round_index).open(sent, verify_keys)
-            assert body is not None
-            advertised[sender] = bytes(body)
-        received: dict[int, dict[int, bytes]] = {client: {} for client in clients}
-        for client, each in cohort.items():
-            sealed = each.share_keys(advertised, self._scheme.survivor_threshold(len(clients)))
-            shares = b"".join(peer.to_bytes(RECIPIENT_BYTES, "little") + data for peer, data in sealed.items())
-            messages.shares(round_index).seal(client, [shares], self._key(client))
-            for peer, data in sealed.items():
-                received[peer][client] = data
-        for client, each in cohort.items():
-            each.receive_shares(received[client])
-        self._round = cohort
-        return {**public, "keys": _rows(list(advertised.values()))}
+        self._round, advertised = agree_on_keys(messages, round_index, rule, enrolled, signing, stops)
+        return {
+            **public,
+            "present": np.array(list(advertised), dtype=np.int64),
+            "keys": _rows(list(advertised.values())),
+        }
 
     def _secrets(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the private keys of c clients, for the host that trains them; see `ClientSecrets`.
 
-        `pairs` [c, n, 32] is 0 for a client with itself. A client that does not take part has zeros for masks.
+        `pairs` [c, m, 32] is 0 for a client with itself. A client that did not share keys has zeros for masks.
         """
         del round_index
         clients = arrays["clients"].tolist()
@@ -131,17 +130,27 @@ class KeyStore:
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
         return {"integers": self._scheme.decrypt_sum(self._context, group, elements, numbers)}
 
+    def _sign(self, round_index: int, arrays: Arrays) -> Arrays:
+        """Return the list of survivors `clients` as each of the clients `asked` signs it, [asked, bytes]."""
+        survivors = frozenset(arrays["clients"].tolist())
+        signed = [each.sign_survivors(survivors) for each in self._asked(round_index, arrays)]
+        return {"signed": _rows(signed)}
+
     def _reveal(self, round_index: int, arrays: Arrays) -> Arrays:
-        """Return each survivor's unmasking shares, signed, [survivors, bytes]."""
-        survivors = arrays["clients"].tolist()
-        messages = Messages(self._scheme, SumLayout((), {}, 1, 1), len(self._round), self._run)
-        revealed = [
-            messages.unmasking_shares(round_index).seal(
-                client, [b"".join(self._round[client].unmask(survivors))], self._key(client)
-            )
-            for client in survivors
-        ]
-        return {"revealed": _rows(revealed)}
+        """Return what each of the clients `asked` reveals for the survivors `clients`, one message each.
+
+        `signed` are the signed lists that the clients are shown, [signatures, bytes].
+        """
+        survivors, signed = frozenset(arrays["clients"].tolist()), [each.tobytes() for each in arrays["signed"]]
+        asked = self._asked(round_index, arrays)
+        return {str(each.client): _bytes(each.unmask(survivors, signed)) for each in asked}
+
+    def _asked(self, round_index: int, arrays: Arrays) -> list[MaskingClient]:
+        """Return the clients that the server asks; raise `PayloadError` for one that shared no keys in this round."""
+        asked = arrays["asked"].tolist()
+        if any(client not in self._round or self._round[client].round_index != round_index for client in asked):
+            raise PayloadError(f"the server asks clients that shared no keys in round {round_index}")
+        return [self._round[client] for client in asked]
 
     def _key(self, client: int) -> bytes:
         return derive_key(self._keys.root, b"signing", client)

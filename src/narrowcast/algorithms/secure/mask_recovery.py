@@ -3,61 +3,97 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from narrowcast.algorithms.secure.bit_packing import RingElements
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
-from narrowcast.algorithms.secure.masks import MaskLayout
-from narrowcast.algorithms.secure.shamir import SECRET_BYTES, combine
+from narrowcast.algorithms.secure.masks import MaskLayout, OwnSeeds
+from narrowcast.algorithms.secure.openable_groups import OpenableGroups
+from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES, combine
 from narrowcast.platform.types import BoolArray, PayloadError
 
 
 @dataclass(frozen=True)
 class MaskRecovery:
-    """Secrets that the survivors' shares give: own-mask seeds of survivors, private mask keys of dropouts."""
+    """Secrets that the survivors reveal: own-mask seeds of survivors, private mask keys of dropouts.
+
+    `opened` [groups] are the groups whose masks these secrets remove.
+    """
 
     round_index: int
-    survivor_seeds: Mapping[int, bytes]
-    dropout_keys: Mapping[int, X25519PrivateKey]
+    rule: OpenableGroups
+    opened: BoolArray
+    own_seeds: Mapping[int, OwnSeeds] = field(repr=False)
+    dropout_keys: Mapping[int, X25519PrivateKey] = field(repr=False)
 
     @classmethod
     def of(
-        cls, round_index: int, advertised: Mapping[int, bytes], shares: Mapping[int, Sequence[bytes]], threshold: int
+        cls,
+        round_index: int,
+        rule: OpenableGroups,
+        advertised: Mapping[int, bytes],
+        survivors: Collection[int],
+        revealed: Mapping[int, bytes | memoryview],
     ) -> MaskRecovery:
-        """Combine the shares that each survivor revealed, in the order of the cohort's `advertised` keys.
+        """Combine what clients revealed, the body of `Messages.unmasking_shares` by client.
 
-        The first `threshold` survivors are used; raise `PayloadError` if a secret is not the advertised one.
+        `advertised` are the keys of the clients that shared theirs. The first `threshold` answers are used; raise
+        `PayloadError` if there are fewer, or if a secret is not the advertised one. A survivor that has not answered
+        leaves its groups at risk unopened, unless all of them may be opened.
         """
-        points = {client: place + 1 for place, client in enumerate(advertised)}
-        used, seeds, private = list(shares)[:threshold], {}, {}
-        for place, (client, keys) in enumerate(advertised.items()):
+        if len(revealed) < rule.threshold:
+            raise PayloadError(f"{len(revealed)} of {len(survivors)} clients revealed shares, {rule.threshold} needed")
+        places = {client: place for place, client in enumerate(rule.clients)}
+        used, own_seeds, private = list(revealed)[: rule.threshold], dict[int, OwnSeeds](), {}
+        opened = left = rule.opened(survivors)
+        for client, keys in advertised.items():
+            at = places[client] * SHARE_BYTES
+            shares = {places[each] + 1: bytes(revealed[each][at : at + SHARE_BYTES]) for each in used}
             try:
-                secret = combine({points[each]: shares[each][place] for each in used})
+                secret = combine(shares)
             except ValueError:
                 secret = bytes(SECRET_BYTES)
-            key = X25519PrivateKey.from_private_bytes(secret)
-            if client in shares:
-                seeds[client], matches = secret, hashlib.sha256(secret).digest() == keys[64:]
+            if client not in survivors:
+                private[client] = X25519PrivateKey.from_private_bytes(secret)
+                matches = private[client].public_key().public_bytes_raw() == keys[:32]
             else:
-                private[client], matches = key, key.public_key().public_bytes_raw() == keys[:32]
+                risky, whole = rule.risky(client), rule.all_opened(client, opened)
+                own = OwnSeeds.of(secret, risky) if whole else OwnSeeds(secret, {})
+                matches = hashlib.sha256(own.shared).digest() == keys[64:]
+                if not whole and client in revealed:
+                    own = OwnSeeds(secret, _revealed_seeds(revealed[client], risky, opened, len(rule.clients)))
+                own_seeds[client] = own
             if not matches:
                 raise PayloadError(f"the shares of client {client}'s secret do not give the one that it advertised")
-        return cls(round_index, seeds, private)
+        for client, own in own_seeds.items():
+            left = left & ~(rule.sent[client] & rule.at_risk & ~_marked(own.of_group, len(opened)))
+        return cls(round_index, rule, left, own_seeds, private)
 
-    def masks(
-        self, layout: MaskLayout, groups: Mapping[int, BoolArray], advertised: Mapping[int, bytes]
-    ) -> list[RingElements]:
-        """Return the masks that are left in the sum of each group; `groups` [groups] each says what clients send."""
-        totals, agreements = layout.zeros(), KeyAgreements()
-        for client, seed in self.survivor_seeds.items():
-            layout.add(totals, seed, groups[client])
+    def masks(self, layout: MaskLayout, advertised: Mapping[int, bytes]) -> list[RingElements]:
+        """Return the masks that are left in the sum of each group; meaningless for a group that is not opened."""
+        totals, agreements, sent = layout.zeros(), KeyAgreements(), self.rule.sent
+        for client, own in self.own_seeds.items():
+            layout.add_own(totals, own, sent[client], self.rule.at_risk)
         for dropout, key in self.dropout_keys.items():
-            for client in self.survivor_seeds:
+            for client in self.own_seeds:
                 ends = advertised[dropout][:32], advertised[client][:32]
                 seed = agreements.key(key, *ends, b"mask", self.round_index)
-                layout.add(totals, seed, groups[dropout] & groups[client], negative=client > dropout)
+                layout.add(totals, seed, sent[dropout] & sent[client], negative=client > dropout)
         return [elements.astype(np.uint64) for elements in totals]
+
+
+def _revealed_seeds(
+    body: bytes | memoryview, risky: list[int], opened: BoolArray, participants: int
+) -> dict[int, bytes]:
+    """Return the seeds of groups at risk that a client revealed of its own masks."""
+    start = participants * SHARE_BYTES
+    seeds = [bytes(body[start + at * SECRET_BYTES :][:SECRET_BYTES]) for at in range(len(risky))]
+    return {place: seed for place, seed in zip(risky, seeds, strict=True) if opened[place]}
+
+
+def _marked(places: Collection[int], groups: int) -> BoolArray:
+    return np.isin(np.arange(groups), list(places))

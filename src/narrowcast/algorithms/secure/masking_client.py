@@ -1,15 +1,21 @@
 """One client's side of a round of secure aggregation with pairwise masks.
 
-Reference: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, Figure 4
-without the consistency check (round 3): 0. *advertise keys*: every client sends two public keys. 1. *share keys*: it
-secret-shares the private key of its pairwise masks and the seed of its own mask among the cohort, sealed for each
-recipient. 2. *masked input*: it sends its integers plus both masks modulo 2^bits. 4. *unmasking*: it reveals its share
-of the own-mask seed of each survivor and of the private key of each dropout, and never both of one client.
+Reference: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, Figure 4:
+0. *advertise keys*: every client sends two public keys. 1. *share keys*: it secret-shares the private key of its
+pairwise masks and the secret of its own masks among the cohort, sealed for each recipient. 2. *masked input*: it sends
+its integers plus both masks modulo 2^bits. 3. *consistency check*, for an active adversary: it signs the list of
+survivors. 4. *unmasking*: it reveals its share of the own-mask secret of each survivor or of the private key of each
+dropout, never both of one client, and for one list of survivors only.
 
-Differs from the paper: 1. keys are advertised under the clients' signatures, as in its variant for an active server.
-2. the hash of the own-mask seed is advertised too, so that wrong shares are noticed. 3. a pair masks the groups of
-entries that both of them send, so that unequal ranks cost what they send. Primitives are those of `cryptography`:
-X25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode.
+Differs from the paper: 1. keys are advertised under signatures for both adversaries, and every peer verifies them.
+2. the hash of an own-mask seed is advertised too, so that wrong shares are noticed. 3. a pair masks the groups of
+entries that both of them send, so that unequal ranks cost what they send. 4. a sum of a group over fewer than
+`least_senders` survivors stays hidden: groups that dropouts may leave so small (`OpenableGroups.at_risk`) have own-mask
+seeds of their own, derived from the shared secret. Survivors reveal that secret of a client whose groups may all be
+opened; of any other client the seed of the groups that are not at risk, which is shared as a third secret, and the
+client itself reveals the seeds of its groups that may be opened. 5. what is signed in step 3 covers the groups of all
+clients. Primitives are those of `cryptography`: X25519, Ed25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter
+mode.
 """
 
 from __future__ import annotations
@@ -17,36 +23,46 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
+from narrowcast.algorithms.secure.masks import OwnSeeds, shared_seed
+from narrowcast.algorithms.secure.messages import Messages
+from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES, split
-from narrowcast.platform.types import PayloadError
+from narrowcast.platform.types import BoolArray, PayloadError
 
-ADVERTISED_BYTES = 3 * 32
-SEALED_BYTES = 2 * SHARE_BYTES + 16
 _ADDRESS = struct.Struct("<III")
 _NONCE = bytes(12)  # a key seals one message: it belongs to a pair, a direction and a round
+_HIDDEN_SHARE, _HIDDEN_SEED = bytes(SHARE_BYTES), bytes(SECRET_BYTES)
 
 
 @dataclass
 class MaskingClient:
-    """The state of one client in one round; private except for what its methods return."""
+    """The state of one client in one round; private except for what its methods return.
 
+    `signing_key` is its Ed25519 key, and `enrolled` are its peers as it knows them.
+    """
+
+    messages: Messages
     round_index: int
     client: int
+    signing_key: bytes = field(repr=False)
+    enrolled: EnrolledClients = field(repr=False)
     agreements: KeyAgreements = field(default_factory=KeyAgreements, repr=False)
     _mask_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     _seal_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
-    _own_seed: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_BYTES), repr=False)
+    _own_secret: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_BYTES), repr=False)
     _peers: dict[int, bytes] = field(default_factory=dict, repr=False)
     _shares: dict[int, bytes] = field(default_factory=dict, repr=False)
-    _threshold: int = 0
+    _rule: OpenableGroups | None = None
     _survivors: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
@@ -54,61 +70,141 @@ class MaskingClient:
         self._seal_public = self._seal_key.public_key().public_bytes_raw()
 
     def advertise_keys(self) -> bytes:
-        """Return the public keys for masks and for sealing, and the hash of the own-mask seed, [ADVERTISED_BYTES]."""
-        return self._mask_public + self._seal_public + hashlib.sha256(self._own_seed).digest()
+        """Return the message with the public keys for masks and for sealing, and the hash of an own-mask seed."""
+        commitment = hashlib.sha256(shared_seed(self._own_secret)).digest()
+        keys = self._mask_public + self._seal_public + commitment
+        return self.messages.advertised_keys(self.round_index).seal(self.client, [keys], self.signing_key)
 
-    def share_keys(self, advertised: Mapping[int, bytes], threshold: int) -> dict[int, bytes]:
-        """Return, for every other client, the sealed shares of both secrets, [SEALED_BYTES] each.
+    def share_keys(self, advertised: Sequence[bytes], rule: OpenableGroups) -> bytes:
+        """Return the message with the sealed shares of its secrets for every other client that advertised keys.
 
-        `advertised` is what each client of the cohort sent, its own included.
+        `advertised` are the messages of these clients, its own included, and `rule` is what the participants are told.
+        Raise `PayloadError` for a message that its sender did not sign, for keys of low order, and for too few clients.
         """
-        self._peers, self._threshold = dict(advertised), threshold
-        points = range(1, len(advertised) + 1)
-        shares = zip(
-            split(self._mask_key.private_bytes_raw(), points, threshold),
-            split(self._own_seed, points, threshold),
-            strict=True,
-        )
-        sealed = {}
-        for peer, (of_key, of_seed) in zip(advertised, shares, strict=True):
+        message = self.messages.advertised_keys(self.round_index)
+        self._peers = dict(sorted(self.enrolled.open(message, data) for data in advertised))
+        self._rule = rule
+        own = self._mask_public + self._seal_public
+        if len(self._peers) < rule.threshold or self._peers.get(self.client, b"")[:64] != own:
+            raise PayloadError(f"client {self.client} shares nothing: {len(self._peers)} clients advertised keys")
+        if not self._peers.keys() <= rule.sent.keys():
+            raise PayloadError(f"client {self.client} shares nothing: clients advertised keys that do not take part")
+        points = [place + 1 for place, peer in enumerate(rule.clients) if peer in self._peers]
+        held = [self._mask_key.private_bytes_raw(), self._own_secret]
+        held += [shared_seed(self._own_secret)] * bool(rule.risky(self.client))
+        shares = [b"".join(each) for each in zip(*(split(each, points, rule.threshold) for each in held), strict=True)]
+        sealed = []
+        for peer, data in zip(self._peers, shares, strict=True):
             if peer == self.client:
-                self._shares[peer] = of_key + of_seed
+                self._shares[peer] = data
             else:
-                label = self._label(self.client, peer)
-                sealed[peer] = self._cipher(peer, peer).encrypt(_NONCE, of_key + of_seed, label)
-        return sealed
+                box = self._cipher(peer, peer).encrypt(_NONCE, data, self._label(self.client, peer))
+                sealed.append(peer.to_bytes(4, "little") + box)
+        message = self.messages.shares(self.round_index, len(sealed), len(rule.risky(self.client)))
+        return message.seal(self.client, [b"".join(sealed)], self.signing_key)
 
     def receive_shares(self, sealed: Mapping[int, bytes]) -> None:
-        """Keep the shares of the others; raise `PayloadError` for one that was changed or is for another client."""
+        """Keep the shares of the others; raise `PayloadError` for one that was changed or is for another client.
+
+        Peers that sent none have dropped out: they share no masks.
+        """
         for peer, data in sealed.items():
             try:
                 cipher = self._cipher(peer, self.client)
                 self._shares[peer] = cipher.decrypt(_NONCE, data, self._label(peer, self.client))
-            except InvalidTag:
+            except (InvalidTag, KeyError):
                 raise PayloadError(f"the shares of client {peer} for client {self.client} do not open") from None
+            if len(self._shares[peer]) != SHARE_BYTES * (3 if self._told.risky(peer) else 2):
+                raise PayloadError(f"client {peer} shares another number of secrets than its groups need")
 
     def mask_seeds(self) -> tuple[bytes, dict[int, bytes]]:
-        """Return the seed of the own mask, and of the mask shared with each other client."""
+        """Return the secret of the own masks, and the seed of the mask shared with each other client.
+
+        Raise `PayloadError` if too few clients shared their keys.
+        """
+        if len(self._shares) < self._told.threshold:
+            raise PayloadError(f"client {self.client} sends nothing: {len(self._shares)} clients shared their keys")
         pairs = {
             peer: self.agreements.key(self._mask_key, self._mask_public, keys[:32], b"mask", self.round_index)
             for peer, keys in self._peers.items()
-            if peer != self.client
+            if peer in self._shares and peer != self.client
         }
-        return self._own_seed, pairs
+        return self._own_secret, pairs
 
-    def unmask(self, survivors: Sequence[int]) -> list[bytes]:
-        """Return a share for each client of the cohort, in order: of a survivor's seed, of a dropout's private key.
+    def sign_survivors(self, survivors: Collection[int]) -> bytes:
+        """Return the list of survivors under the client's signature, with what it was told of the round.
 
-        Raise `PayloadError` for fewer survivors than the threshold, and for another list than the round's first.
+        Raise `PayloadError` for a list that it does not accept, or another one than the round's first.
         """
+        self._accept(survivors)
+        message = self.messages.survivors_seen(self.round_index, self._told.digest)
+        return message.seal(self.client, [self._packed(survivors)], self.signing_key)
+
+    def unmask(self, survivors: Collection[int], signed: Sequence[bytes] = ()) -> bytes:
+        """Return the message with a share for each participant, and with the client's own seeds of groups at risk.
+
+        `signed` are the signed lists of survivors, of which the active model needs as many as a round needs survivors.
+        Raise `PayloadError` for a list that the client does not accept, another one than the round's first, or too few
+        signatures.
+        """
+        rule = self._told
+        self._accept(survivors)
+        if self.messages.active:
+            self._check_signatures(survivors, signed)
+        opened, own = rule.opened(survivors), OwnSeeds.of(self._own_secret, rule.risky(self.client))
+        shares = [self._share_of(peer, survivors, opened) for peer in rule.clients]
+        seeds = [seed if opened[place] else _HIDDEN_SEED for place, seed in own.of_group.items()]
+        message = self.messages.unmasking_shares(self.round_index, len(seeds))
+        return message.seal(self.client, [b"".join([*shares, *seeds])], self.signing_key)
+
+    def _share_of(self, peer: int, survivors: Collection[int], opened: BoolArray) -> bytes:
+        """Return the one share of a peer that this list of survivors lets the client reveal."""
+        if peer not in self._shares:
+            return _HIDDEN_SHARE
+        of_key, of_secret, *of_seed = (
+            self._shares[peer][at : at + SHARE_BYTES] for at in range(0, len(self._shares[peer]), SHARE_BYTES)
+        )
+        if peer not in survivors:
+            return of_key
+        return of_secret if self._told.all_opened(peer, opened) else of_seed[0]
+
+    def _accept(self, survivors: Collection[int]) -> None:
         listed = frozenset(survivors)
-        if len(listed) < self._threshold or self._survivors not in (None, listed):
-            raise PayloadError(f"client {self.client} reveals nothing: too few arrived, or it has revealed before")
+        why = ""
+        if len(listed) < self._told.threshold:
+            why = f"{len(listed)} arrived, {self._told.threshold} are needed"
+        elif not listed <= self._shares.keys():
+            why = "the list has clients that shared no keys"
+        elif self.client not in listed:
+            why = "it is not on the list of those that arrived"
+        elif self._survivors not in (None, listed):
+            why = "it has answered for another list"
+        if why:
+            raise PayloadError(f"client {self.client} reveals nothing: {why}")
         self._survivors = listed
-        return [
-            self._shares[peer][SHARE_BYTES:] if peer in listed else self._shares[peer][:SHARE_BYTES]
-            for peer in self._peers
-        ]
+
+    def _check_signatures(self, survivors: Collection[int], signed: Sequence[bytes]) -> None:
+        """Raise `PayloadError` unless enough survivors signed this very list, told the same as this client."""
+        message = self.messages.survivors_seen(self.round_index, self._told.digest)
+        agreed = {
+            client
+            for client, body in (self.enrolled.open(message, data) for data in signed)
+            if body == self._packed(survivors)
+        } & set(survivors)
+        if len(agreed) < self._told.threshold:
+            raise PayloadError(
+                f"client {self.client} reveals nothing: {len(agreed)} signed its list of survivors, "
+                f"{self._told.threshold} are needed"
+            )
+
+    def _packed(self, survivors: Collection[int]) -> bytes:
+        return np.packbits([client in survivors for client in self._told.clients]).tobytes()
+
+    @property
+    def _told(self) -> OpenableGroups:
+        if self._rule is None:
+            raise PayloadError(f"client {self.client} has shared no keys in round {self.round_index}")
+        return self._rule
 
     def _cipher(self, peer: int, recipient: int) -> ChaCha20Poly1305:
         key, public = self._peers[peer][32:64], self._seal_public

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,29 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.secure.bit_packing import RingElements
+from narrowcast.algorithms.secure.key_agreement import derive_key
+from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.platform.types import BoolArray
 
 _COUNTER = CTR(bytes(16))  # a seed masks one client, or pair, in one round
+
+
+def shared_seed(root: bytes) -> bytes:
+    """Return the seed of a client's own mask of the groups that are not at risk."""
+    return derive_key(root, b"own mask")
+
+
+@dataclass(frozen=True)
+class OwnSeeds:
+    """The seeds of a client's own masks: one for all groups that are not at risk, one for each group that is."""
+
+    shared: bytes = field(repr=False)
+    of_group: Mapping[int, bytes] = field(repr=False)
+
+    @classmethod
+    def of(cls, root: bytes, risky: Sequence[int]) -> OwnSeeds:
+        """Derive the seeds from the client's secret; `risky` are the places of the groups at risk that it sends."""
+        return cls(shared_seed(root), {place: derive_key(root, b"own mask of a group", place) for place in risky})
 
 
 @dataclass(frozen=True)
@@ -46,15 +66,24 @@ class MaskLayout:
             (np.subtract if negative else np.add)(totals[place], part, out=totals[place])
             start += self.sizes[place]
 
-    def of_client(
-        self, client: int, own_seed: bytes, pair_seeds: Mapping[int, bytes], groups: Mapping[int, BoolArray]
-    ) -> list[RingElements]:
-        """Return what a client adds to each group: its own mask, and the masks that it shares with its peers.
+    def add_own(self, totals: list[NDArray[Any]], seeds: OwnSeeds, sent: BoolArray, at_risk: BoolArray) -> None:
+        """Add a client's own masks of the groups that it sends to the totals, in place; [groups] both.
 
-        `pair_seeds` has a seed for each peer; `groups` [groups] each says what every client sends.
+        A group at risk whose seed is not known is left out.
         """
-        totals = self.zeros()
-        self.add(totals, own_seed, groups[client])
+        self.add(totals, seeds.shared, sent & ~at_risk)
+        for place, seed in seeds.of_group.items():
+            self.add(totals, seed, np.arange(len(self.sizes)) == place)
+
+    def of_client(
+        self, client: int, own_secret: bytes, pair_seeds: Mapping[int, bytes], rule: OpenableGroups
+    ) -> list[RingElements]:
+        """Return what a client adds to each group: its own masks, and the masks that it shares with its peers.
+
+        `pair_seeds` has a seed for each peer.
+        """
+        totals, sent = self.zeros(), rule.sent
+        self.add_own(totals, OwnSeeds.of(own_secret, rule.risky(client)), sent[client], rule.at_risk)
         for peer, seed in pair_seeds.items():
-            self.add(totals, seed, groups[client] & groups[peer], negative=client > peer)
+            self.add(totals, seed, sent[client] & sent[peer], negative=client > peer)
         return [elements.astype(np.uint64) for elements in totals]

@@ -12,14 +12,14 @@ from narrowcast.algorithms.secure.bit_packing import packed_bytes
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.envelope import CONTEXT_BYTES, EnvelopeFormat
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
-from narrowcast.algorithms.secure.masking_client import ADVERTISED_BYTES, SEALED_BYTES
 from narrowcast.algorithms.secure.masks import MaskLayout
 from narrowcast.algorithms.secure.protection import Masked, Protection, PublicKey
 from narrowcast.algorithms.secure.ring_encoding import ring_bytes
-from narrowcast.algorithms.secure.shamir import SHARE_BYTES
-from narrowcast.platform.types import IntArray
+from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES
+from narrowcast.platform.types import BoolArray, IntArray
 
-RECIPIENT_BYTES, RUN_BYTES = 4, 16
+ADVERTISED_BYTES = 3 * 32
+RECIPIENT_BYTES, RUN_BYTES, TAG_BYTES = 4, 16, 16
 _ONE_GROUP = np.ones(1, dtype=bool)
 
 
@@ -40,6 +40,11 @@ class Messages:
         """The integers of this layout's sums."""
         return self.scheme.fixed_point(self.layout.max_weight, self.layout.max_clients)
 
+    @property
+    def active(self) -> bool:
+        """Whether survivors sign the list of survivors before they reveal anything."""
+        return isinstance(self.scheme, Masked) and self.scheme.adversary == "active"
+
     def mask_layout(self) -> MaskLayout:
         """Return the entries that masks are drawn for."""
         sizes = [group.n_values + group.n_counts for group in self.layout.groups]
@@ -55,13 +60,21 @@ class Messages:
         """A client's public keys of the round."""
         return self._format(round_index, "keys", ADVERTISED_BYTES)
 
-    def shares(self, round_index: int) -> EnvelopeFormat:
-        """A client's sealed shares, each after its recipient."""
-        return self._format(round_index, "shares", (self.cohort - 1) * (RECIPIENT_BYTES + SEALED_BYTES))
+    def shares(self, round_index: int, recipients: int, at_risk: int) -> EnvelopeFormat:
+        """The sealed shares of a client that sends `at_risk` groups at risk, each after its recipient."""
+        return self._format(round_index, "shares", recipients * sealed_bytes(at_risk))
 
-    def unmasking_shares(self, round_index: int) -> EnvelopeFormat:
-        """The shares that a survivor reveals, one for each client of the cohort."""
-        return self._format(round_index, "revealed", self.cohort * SHARE_BYTES)
+    def survivors_seen(self, round_index: int, told: bytes) -> EnvelopeFormat:
+        """The list of survivors as a client was sent it, under its signature; `told` is a hash of what it was told."""
+        message = self._format(round_index, "survivors seen", self._list_bytes)
+        return replace(message, context=hashlib.sha256(message.context + told).digest()[:CONTEXT_BYTES])
+
+    def unmasking_shares(self, round_index: int, at_risk: int) -> EnvelopeFormat:
+        """The shares that a survivor reveals, one for each client of the cohort, and its own seeds of groups at risk.
+
+        A share or a seed that the client does not reveal is zeros.
+        """
+        return self._format(round_index, "revealed", self.cohort * SHARE_BYTES + at_risk * SECRET_BYTES)
 
     def ranks(self, round_index: int) -> EnvelopeFormat:
         """The cohort's ranks, which determine the clients that share the mask of a group."""
@@ -69,44 +82,77 @@ class Messages:
 
     def survivors(self, round_index: int) -> EnvelopeFormat:
         """The clients that arrived, one bit for each client of the cohort."""
-        return self._format(round_index, "survivors", -(-self.cohort // 8))
+        return self._format(round_index, "survivors", self._list_bytes)
+
+    @property
+    def _list_bytes(self) -> int:
+        return -(-self.cohort // 8)
 
     def opened_sum(self, round_index: int) -> EnvelopeFormat:
         """The decrypted sum, as integers."""
         plain = sum(ring_bytes(group, self.fixed_point) for group in self.layout.groups)
         return self._format(round_index, "opened", plain)
 
-    def update_bits_at_rank(self) -> IntArray:
-        """Return the bits of an update at rank 0, 1, ..., [max_rank + 1], for any components of that number."""
+    def most_bits_at_rank(self) -> IntArray:
+        """Return the bits of an update at rank 0, 1, ..., [max_rank + 1], for any components of that number.
+
+        Under masks, with the seeds that the client reveals if all components are at risk.
+        """
         ranks = np.arange(self.layout.max_rank + 1)
         groups = self.layout.sent_groups(ranks, np.zeros_like(ranks), 0, 0)
-        return np.array([8 * self.update(0, PublicKey()).size_bytes(each) for each in groups])
+        seeds = groups.sum(axis=1) * SECRET_BYTES if self._may_be_at_risk else 0
+        return self.update_bits(groups) + 8 * seeds
 
-    def protocol_bits(self, cohort: int) -> int:
-        """Return the uplink bits of keys and shares that each client of a cohort of this size sends."""
+    def update_bits(self, groups: BoolArray) -> IntArray:
+        """Return the bits of updates with these groups [C, groups], [C]."""
+        message = self.update(0, PublicKey())
+        return 8 * (message.size_bytes(np.zeros(groups.shape[1], dtype=bool)) + groups @ np.array(message.sizes))
+
+    def most_protocol_bits(self, cohort: int) -> int:
+        """Return the most uplink bits of keys and shares that a client of a cohort of this size sends."""
+        messages, seeds_counted_by_rank = replace(self, cohort=cohort), 8 * SECRET_BYTES
+        return int(messages.protocol_bits(np.array([self._may_be_at_risk]))[0]) - seeds_counted_by_rank * (
+            self._may_be_at_risk
+        )
+
+    def protocol_bits(self, at_risk: IntArray) -> IntArray:
+        """Return the uplink bits of keys and shares of clients that send so many groups at risk, [C]."""
         if not isinstance(self.scheme, Masked):
-            return 0
-        messages = replace(self, cohort=cohort)
-        sent = messages.advertised_keys(0), messages.shares(0), messages.unmasking_shares(0)
-        return 8 * sum(each.size_bytes(_ONE_GROUP) for each in sent)
+            return np.zeros(len(at_risk), dtype=np.int64)
+        sent = [self.advertised_keys(0), self.shares(0, self.cohort - 1, 0), self.unmasking_shares(0, 0)]
+        if self.active:
+            sent.append(self.survivors_seen(0, b""))
+        third_shares = (self.cohort - 1) * SHARE_BYTES * (at_risk > 0)
+        return 8 * (sum(each.size_bytes(_ONE_GROUP) for each in sent) + third_shares + at_risk * SECRET_BYTES)
+
+    @property
+    def _may_be_at_risk(self) -> bool:
+        """Whether clients may send different groups, so that dropouts may leave a group with too few senders."""
+        return isinstance(self.scheme, Masked) and self.layout.max_rank > 0
 
     def opened_sum_bits(self) -> int:
         """Return the uplink bits of the client that opens a sum, besides its own update."""
         return 8 * self.opened_sum(0).size_bytes(_ONE_GROUP)
 
-    def downlink_bits(self, *, sends_ranks: bool) -> tuple[int, int]:
-        """Return the downlink bits of each client besides the broadcast, and those of the opener besides that.
+    def downlink_bits(self, at_risk: IntArray, *, sends_ranks: bool) -> tuple[IntArray, int]:
+        """Return the downlink bits of each client besides the broadcast, [C], and those of the opener besides that.
 
-        Ranks that follow from links are sent to the cohort; ranks that are drawn are regenerated from the seed.
+        The clients send `at_risk` [C] groups at risk. Ranks that follow from links are sent to the cohort; ranks that
+        are drawn are regenerated from the seed.
         """
         if isinstance(self.scheme, Masked):
-            ranks = (self.ranks(0),) * sends_ranks
-            received = sum(each.size_bytes(_ONE_GROUP) for each in (self.shares(0), self.survivors(0), *ranks))
-            return 8 * (RUN_BYTES + self.cohort * self.advertised_keys(0).size_bytes(_ONE_GROUP) + received), 0
+            lists = self.survivors(0), *(self.ranks(0),) * sends_ranks
+            same = RUN_BYTES + self.cohort * self.advertised_keys(0).size_bytes(_ONE_GROUP)
+            same += sum(each.size_bytes(_ONE_GROUP) for each in lists)
+            if self.active:
+                signatures = self.scheme.survivors_needed(self.cohort)
+                same += signatures * self.survivors_seen(0, b"").size_bytes(_ONE_GROUP)
+            of_each = sealed_bytes(0) + SHARE_BYTES * (at_risk > 0)
+            return 8 * (same + self.shares(0, 0, 0).size_bytes(_ONE_GROUP) + of_each.sum() - of_each), 0
         if isinstance(self.scheme, CKKS):
             every_group = np.ones(len(self.layout.groups), dtype=bool)
-            return 8 * RUN_BYTES, 8 * self.update(0, PublicKey()).size_bytes(every_group)
-        return 0, 0
+            return np.full(len(at_risk), 8 * RUN_BYTES), 8 * self.update(0, PublicKey()).size_bytes(every_group)
+        return np.zeros(len(at_risk), dtype=np.int64), 0
 
     def public_key_bits(self) -> int:
         """Return the downlink bits of the run's public key, which every client receives once."""
@@ -121,3 +167,11 @@ class Messages:
         if public is not None:
             hasher.update(repr(self.layout.groups).encode() + public.key)
         return hasher.digest()[:CONTEXT_BYTES]
+
+
+def sealed_bytes(at_risk: int) -> int:
+    """Return the length of a client's sealed shares for one recipient: of two secrets, of three if groups are at risk.
+
+    See `masking_client`.
+    """
+    return RECIPIENT_BYTES + (3 if at_risk else 2) * SHARE_BYTES + TAG_BYTES

@@ -6,7 +6,7 @@ number of participants, so the cohort is the largest whose members can all affor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.messages import Messages
+from narrowcast.algorithms.secure.openable_groups import OpenableGroups, with_enough_senders
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
@@ -38,13 +39,20 @@ class AgreedRanks(BaseModel):
 class Participation:
     """The n participants of a cohort. Shapes, all [n]: clients ascending, ranks, uplink_bits of all that each sends.
 
-    Ranks are 0 for updates without ranks. Under CKKS the client at place `opener` also sends back the opened sum.
+    `rule` has the groups that each sends: those of its rank without the ones that too few would send. Ranks are 0 for
+    updates without ranks. Under CKKS the client at place `opener` also sends back the opened sum.
     """
 
     clients: IntArray
     ranks: IntArray
     uplink_bits: IntArray
+    rule: OpenableGroups
     opener: int = 0
+
+    @property
+    def at_risk(self) -> IntArray:
+        """The number of groups at risk that each participant sends, [n]."""
+        return np.asarray((self.rule.rows & self.rule.at_risk).sum(axis=1))
 
     def rank_policy(self) -> AgreedRanks:
         """Return these ranks as a policy for the plain algorithm."""
@@ -57,8 +65,9 @@ class ParticipationPolicy:
 
     Under the policies `bandwidth` and `channel` a client's rank is the highest that fits, and a client that cannot
     afford rank 1 does not take part. Under `uniform`, a client that cannot afford its drawn rank does not take part.
-    Neither does a client without examples. If fewer than `smallest_group` remain, nobody takes part, since their sum
-    would not be opened.
+    Neither does a client without examples. If so few remain that their sum would not be opened, nobody takes part.
+
+    A client's bits have to suffice for the case that all groups are at risk, since which are follows from the ranks.
     """
 
     messages: Messages
@@ -75,7 +84,7 @@ class ParticipationPolicy:
         budget = np.full(len(cohort), np.inf) if budget_bits is None else budget_bits.astype(np.float64)
         if isinstance(self.policy, BandwidthRank):
             budget = np.minimum(budget, self.policy.upload_seconds * profiles.uplink_bits_per_second)
-        update = self.messages.update_bits_at_rank()
+        update = self.messages.most_bits_at_rank()
         if self.ranks_follow_links:
             least = np.ones(len(cohort), dtype=np.int64)
         else:
@@ -84,19 +93,38 @@ class ParticipationPolicy:
         most_slack_first = np.argsort(-slack, kind="stable")
         # The slack of the n-th client falls with n, and the bits that a cohort of n needs rise: one crossing.
         n = next(
-            (n for n in range(len(cohort), 0, -1) if slack[most_slack_first[n - 1]] >= self.messages.protocol_bits(n)),
+            (
+                n
+                for n in range(len(cohort), 0, -1)
+                if slack[most_slack_first[n - 1]] >= self.messages.most_protocol_bits(n)
+            ),
             0,
         )
         part = np.sort(most_slack_first[:n])
         opener, opening_bits = self._opener(slack[part])
-        if n < self.messages.scheme.smallest_group or opener is None:
-            nobody = np.empty(0, dtype=np.int64)
-            return Participation(nobody, nobody, nobody)
-        overhead = self.messages.protocol_bits(n) + opening_bits * (np.arange(n) == opener)
-        ranks = least[part]
-        if self.ranks_follow_links:
-            ranks = (update[1:] <= (budget[part] - overhead)[:, None]).sum(axis=1)
-        return Participation(cohort[part], ranks, update[ranks] + overhead, opener)
+        if n < self.messages.scheme.survivors_needed(n) or opener is None:
+            part, ranks, opener = part[:0], np.empty(0, dtype=np.int64), 0
+        else:
+            most = self.messages.most_protocol_bits(n) + opening_bits * (np.arange(n) == opener)
+            ranks = least[part]
+            if self.ranks_follow_links:
+                ranks = (update[1:] <= (budget[part] - most)[:, None]).sum(axis=1)
+        return self._sending(cohort[part], ranks, opener, opening_bits, task.seed, round_index)
+
+    def _sending(
+        self, clients: IntArray, ranks: IntArray, opener: int, opening_bits: int, seed: int, round_index: int
+    ) -> Participation:
+        """Return the participation of clients of these ranks, with the groups and bits that each of them sends."""
+        messages, n = replace(self.messages, cohort=len(clients)), len(clients)
+        scheme = messages.scheme
+        groups = with_enough_senders(
+            messages.layout.sent_groups(ranks, clients, seed, round_index), scheme.least_senders
+        )
+        rule = OpenableGroups(tuple(clients.tolist()), groups, scheme.survivors_needed(n), scheme.least_senders)
+        chosen = Participation(clients, ranks, np.zeros(n, dtype=np.int64), rule, opener)
+        opening = opening_bits * (np.arange(n) == opener)
+        bits = messages.update_bits(groups) + messages.protocol_bits(chosen.at_risk) + opening
+        return replace(chosen, uplink_bits=bits)
 
     def _drawn_ranks(self, profiles: Profiles, task: Task, round_index: int) -> IntArray:
         """Return the ranks that do not depend on links, [C]; 0 for updates without ranks."""

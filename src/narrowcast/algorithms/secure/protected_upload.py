@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from narrowcast.algorithms.secure.inbox import Inbox
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, ClientLedger, PayloadError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, PayloadError
 
 logger = logging.getLogger(__name__)
 
@@ -31,32 +30,26 @@ class UploadProtector:
     secrets: ClientSecrets
     inbox: Inbox
 
-    @cached_property
-    def groups(self) -> dict[int, BoolArray]:
-        """The groups that each participant sends, [groups] each."""
-        return self.keys.sent_groups(self.messages.layout, self.seed, self.chunk.round_index)
-
     def send(self, result: ChunkResult, place: int) -> ClientLedger:
         """Send the result of the client at this place of the chunk; lost and refused uploads count their bits.
 
-        A client that does not take part sends nothing. A client whose training did not stay finite has agreed on masks
-        already, and is counted like one whose upload was lost.
+        A client that does not take part sends nothing. A client that stopped answering before its upload, or whose
+        training did not stay finite, is counted like one whose upload was lost.
         """
-        client, ledger = int(self.chunk.clients[place]), result.ledger
-        if client not in self.groups:
+        client, ledger, participation = int(self.chunk.clients[place]), result.ledger, self.keys.participation
+        if client not in participation.rule.sent:
             nothing, rank = np.zeros(1, dtype=np.int64), np.minimum(ledger.rank, 0)
             return replace(ledger, rank=rank, uplink_bits=nothing, delivered=nothing.astype(bool))
-        delivered = bool(ledger.delivered[0])
+        delivered = bool(ledger.delivered[0]) and client in self.keys.present
         if delivered:
             data = self.envelope(result.partial, place, client)
             delivered = bool(self.chunk.arrives()[place]) and self._accepted(data)
-        participation = self.keys.participation
         bits = participation.uplink_bits[[np.searchsorted(participation.clients, client)]]
         return replace(ledger, uplink_bits=bits, delivered=np.array([delivered]))
 
     def envelope(self, partial: Arrays, place: int, client: int) -> bytes:
         """Return the client's partial sum, protected and signed."""
-        messages, round_index, groups = self.messages, self.chunk.round_index, self.groups[client]
+        messages, round_index, groups = self.messages, self.chunk.round_index, self.keys.participation.rule.sent[client]
         numbers, public = messages.fixed_point, self.keys.public
         integers = numbers.of_client(partial, messages.layout, groups, self.private_seed, (round_index, client))
         bodies = [
@@ -67,11 +60,11 @@ class UploadProtector:
 
     def _masks(self, place: int, client: int) -> Sequence[RingElements | None]:
         """Return a client's mask of each group; None for schemes without masks."""
-        if self.secrets.own_seeds is None or self.secrets.pair_seeds is None:
+        if self.secrets.own_secrets is None or self.secrets.pair_seeds is None:
             return [None] * len(self.messages.layout.groups)
-        own_seed, pairs = self.secrets.own_seeds[place].tobytes(), self.secrets.pair_seeds[place]
-        seeds = {peer: seed.tobytes() for peer, seed in zip(self.groups, pairs, strict=True) if peer != client}
-        return self.messages.mask_layout().of_client(client, own_seed, seeds, self.groups)
+        own_secret, pairs = self.secrets.own_secrets[place].tobytes(), self.secrets.pair_seeds[place]
+        seeds = {peer: seed.tobytes() for peer, seed in zip(self.keys.present, pairs, strict=True) if peer != client}
+        return self.messages.mask_layout().of_client(client, own_secret, seeds, self.keys.participation.rule)
 
     def _accepted(self, data: bytes) -> bool:
         """Return whether the server accepts an envelope; a round continues without the refused ones."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from narrowcast.algorithms.federated.sum_layout import Group
 from narrowcast.algorithms.secure.bit_packing import RingElements
@@ -42,7 +42,7 @@ class Protection(BaseModel):
     """Base of the schemes: values cut at `clip` and rounded to integers of `bits` bits, which add up exactly.
 
     With equal fields all schemes give the same model to the bit. The sum is not opened if fewer than `threshold` of the
-    cohort arrive, and a component that fewer than `smallest_group` clients sent is left out.
+    cohort arrive, and a component that fewer than `smallest_group` clients other than `colluders` sent is left out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,7 +54,10 @@ class Protection(BaseModel):
     bits: int = Field(16, ge=2, le=32, description="of one value, its sign included")
     rounding: Rounding = "stochastic"
     threshold: float = Field(0.6, gt=0, le=1, description="share of the cohort that must arrive")
-    smallest_group: int = Field(3, ge=1, description="fewest clients whose sum is opened")
+    smallest_group: int = Field(3, ge=1, description="fewest clients, besides colluders, whose sum is opened")
+    colluders: int = Field(
+        0, ge=0, description="assumed number of clients of a round that tell the server what they know"
+    )
     keys: str | None = Field(None, description="folder of `narrowcast keys make`; none: made anew for the run")
 
     @field_validator("keys")
@@ -66,9 +69,18 @@ class Protection(BaseModel):
         """Return the integers of at most `max_clients` clients, whose weights add up to at most `max_weight`."""
         return FixedPoint(self.clip, self.bits, self.rounding, max_weight, max_clients)
 
+    @property
+    def least_senders(self) -> int:
+        """The fewest clients whose sum is opened."""
+        return self.smallest_group + self.colluders
+
     def survivor_threshold(self, cohort: int) -> int:
-        """Return how many clients of a cohort must arrive."""
+        """Return how many clients of a cohort must arrive by `threshold`."""
         return max(1, int(np.ceil(self.threshold * cohort - 1e-9)))
+
+    def survivors_needed(self, cohort: int) -> int:
+        """Return how many clients of a cohort must arrive for a sum to be opened; may be more than the cohort."""
+        return max(self.survivor_threshold(cohort), self.least_senders)
 
     def check(self, numbers: FixedPoint) -> None:
         """Raise a `UserError` if sums could overflow."""
@@ -117,11 +129,35 @@ class Plain(Protection):
 
 
 class Masked(Protection):
-    """Pairwise masks over a ring as wide as the sum needs; any `threshold` of the cohort can unmask it.
+    """Pairwise masks over a ring as wide as the sum needs; `threshold` of the cohort can unmask it.
 
-    The server learns the sum and nothing else, as long as it colludes with fewer than `threshold` of the cohort. See
-    `masking_client` for the protocol and its source.
+    `adversary: active` adds the consistency check of the survivors' lists, and needs a `threshold` above 2/3. See
+    `masking_client` for the protocol, its source, and the server's view.
     """
 
     kind: Literal["masked"] = "masked"
-    threshold: float = Field(0.6, gt=0.5, le=1, description="share of the cohort that must arrive")
+    adversary: Literal["honest_but_curious", "active"] = Field(
+        "honest_but_curious", description="whether the server is assumed to follow the protocol"
+    )
+    threshold: float = Field(0.6, gt=0.5, le=1, description="share of the cohort that must arrive; active: from 0.7")
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client stops answering, at each step")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threshold_of_the_active_model(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("adversary") == "active":
+            return {"threshold": 0.7, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _two_thirds(self) -> Masked:
+        if self.adversary == "active" and self.threshold <= 2 / 3:
+            raise ValueError(
+                f"adversary: active needs a threshold above 2/3 of the cohort, got {self.threshold}; use 0.7 or more"
+            )
+        return self
+
+    def survivors_needed(self, cohort: int) -> int:
+        """Return how many must arrive; in the active model any two such sets share more clients than collude."""
+        needed = super().survivors_needed(cohort)
+        return max(needed, (cohort + self.colluders) // 2 + 1) if self.adversary == "active" else needed

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import Participation
 from narrowcast.algorithms.secure.protection import PublicKey
-from narrowcast.platform.types import Arrays, BoolArray
+from narrowcast.platform.types import Arrays
 
 
 @dataclass(frozen=True)
@@ -21,12 +20,13 @@ class RoundKeys:
     """Public data of a round: participants, their verification and advertised keys, the run's public key and number.
 
     `verify` has the Ed25519 key of each participant; `advertised` what each sent in the protocol's first step, empty
-    without masks.
+    without masks. `present` are the participants that may send updates: with masks, those that shared their keys.
     """
 
     participation: Participation
     verify: Mapping[int, bytes]
     advertised: Mapping[int, bytes]
+    present: tuple[int, ...]
     public: PublicKey
     run: bytes
 
@@ -34,30 +34,26 @@ class RoundKeys:
     def of(cls, participation: Participation, of_run: Arrays, of_round: Arrays) -> RoundKeys:
         """Read the key store's answers to `public` and to `begin`."""
         clients = participation.clients.tolist()
-        verify, advertised = (
-            dict(zip(clients, map(bytes, of_round.get(name, ())), strict=False)) for name in ("verify", "keys")
-        )
-        return cls(participation, verify, advertised, PublicKey.of(of_run), of_run["run"].tobytes())
+        present = of_round["present"].tolist() if "present" in of_round else clients
+        verify = dict(zip(clients, map(bytes, of_round["verify"]), strict=True))
+        advertised = dict(zip(present, map(bytes, of_round.get("keys", ())), strict=False))
+        return cls(participation, verify, advertised, tuple(present), PublicKey.of(of_run), of_run["run"].tobytes())
 
     def messages(self, messages: Messages) -> Messages:
         """Return the messages of this round, from those of a whole cohort of any run."""
         return replace(messages, cohort=len(self.participation.clients), run=self.run)
 
-    def sent_groups(self, layout: SumLayout, seed: int, round_index: int) -> dict[int, BoolArray]:
-        """Return the groups that each participant sends, [groups] each."""
-        clients, ranks = self.participation.clients, self.participation.ranks
-        return dict(zip(clients.tolist(), layout.sent_groups(ranks, clients, seed, round_index), strict=True))
-
 
 @dataclass(frozen=True)
 class ClientSecrets:
-    """Private keys of the c clients of a chunk. Shapes: signing [c, 32]; own_seeds [c, 32]; pair_seeds [c, n, 32].
+    """Private keys of the c clients of a chunk. Shapes: signing [c, 32]; own_secrets [c, 32]; pair_seeds [c, m, 32].
 
-    Seeds are those of the clients' masks, by the round's n participants; None without masks. `repr` shows none of them.
+    An own secret gives the seeds of a client's own masks; pair seeds are by the m clients that are present. None
+    without masks. `repr` shows none of them.
     """
 
     signing: NDArray[Any]
-    own_seeds: NDArray[Any] | None
+    own_secrets: NDArray[Any] | None
     pair_seeds: NDArray[Any] | None
 
     @classmethod

@@ -70,10 +70,11 @@ class SecureAggregation(AlgorithmDefaults):
             )
         self.scheme.check(self.messages(task).fixed_point)
         least = self.scheme.survivor_threshold(min(self.max_cohort, task.data.n_clients))
-        if least < self.scheme.smallest_group:
+        if least < self.scheme.least_senders:
+            besides = f" besides secure.colluders = {self.scheme.colluders}" * bool(self.scheme.colluders)
             raise UserError(
-                f"secure.smallest_group = {self.scheme.smallest_group}: {least} clients of a round are enough by "
-                "secure.threshold; ask more clients_per_round, or lower smallest_group"
+                f"secure.smallest_group = {self.scheme.smallest_group}{besides}: {least} clients of a round are enough "
+                "by secure.threshold; ask more clients_per_round, or lower smallest_group"
             )
         if self.keys_last:
             with self.key_store_process() as key_store:
@@ -107,7 +108,7 @@ class SecureAggregation(AlgorithmDefaults):
         if not isinstance(self._rank_policy, ChannelRank) or not len(cohort):
             return None
         messages = self.messages(task)
-        bits = messages.update_bits_at_rank()[1:] + messages.protocol_bits(len(cohort))
+        bits = messages.most_bits_at_rank()[1:] + messages.most_protocol_bits(len(cohort))
         shape = len(cohort), len(bits)
         errors = len(bits) / np.arange(1.0, len(bits) + 1) - 1  # as `channel.joint`, with finely rounded values
         weight = self.algorithm.expected_values(task, cohort)
@@ -133,7 +134,7 @@ class SecureAggregation(AlgorithmDefaults):
             participation = policy.of(task, cohort, round_index, budget_bits)
             part = np.isin(cohort, participation.clients)
             messages = replace(policy.messages, cohort=len(participation.clients))
-            each, opener = messages.downlink_bits(sends_ranks=policy.ranks_follow_links)
+            each, opener = messages.downlink_bits(participation.at_risk, sends_ranks=policy.ranks_follow_links)
             bits[part] = each + opener * (np.arange(part.sum()) == participation.opener)
         return bits
 

@@ -7,34 +7,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from narrowcast.algorithms.secure.bit_packing import RingElements
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.fixed_point import Integers
 from narrowcast.algorithms.secure.inbox import Inbox, merged
 from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
+from narrowcast.algorithms.secure.masking_round import REVEALS, SIGNS, stops
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
 from narrowcast.algorithms.secure.protection import Masked, PublicKey
 from narrowcast.algorithms.secure.round_keys import RoundKeys
-from narrowcast.algorithms.secure.shamir import SHARE_BYTES
 from narrowcast.platform.contracts import ClientKeyStore, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)
 
-_SUM, _SENDERS = "sum/", "senders/"
+_SUM = "sum/"
 
 
 def protected_sums(inbox: Inbox) -> Arrays:
-    """Return a chunk's partial sum: each group's protected sum, and the number of clients in it."""
-    arrays: dict[str, NDArray[np.generic]] = {}
-    for place, elements in enumerate(inbox.sums):
-        if elements is not None:
-            arrays[f"{_SUM}{place}"] = elements
-            arrays[f"{_SENDERS}{place}"] = np.array(inbox.senders[place])
-    return arrays
+    """Return a chunk's partial sum: each group's protected sum."""
+    return {f"{_SUM}{place}": elements for place, elements in enumerate(inbox.sums) if elements is not None}
 
 
 class SumOpener:
@@ -45,13 +39,19 @@ class SumOpener:
         self._of_run = dict(key_store.call("public", 0, {}))
         self._round = self._asked = 0
         self._keys: RoundKeys | None = None
+        self._stops: dict[int, int] = {}
 
     def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks with the round's `RoundKeys`; its participants make their keys at the first call."""
         if chunks and chunks[0].round_index != self._round:
             self._round = chunks[0].round_index
             participation = self._participation(chunks)
-            of_round = self._key_store.call("begin", self._round, {"clients": participation.clients})
+            clients, scheme = participation.clients, self._policy.messages.scheme
+            probability = scheme.dropout if isinstance(scheme, Masked) else 0.0
+            steps = stops(self._task.seed, self._round, clients, probability)
+            self._stops = dict(zip(clients.tolist(), steps.tolist(), strict=True))
+            told: Arrays = {"clients": clients, "groups": participation.rule.rows.astype(np.uint8), "stops": steps}
+            of_round = self._key_store.call("begin", self._round, told)
             self._keys = RoundKeys.of(participation, self._of_run, of_round)
         return [replace(chunk, relayed=self._keys) for chunk in chunks]
 
@@ -67,25 +67,27 @@ class SumOpener:
         if not results:
             return results
         assert self._keys is not None
-        messages = self._keys.messages(self._policy.messages)
+        keys, messages = self._keys, self._keys.messages(self._policy.messages)
         arrived = np.sort(np.concatenate([result.ledger.client[result.ledger.delivered] for result in results]))
-        scheme = messages.scheme
-        needed = max(scheme.survivor_threshold(messages.cohort), scheme.smallest_group)
+        needed = messages.scheme.survivors_needed(messages.cohort)
         if len(arrived) < needed:
             of_cohort = f"{messages.cohort} clients" + f" (of {self._asked} asked)" * (messages.cohort < self._asked)
-            why = f"{len(arrived)} of {of_cohort} arrived, and the sum of fewer than {needed} is not opened"
+            happened = "arrived" if keys.present or not messages.cohort else "arrived, too few agreed on keys"
+            why = f"{len(arrived)} of {of_cohort} {happened}, and the sum of fewer than {needed} is not opened"
             return self._refused(results, messages, why)
-        try:
-            masks = self._masks(messages, self._keys, arrived)
-        except PayloadError as error:
-            return self._refused(results, messages, f"the masks cannot be removed: {error}")
+        survivors = frozenset(arrived.tolist())
+        opened, masks = keys.participation.rule.opened(survivors), list[RingElements]()
+        if isinstance(messages.scheme, Masked):
+            try:
+                recovery = self._recovery(messages, keys, survivors)
+            except PayloadError as error:
+                return self._refused(results, messages, f"the masks cannot be removed: {error}")
+            opened, masks = recovery.opened, recovery.masks(messages.mask_layout(), keys.advertised)
         sums: list[Integers | None] = []
-        for place in range(len(messages.layout.groups)):
-            elements, senders = _folded(results, place, messages, self._keys.public)
-            if elements is None or senders < scheme.smallest_group:
-                sums.append(None)
-            else:
-                sums.append(self._open(place, elements, messages, masks))
+        for place, may_be_opened in enumerate(opened.tolist()):
+            elements = _folded(results, place, messages, keys.public)
+            opens = may_be_opened and elements is not None
+            sums.append(self._open(place, np.asarray(elements), messages, masks) if opens else None)
         total = messages.fixed_point.total(sums, messages.layout)
         return [replace(result, partial=total) for result in results]
 
@@ -102,20 +104,29 @@ class SumOpener:
             for result in results
         ]
 
-    def _masks(self, messages: Messages, keys: RoundKeys, arrived: IntArray) -> list[RingElements]:
-        """Return the masks left in the sum of each group, from the survivors' shares; empty for schemes without."""
-        if not isinstance(messages.scheme, Masked):
-            return []
-        answers = self._key_store.call("reveal", self._round, {"clients": arrived})["revealed"]
-        shares: dict[int, list[bytes]] = {}
-        for data in answers:
-            client, (body,) = messages.unmasking_shares(self._round).open(data.tobytes(), keys.verify)
+    def _recovery(self, messages: Messages, keys: RoundKeys, survivors: frozenset[int]) -> MaskRecovery:
+        """Return what the survivors that still answer reveal; raise `PayloadError` if they are too few."""
+        listed, rule = np.array(sorted(survivors)), keys.participation.rule
+        signed = np.empty((0, 0), dtype=np.uint8)
+        if messages.active:
+            signed = self._key_store.call(
+                "sign", self._round, {"clients": listed, "asked": self._answering(SIGNS, listed)}
+            )["signed"]
+            if len(signed) < rule.threshold:
+                raise PayloadError(f"{len(signed)} of {len(listed)} clients signed the list, {rule.threshold} needed")
+            signed = signed[: rule.threshold]
+        asked = {"clients": listed, "asked": self._answering(REVEALS, listed), "signed": signed}
+        revealed = {}
+        for name, data in self._key_store.call("reveal", self._round, asked).items():
+            message = messages.unmasking_shares(self._round, len(rule.risky(int(name))))
+            client, (body,) = message.open(data.tobytes(), keys.verify)
             assert body is not None
-            shares[client] = [bytes(body[at : at + SHARE_BYTES]) for at in range(0, len(body), SHARE_BYTES)]
-        threshold = messages.scheme.survivor_threshold(messages.cohort)
-        recovery = MaskRecovery.of(self._round, keys.advertised, shares, threshold)
-        groups = keys.sent_groups(messages.layout, self._task.seed, self._round)
-        return recovery.masks(messages.mask_layout(), groups, keys.advertised)
+            revealed[client] = body
+        return MaskRecovery.of(self._round, rule, keys.advertised, survivors, revealed)
+
+    def _answering(self, step: int, clients: IntArray) -> IntArray:
+        """Return the clients that still answer in a step."""
+        return np.array([client for client in clients.tolist() if self._stops[client] > step], dtype=np.int64)
 
     def _open(self, place: int, elements: RingElements, messages: Messages, masks: list[RingElements]) -> Integers:
         """Return the integers of one group's sum."""
@@ -127,13 +138,10 @@ class SumOpener:
         return scheme.open_sum(group, elements - masks[place] if masks else elements, numbers)
 
 
-def _folded(
-    results: Sequence[ChunkResult], place: int, messages: Messages, public: PublicKey
-) -> tuple[RingElements | None, int]:
-    """Return the protected sum of a group over all chunks, and the number of clients in it."""
-    elements, senders = None, 0
+def _folded(results: Sequence[ChunkResult], place: int, messages: Messages, public: PublicKey) -> RingElements | None:
+    """Return the protected sum of a group over all chunks; None if no client sent it."""
+    elements: RingElements | None = None
     for result in results:
-        if f"{_SUM}{place}" in result.partial:
-            elements = merged(elements, result.partial[f"{_SUM}{place}"], messages, public)
-            senders += int(result.partial[f"{_SENDERS}{place}"])
-    return elements, senders
+        if (part := result.partial.get(f"{_SUM}{place}")) is not None:
+            elements = merged(elements, part, messages, public)
+    return elements

@@ -1,0 +1,88 @@
+"""The first steps of a round with masks, *advertise keys* and *share keys*: messages between the server and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from narrowcast.algorithms.secure.envelope import EnrolledClients
+from narrowcast.algorithms.secure.key_agreement import KeyAgreements, exchange
+from narrowcast.algorithms.secure.masking_client import MaskingClient
+from narrowcast.algorithms.secure.messages import ADVERTISED_BYTES, RECIPIENT_BYTES, Messages, sealed_bytes
+from narrowcast.algorithms.secure.openable_groups import OpenableGroups
+from narrowcast.platform.seeds import stream_keys, uniform_unit
+from narrowcast.platform.types import IntArray, PayloadError
+
+ADVERTISES, SHARES, UPLOADS, SIGNS, REVEALS, STAYS = range(6)
+"""The steps of a round; a client stops answering at one of them, or stays."""
+
+
+def stops(seed: int, round_index: int, clients: IntArray, probability: float) -> IntArray:
+    """Draw the step from which each client no longer answers, [C]; whether an upload arrives is drawn elsewhere."""
+    keys = stream_keys(seed, "secure dropout", round_index, clients)
+    steps = np.array([ADVERTISES, SHARES, SIGNS, REVEALS])
+    gone = uniform_unit(keys[:, None], steps[None, :]) < probability
+    return np.where(gone.any(axis=1), steps[gone.argmax(axis=1)], STAYS)
+
+
+def agree_on_keys(
+    messages: Messages,
+    round_index: int,
+    rule: OpenableGroups,
+    enrolled: EnrolledClients,
+    signing_keys: Mapping[int, bytes],
+    stop: Mapping[int, int],
+) -> tuple[dict[int, MaskingClient], dict[int, bytes]]:
+    """Play both steps for all participants; return the clients that shared their keys, and what they advertised.
+
+    Nobody is returned if too few clients answer. A client that advertised a message that the server refuses counts as
+    one that did not answer.
+    """
+    agreements = KeyAgreements()
+    clients = {
+        client: MaskingClient(messages, round_index, client, signing_keys[client], enrolled, agreements)
+        for client in rule.clients
+    }
+    sent = {client: each.advertise_keys() for client, each in clients.items() if stop[client] > ADVERTISES}
+    advertised, accepted = dict[int, bytes](), list[bytes]()
+    for client, data in sent.items():
+        with suppress(PayloadError):
+            advertised[client] = checked_keys(messages, round_index, enrolled, data)
+            accepted.append(data)
+    if len(advertised) < rule.threshold:
+        return {}, {}
+    boxes: dict[int, dict[int, bytes]] = {client: {} for client in advertised}
+    for client in advertised:
+        if stop[client] > SHARES:
+            shared, at_risk = clients[client].share_keys(accepted, rule), len(rule.risky(client))
+            message = messages.shares(round_index, len(advertised) - 1, at_risk)
+            for peer, box in sealed_shares(enrolled.open(message, shared)[1], at_risk).items():
+                boxes[peer][client] = box
+    present = {client: advertised[client] for client in advertised if stop[client] > SHARES}
+    if len(present) < rule.threshold:
+        return {}, {}
+    for client in present:
+        clients[client].receive_shares(boxes[client])
+    return {client: clients[client] for client in present}, present
+
+
+def checked_keys(messages: Messages, round_index: int, enrolled: EnrolledClients, data: bytes) -> bytes:
+    """Return the keys that a client advertised, [ADVERTISED_BYTES].
+
+    Raise `PayloadError` for a message that a client did not sign, and for keys of low order.
+    """
+    _, keys = enrolled.open(messages.advertised_keys(round_index), data)
+    probe = X25519PrivateKey.generate()
+    for start in range(0, ADVERTISED_BYTES - 32, 32):
+        exchange(probe, keys[start : start + 32])
+    return keys
+
+
+def sealed_shares(body: bytes, at_risk: int) -> dict[int, bytes]:
+    """Return the sealed shares of one sender, by recipient."""
+    size = sealed_bytes(at_risk)
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    return {int.from_bytes(part[:RECIPIENT_BYTES], "little"): part[RECIPIENT_BYTES:] for part in parts}
