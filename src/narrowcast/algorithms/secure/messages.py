@@ -109,21 +109,26 @@ class Messages:
         return 8 * (message.size_bytes(np.zeros(groups.shape[1], dtype=bool)) + groups @ np.array(message.sizes))
 
     def most_protocol_bits(self, cohort: int) -> int:
-        """Return the most uplink bits of keys and shares that a client of a cohort of this size sends."""
-        messages, seeds_counted_by_rank = replace(self, cohort=cohort), 8 * SECRET_BYTES
-        return int(messages.protocol_bits(np.array([self._may_be_at_risk]))[0]) - seeds_counted_by_rank * (
-            self._may_be_at_risk
-        )
+        """Return the most uplink bits of keys and shares that a client of a cohort of this size sends.
 
-    def protocol_bits(self, at_risk: IntArray) -> IntArray:
-        """Return the uplink bits of keys and shares of clients that send so many groups at risk, [C]."""
+        The seeds of groups at risk are counted by `most_bits_at_rank`.
+        """
+        (most,) = replace(self, cohort=cohort).protocol_bits(np.array([self._may_be_at_risk]), seeds=np.zeros(1, int))
+        return int(most)
+
+    def protocol_bits(self, at_risk: IntArray | BoolArray, seeds: IntArray | None = None) -> IntArray:
+        """Return the uplink bits of keys and shares of clients that send so many groups at risk, [C].
+
+        `seeds` [C] are the seeds that each reveals of its own masks: by default, one for each group at risk.
+        """
         if not isinstance(self.scheme, Masked):
             return np.zeros(len(at_risk), dtype=np.int64)
         sent = [self.advertised_keys(0), self.shares(0, self.cohort - 1, 0), self.unmasking_shares(0, 0)]
         if self.active:
             sent.append(self.survivors_seen(0, b""))
         third_shares = (self.cohort - 1) * SHARE_BYTES * (at_risk > 0)
-        return 8 * (sum(each.size_bytes(_ONE_GROUP) for each in sent) + third_shares + at_risk * SECRET_BYTES)
+        own_seeds = SECRET_BYTES * (at_risk if seeds is None else seeds)
+        return np.asarray(8 * (sum(each.size_bytes(_ONE_GROUP) for each in sent) + third_shares + own_seeds))
 
     @property
     def _may_be_at_risk(self) -> bool:

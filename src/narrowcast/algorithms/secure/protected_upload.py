@@ -23,7 +23,6 @@ class UploadProtector:
     """Sends the uploads of a chunk's clients to an inbox."""
 
     chunk: Chunk
-    seed: int
     private_seed: PrivateSeed
     messages: Messages
     keys: RoundKeys

@@ -156,7 +156,7 @@ class SecureAggregation(AlgorithmDefaults):
         results = train_each(algorithm, broadcast, chunk, task)
         began = time.perf_counter()
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
-        protector = UploadProtector(chunk, task.seed, task.private_seed, messages, keys, secrets, inbox)
+        protector = UploadProtector(chunk, task.private_seed, messages, keys, secrets, inbox)
         ledger = ClientLedger.merged([protector.send(result, place) for place, result in enumerate(results)])
         encoding = time.perf_counter() - began
         states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
