@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from narrowcast.experiment import Experiment
+from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.config import apply_overrides, flatten, read_yaml, validate, write_yaml
 from narrowcast.platform.errors import UserError
+from narrowcast.tuning.study_file import load_study
 
 MINIMAL: dict[str, Any] = {"data": "ml-100k", "algorithm": {"kind": "scolr"}}
 
@@ -166,3 +167,42 @@ def test_written_yaml_reads_back_equal_and_in_order(tmp_path: Path) -> None:
     assert back == values
     assert list(back) == list(values)
     assert text.startswith("z: ")
+
+
+_BOMB = "a0: &a0 x\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (_BOMB, "more than 100000 values"),
+        ("a: &a {b: *a}\n", "contains it"),
+        ("[" * 100_000, "levels of nesting"),
+        ("- " * 100_000, "levels of nesting"),
+        ("a: " + "x" * 2**20, "more than 1048576 bytes"),
+        ("a: " + "9" * 5000, "not valid YAML"),
+        ("a: !!timestamp 2026-99-99\n", "not valid YAML"),
+    ],
+    ids=["aliases", "itself", "flow", "block", "long", "digits", "date"],
+)
+def test_a_text_that_stands_for_too_much_is_refused_in_one_line(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(text)
+    for read in (
+        lambda: read_yaml(text, "my.yaml"),
+        lambda: load_experiment(str(tmp_path / "my.yaml")),
+        lambda: load_study(str(tmp_path / "my.yaml")),
+        lambda: apply_overrides({}, [f"algorithm={text}"]),
+    ):
+        with pytest.raises(UserError, match=problem) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+def test_aliases_within_the_limit_are_read() -> None:
+    assert read_yaml("a: &a [1, 2]\nb: [*a, *a]\n", "x") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(UserError, match="not a text in UTF-8"):
+        load_experiment(str(tmp_path / "my.yaml"))

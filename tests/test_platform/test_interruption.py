@@ -21,7 +21,7 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from small_tasks import Counting, network_task
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_waits_for_the_end_of_the_block_and_is_then_heard_once(number: int) -> None:
     heard: list[int] = []
     before = signal.signal(number, lambda number, _: heard.append(number))

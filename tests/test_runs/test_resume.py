@@ -141,6 +141,37 @@ def test_an_interrupted_run_says_how_to_go_on(
         assert_same_results(output / NAME, uninterrupted)
 
 
+@pytest.mark.parametrize("backend", ["local", RAY])
+def test_a_closed_terminal_loses_no_finished_round(
+    tmp_path: Path, start: Start, uninterrupted: Path, backend: str
+) -> None:
+    folder = tmp_path / NAME
+    command = start(*RUN, "--backend", backend, "--output", tmp_path, terminal=True)
+    command.wait_for_round(folder, 35)
+    command.close_terminal()
+    assert command.wait() == 1
+    assert command.survivors(30) == []
+    reached = Journal.open(folder).last_round
+    assert 35 <= reached < ROUNDS
+    assert load_checkpoint(folder / "checkpoint")[0].round_index == reached
+    if backend == "local":
+        again = start("run", "--resume", NAME, "--output", tmp_path)
+        assert again.wait() == 0, again.err
+        assert_same_results(folder, uninterrupted)
+
+
+def test_a_run_that_ignores_hangups_outlives_its_terminal(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
+    program = (
+        "-c",
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from narrowcast.cli.main import main; main()",
+    )
+    command = start(*RUN, "--backend", "local", "--output", tmp_path, program=program, terminal=True)
+    command.wait_for_round(tmp_path / NAME, 3)
+    command.close_terminal()
+    assert command.wait() == 0
+    assert_same_results(tmp_path / NAME, uninterrupted)
+
+
 LOSES_A_SIGNAL = """
 import gc, pathlib, signal, sys, threading
 from narrowcast.cli.main import main

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 import click
@@ -78,8 +79,9 @@ def main() -> NoReturn:
     logging.basicConfig()
     STOPPING.clear()
     signal.signal(signal.SIGTERM, _stop)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _stop)
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == default:  # background jobs and nohup ignore them
+            signal.signal(number, _stop)
     try:
         status = cli(prog_name="narrowcast", standalone_mode=False)
     except UserError as error:
@@ -103,7 +105,8 @@ def _stop(*_: object) -> NoReturn:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    click.echo(f"narrowcast: {message}", err=True)
+    with suppress(OSError):  # the terminal may be closed
+        click.echo(f"narrowcast: {message}", err=True)
     sys.exit(status)
 
 

@@ -11,6 +11,7 @@ import click
 from ruamel.yaml import YAML
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.yaml_limits import read_limited
 
 if TYPE_CHECKING:
     from narrowcast.cluster.deployment.description import Deployment
@@ -94,6 +95,6 @@ def _experiment(name_or_path: str, deployment: Deployment) -> tuple[str, dict[st
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_limited(path)
+    except OSError as error:
         raise UserError(f"{path}: cannot be read as a cluster description: {error}") from error

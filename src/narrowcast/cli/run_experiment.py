@@ -46,6 +46,7 @@ def run(
     With --continue the same command starts the run and, after a crash, resumes it: for schedulers that restart jobs.
     """
     from narrowcast.runs import session
+    from narrowcast.runs.broken_pipe import output_may_end
     from narrowcast.runs.progress import ProgressDisplay
 
     # A word with a = is an override even if the experiment is left out.
@@ -61,7 +62,8 @@ def run(
         raise RunFailed(f"{error} [{again}]") from error
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; resume with: {again}") from None
-    _report([(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)])
+    with output_may_end():
+        _report([(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)])
     if failed := session.failures(runs, results):
         raise RunFailed(failed)
 

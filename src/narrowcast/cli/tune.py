@@ -67,6 +67,7 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
 
 def _run(file: StudyFile, output: Path, again: str) -> None:
     from narrowcast.platform.tracking.store_address import hide_password
+    from narrowcast.runs.broken_pipe import output_may_end
     from narrowcast.tuning.study import prepare_study, run_study
     from narrowcast.tuning.study_display import StudyDisplay
     from narrowcast.tuning.trial_record import counts
@@ -79,12 +80,13 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
             result = run_study(prepared, display)
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; continue with: {again}") from None
-    _print_result(file, result)
-    for path in result.files:
-        click.echo(path)
-    click.echo(f"MLflow  {hide_password(prepared.uri)}\n        look at it with: narrowcast ui --output {output}")
-    if result.best:
-        click.echo(f"        run the best again with: narrowcast run {result.folder / 'best.yaml'}")
+    with output_may_end():
+        _print_result(file, result)
+        for path in result.files:
+            click.echo(path)
+        click.echo(f"MLflow  {hide_password(prepared.uri)}\n        look at it with: narrowcast ui --output {output}")
+        if result.best:
+            click.echo(f"        run the best again with: narrowcast run {result.folder / 'best.yaml'}")
 
 
 def _print_result(file: StudyFile, result: StudyResult) -> None:

@@ -46,8 +46,6 @@ def ui(output: Path, port: int) -> None:
 
 def _serve(uri: str, port: int) -> int:
     """Run the server and return its exit status, or 0 if Ctrl-C, SIGTERM or a closed terminal ended it."""
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri),

@@ -189,7 +189,7 @@ def _joined(address: str, options: dict[str, Any]) -> Iterator[None]:
         options["runtime_env"] = {"py_modules": [str(each) for each in modules]}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with interruptible():
+        with interruptible(), _hangups_deferred():
             ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
@@ -205,6 +205,16 @@ def _joined(address: str, options: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _hangups_deferred() -> Iterator[None]:
+    """Block SIGHUP in this block and in the processes that it starts: a closed terminal sends it to them too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stream(driver: Any, state: RunState, head: Head) -> Generator[Outcome, None, None]:

@@ -14,6 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS, Registry
+from narrowcast.platform.yaml_limits import check_limits
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 PLUGINS = "plugins"
@@ -22,10 +23,13 @@ _ERRORS_SHOWN = 4
 
 
 def read_yaml(text: str, origin: str) -> Any:
-    """Parse YAML 1.2, in which 1e-3 is a number, or raise a `UserError` with line and column."""
+    """Parse YAML 1.2, in which 1e-3 is a number; raise a `UserError` with line and column, also above `yaml_limits`."""
     try:
+        check_limits(text, origin)
         return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
+    except UserError:
+        raise
+    except (YAMLError, ValueError) as error:  # ValueError: a tagged number or date that is none
         mark = getattr(error, "problem_mark", None)
         place = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]

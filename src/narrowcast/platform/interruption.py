@@ -1,4 +1,4 @@
-"""Deferral of SIGINT and SIGTERM, so that a run stops only where its state is consistent."""
+"""Deferral of SIGINT, SIGTERM and SIGHUP, so that a run stops only where its state is consistent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], object] | int
 
 STOPPING = threading.Event()
@@ -33,7 +33,7 @@ class _Deferred:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM to the end of the block; a thread other than the main one gets no signals anyway."""
+    """Defer signals to stop to the end of the block; a thread other than the main one gets no signals anyway."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

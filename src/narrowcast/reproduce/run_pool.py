@@ -156,8 +156,9 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _follow_the_parent() -> None:
-    """Ignore Ctrl-C, which the parent handles, and end this process when the parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ignore what a terminal sends, which the parent handles, and end this process when the parent ends."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 

@@ -1,11 +1,30 @@
-"""Output whose reader has gone: closing a pipe must not end a run."""
+"""Output whose reader has gone: a closed pipe or terminal must not end a run."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_GONE = (errno.EPIPE, errno.EIO)  # EIO: the terminal was closed
 
 
 def discard_output() -> None:
-    """Discard what is printed from here on, as after `narrowcast run ... | head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Discard what is printed from here on, as after `narrowcast run ... | head`; of stderr, if it is a terminal."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    if sys.stderr.isatty():
+        os.dup2(nowhere, sys.stderr.fileno())
+
+
+@contextmanager
+def output_may_end() -> Iterator[None]:
+    """Discard output from here on if the reader of what the block prints has gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        discard_output()

@@ -15,6 +15,7 @@ from narrowcast.platform.config import flatten, read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
+from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.result import Result
 from narrowcast.runs.run_folder import CONFIG
 
@@ -137,5 +138,7 @@ def differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _settings(folder: Path) -> dict[str, Any]:
     """Return the run's settings by dotted path, read as they are written, without importing what they name."""
     path = folder / CONFIG
-    values = read_yaml(path.read_text(), str(path)) if path.is_file() else {}
+    values = read_yaml(read_limited(path), str(path)) if path.is_file() else {}
+    if not isinstance(values, Mapping):
+        raise UserError(f"{path}: expected keys and values at the top, got {type(values).__name__}")
     return flatten({name: value for name, value in values.items() if name not in _NOT_SETTINGS})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.config import read_yaml
+from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
 
 
@@ -18,7 +19,7 @@ def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
 
 def has_one_seed(folder: Path) -> bool:
     """Return whether an earlier version wrote this folder's `config.yaml`, which names every field."""
-    return "client_seed" not in read_yaml((folder / CONFIG).read_text(), str(folder / CONFIG))
+    return "client_seed" not in read_yaml(read_limited(folder / CONFIG), str(folder / CONFIG))
 
 
 def of_one_seed(experiment: Experiment) -> Experiment:

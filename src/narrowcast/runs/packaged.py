@@ -11,6 +11,7 @@ from typing import Any
 
 from narrowcast.platform.config import apply_overrides, read_yaml, suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.yaml_limits import read_limited
 
 logger = logging.getLogger(__name__)
 EXPERIMENTS = files("narrowcast") / "experiments"
@@ -30,14 +31,14 @@ def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
         return packaged.read_text(), f"{name_or_path}.yaml"
     path = Path(name_or_path)
     try:
-        return path.read_text(), str(path)
+        return read_limited(path), str(path)
     except FileNotFoundError:
         known = list(summaries(folder))
         raise UserError(
             f'no {what} "{name_or_path}": neither a file nor a packaged {what}; packaged: '
             f"{', '.join(known)}{suggest(name_or_path, known)}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         article = "an" if what == "experiment" else "a"
         raise UserError(f"{path}: cannot be read as {article} {what} file: {error}") from error
 
@@ -78,6 +79,8 @@ def _announce(old: str, new: str, origin: str) -> None:
 def read_study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
     """Return the values of a study, packaged or from a file; None if the source has no section `study`."""
     packaged = EXPERIMENTS / "studies" / f"{source}.yaml"
-    file = packaged if "/" not in source and packaged.is_file() else Path(source)
-    values = read_yaml(file.read_text(), source) if file.is_file() else None
+    if "/" not in source and packaged.is_file():
+        values = read_yaml(packaged.read_text(), source)
+    else:
+        values = read_yaml(read_limited(Path(source)), source) if Path(source).is_file() else None
     return apply_overrides(values, overrides) if isinstance(values, dict) and "study" in values else None

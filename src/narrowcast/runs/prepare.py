@@ -19,6 +19,7 @@ from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import check_store
 from narrowcast.platform.tracking.targets import check_targets
+from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
 from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
 
@@ -85,7 +86,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
         except NoCheckpointError:
             if written:
                 raise
-    if kept is not None and kept[1] not in experiment.digests(read_yaml(path.read_text(), str(path))):
+    if kept is not None and kept[1] not in experiment.digests(read_yaml(read_limited(path), str(path))):
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")
     if experiment.rounds < written:
         raise UserError(

@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from narrowcast.platform.tracking.units import format_bits, format_seconds
-from narrowcast.runs.broken_pipe import discard_output
+from narrowcast.runs.broken_pipe import output_may_end
 from narrowcast.runs.prepare import PreparedRun
 
 _PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
@@ -38,7 +38,8 @@ class ProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with output_may_end():
+                self._bar.close()
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a round, given its row of the journal."""
@@ -51,13 +52,12 @@ class ProgressDisplay:
             f"simulated {format_seconds(row['simulated_seconds'])}"
         )
         if self._bar is not None:
-            self._bar.set_postfix_str(facts, refresh=False)
-            self._bar.update()
+            with output_may_end():
+                self._bar.set_postfix_str(facts, refresh=False)
+                self._bar.update()
         elif self._done % max(1, self._rounds // _PLAIN_LINES) == 0 or self._done == self._rounds:
             self._print(f"round {self._done}/{self._rounds}  {facts}")
 
     def _print(self, line: str) -> None:
-        try:
+        with output_may_end():
             print(line, flush=True)
-        except BrokenPipeError:
-            discard_output()

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from narrowcast.platform.tracking.units import format_seconds
+from narrowcast.runs.broken_pipe import output_may_end
 from narrowcast.tuning.study_result import format_metric, format_params
 from narrowcast.tuning.trial_record import TrialRecord
 
@@ -35,7 +36,8 @@ class StudyDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._live:
-            self._live.stop()
+            with output_may_end():
+                self._live.stop()
 
     def __call__(self, event: TrialRecord | str) -> None:
         """Print a line, or show the state of a trial."""
@@ -49,10 +51,12 @@ class StudyDisplay:
             if self._live is None:
                 self._print(self._line(event))
         if self._live is not None:
-            self._live.update(self._table())
+            with output_may_end():
+                self._live.update(self._table())
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        with output_may_end():
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _line(self, trial: TrialRecord) -> str:
         done = sum(each.state != "lost" for each in self._ended)
