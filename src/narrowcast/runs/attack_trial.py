@@ -1,0 +1,116 @@
+"""All attacks of an honest-but-curious server on one run, each measured beside a guess that sees no message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from narrowcast.algorithms.attacks.attack_scores import alignment, pooled_recall, positives_of
+from narrowcast.algorithms.attacks.direction_attack import factors_from_directions, positives_from_signs
+from narrowcast.algorithms.attacks.overlap_attack import positives_from_sums
+from narrowcast.algorithms.attacks.row_list_attack import positives_from_row_lists
+from narrowcast.algorithms.attacks.single_row_attack import (
+    attribute_single_rows,
+    factors_from_single_rows,
+    share_rightly_attributed,
+)
+from narrowcast.algorithms.attacks.thin_group_attack import read_thin_groups
+from narrowcast.algorithms.attacks.transcript import Transcript
+from narrowcast.algorithms.secure.protection import Plain
+from narrowcast.experiment import Experiment
+from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
+from narrowcast.platform.types import FloatArray, IntArray
+from narrowcast.runs.server_transcript import record_transcript
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """The success of an attack after some rounds, in 0..1, and that of a guess; `cases` is what it was measured on.
+
+    `attack` names the attack and its measure: `positives` are the share of the clients' training items that are found,
+    as many being named for each client as it has; `single rows` the share of a sum's rows of one client that are
+    rightly attributed; `factors` the mean cosine between a client's private factors and their estimate; `thin groups`
+    the share of components of one sender that are read.
+    """
+
+    attack: str
+    rounds: int
+    found: float
+    chance: float
+    cases: int
+
+
+def attack_run(
+    experiment: Experiment, data: Interactions, rounds: Sequence[int], popularity: FloatArray
+) -> list[AttackResult]:
+    """Run an experiment and apply the attacks that its transcript allows after each of these numbers of rounds.
+
+    `popularity` [N] is how often other people took each item, which the attacks and the guess know. What clients sent
+    under protection, for comparison, is read from the same run without it.
+    """
+    transcript, state = record_transcript(experiment, data, popularity)
+    readable = transcript
+    if experiment.secure.kind not in ("none", "plain"):
+        fields = {name: getattr(experiment.secure, name) for name in Plain.model_fields if name not in ("kind", "keys")}
+        readable, _ = record_transcript(experiment.model_copy(update={"secure": Plain(**fields)}), data)
+    owners: dict[tuple[int, int], list[int]] = {}
+    for each in readable.rounds:
+        for upload in each.readable:
+            for item in upload.rows.tolist():
+                owners.setdefault((each.round_index, item), []).append(upload.client)
+    truth = Truth(data, owners, state.participants, np.asarray(state.clients[USER_FACTORS]))
+    return [result for count in rounds for result in _attacks(transcript.first(count), truth)]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the attacks look for: training items, senders by round and item, and private factors of participants."""
+
+    data: Interactions
+    owners: Mapping[tuple[int, int], Sequence[int]]
+    participants: IntArray
+    factors: FloatArray
+
+
+def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
+    count = len(transcript.rounds)
+    seen = np.unique(np.concatenate([each.cohort for each in transcript.rounds]))
+    wanted = positives_of(truth.data.indptr, truth.data.items, seen, truth.data.n_items)
+    private = truth.factors[np.searchsorted(truth.participants, seen)]
+    chance = pooled_recall(np.broadcast_to(transcript.popularity, wanted.shape), wanted)
+    found: list[AttackResult] = []
+
+    def positives(name: str, scores: FloatArray) -> None:
+        recall = pooled_recall(scores, wanted)
+        found.append(AttackResult(f"positives by {name}", count, recall, chance, len(seen)))
+
+    def factors(name: str, estimate: FloatArray) -> None:
+        read = np.abs(estimate).sum(axis=1) > 0
+        if read.any():
+            cosine = alignment(estimate[read], private[read])
+            # The control: the same estimates beside other clients' factors, which have a direction in common.
+            control = alignment(estimate[read], np.roll(private, 1, axis=0)[read])
+            found.append(AttackResult(f"factors by {name}", count, cosine, control, int(read.sum())))
+
+    if any(each.readable for each in transcript.rounds):
+        positives("row lists", positives_from_row_lists(transcript, seen, with_seed=False))
+        positives("row lists and seed", positives_from_row_lists(transcript, seen, with_seed=True))
+        positives("signs", positives_from_signs(transcript, seen))
+        factors("directions", factors_from_directions(transcript, seen))
+        return found
+    positives("sums", positives_from_sums(transcript, seen, with_seed=False))
+    positives("sums and seed", positives_from_sums(transcript, seen, with_seed=True))
+    guessed = share_rightly_attributed(attribute_single_rows(transcript, "examples"), truth.owners)
+    unequal = any(len(np.unique(each.components, axis=0)) > 1 for each in transcript.rounds)
+    for by in ("seed", "components") if unequal else ("seed",):
+        rows = attribute_single_rows(transcript, by)
+        right = share_rightly_attributed(rows, truth.owners)
+        found.append(AttackResult(f"single rows by {by}", count, right, guessed, len(rows)))
+        factors(f"single rows and {by}", factors_from_single_rows(transcript, rows, seen))
+    if thin := read_thin_groups(transcript):
+        read = float(np.mean([group.integers is not None for group in thin]))
+        found.append(AttackResult("thin groups", count, read, 0.0, len(thin)))
+    return found
