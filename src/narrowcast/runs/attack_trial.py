@@ -16,7 +16,6 @@ from narrowcast.algorithms.attacks.single_row_attack import (
     factors_from_single_rows,
     share_rightly_attributed,
 )
-from narrowcast.algorithms.attacks.thin_group_attack import read_thin_groups
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.algorithms.secure.protection import Plain
 from narrowcast.experiment import Experiment
@@ -32,8 +31,7 @@ class AttackResult:
 
     `attack` names the attack and its measure: `positives` are the share of the clients' training items that are found,
     as many being named for each client as it has; `single rows` the share of a sum's rows of one client that are
-    rightly attributed; `factors` the mean cosine between a client's private factors and their estimate; `thin groups`
-    the share of components of one sender that are read.
+    rightly attributed; `factors` the mean cosine between a client's private factors and their estimate.
     """
 
     attack: str
@@ -110,7 +108,4 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
         right = share_rightly_attributed(rows, truth.owners)
         found.append(AttackResult(f"single rows by {by}", count, right, guessed, len(rows)))
         factors(f"single rows and {by}", factors_from_single_rows(transcript, rows, seen))
-    if thin := read_thin_groups(transcript):
-        read = float(np.mean([group.integers is not None for group in thin]))
-        found.append(AttackResult("thin groups", count, read, 0.0, len(thin)))
     return found
