@@ -60,9 +60,7 @@ def owners(plain: Transcript) -> dict[tuple[int, int], list[int]]:
 def test_single_rows_are_not_attributed_by_the_public_seed() -> None:
     masked, plain, _ = recorded(10)
     true = owners(plain)
-    right, guess = (
-        share_rightly_attributed(attribute_single_rows(masked, by), true) for by in ("seed", "examples")
-    )
+    right, guess = (share_rightly_attributed(attribute_single_rows(masked, by), true) for by in ("seed", "examples"))
     assert right <= guess
     control = attribute_single_rows(informed(masked, 10), "seed")
     assert share_rightly_attributed(control, true) > 0.8
