@@ -16,6 +16,7 @@ from narrowcast.algorithms.attacks.single_row_attack import (
     factors_from_single_rows,
     share_rightly_attributed,
 )
+from narrowcast.algorithms.attacks.thin_group_attack import read_thin_groups
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.algorithms.secure.protection import Plain
 from narrowcast.experiment import Experiment
@@ -25,13 +26,18 @@ from narrowcast.platform.types import FloatArray, IntArray
 from narrowcast.runs.server_transcript import record_transcript
 
 
+SMALLEST_GROUP = 3
+"""A group of fewer senders is thin."""
+
+
 @dataclass(frozen=True)
 class AttackResult:
     """The success of an attack after some rounds, in 0..1, and that of a guess; `cases` is what it was measured on.
 
     `attack` names the attack and its measure: `positives` are the share of the clients' training items that are found,
     as many being named for each client as it has; `single rows` the share of a sum's rows of one client that are
-    rightly attributed; `factors` the mean cosine between a client's private factors and their estimate.
+    rightly attributed; `factors` the mean cosine between a client's private factors and their estimate; `thin
+    groups` the share of components of one or two senders that are read.
     """
 
     attack: str
@@ -108,4 +114,7 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
         right = share_rightly_attributed(rows, truth.owners)
         found.append(AttackResult(f"single rows by {by}", count, right, guessed, len(rows)))
         factors(f"single rows and {by}", factors_from_single_rows(transcript, rows, seen))
+    if thin := read_thin_groups(transcript, SMALLEST_GROUP):
+        read = float(np.mean([group.integers is not None for group in thin]))
+        found.append(AttackResult("thin groups", count, read, 0.0, len(thin)))
     return found

@@ -30,7 +30,7 @@ from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray
 
 _BASIS = "basis"
-_TO_THE_SERVER = ("public", "begin", "reveal", "open")
+_TO_THE_SERVER = ("public", "begin", "sign", "reveal", "open")
 """The calls of the key store whose answers the server receives; `secrets` go to the clients' hosts."""
 
 
