@@ -78,12 +78,13 @@ def commit(
     must_keep = any(result.dropped for result in results)
     due = must_keep or plan.keeps(round_index, host_time().monotonic() - live.kept_at)
     return Outcome(
-        record_of(live, ledger, now - before), ledger, metrics, 0.0, live.snapshot() if due else None, timing
+        record_of(live, ledger, now - before, results), ledger, metrics, 0.0, live.snapshot() if due else None, timing
     )
 
 
-def record_of(live: LiveState, ledger: RoundLedger, seconds: float) -> RoundRecord:
+def record_of(live: LiveState, ledger: RoundLedger, seconds: float, results: Sequence[ChunkResult]) -> RoundRecord:
     """Return the round that was just committed as one flat row."""
+    values = sum(result.values for result in results)
     ranks = ledger.rank[ledger.rank != NO_RANK]
     return RoundRecord(
         round=live.round_index,
@@ -99,6 +100,7 @@ def record_of(live: LiveState, ledger: RoundLedger, seconds: float) -> RoundReco
         total_downlink_bits=live.downlink_bits,
         round_simulated_seconds=seconds,
         simulated_seconds=live.simulated_seconds,
+        clipped_share=sum(result.values_cut for result in results) / values if values else None,
     )
 
 

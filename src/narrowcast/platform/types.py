@@ -213,7 +213,8 @@ class ChunkResult:
     """Result of a chunk: its partial sum, the clients' new states and their ledger.
 
     `dropped` marks a chunk whose host failed: it has no partial sum, and the states are unchanged. `seconds` is the
-    wall time of the chunk on its host, and `encode_seconds` the part of it spent on uploads.
+    wall time of the chunk on its host, and `encode_seconds` the part of it spent on uploads. `values_cut` of the
+    `values` that are sent as integers of a fixed range were larger than the range, which the server cannot see.
     """
 
     index: int
@@ -223,6 +224,8 @@ class ChunkResult:
     dropped: bool = False
     seconds: float = 0.0
     encode_seconds: float = 0.0
+    values_cut: int = 0
+    values: int = 0
 
     @classmethod
     def of_dropped(cls, chunk: Chunk) -> ChunkResult:
@@ -239,7 +242,8 @@ class RoundRecord:
     """One row of `rounds.parquet`: a round as the driver sees it.
 
     `uplink_bits` and `downlink_bits` are of this round alone; names with `total_` accumulate since round 1. `loss` is
-    the mean over the delivered clients' last local epochs; `mean_rank` is None if updates have no rank.
+    the mean over the delivered clients' last local epochs; `mean_rank` is None if updates have no rank. `clipped_share`
+    is the share of the values sent that `secure.clip` cut, as the simulation measures it; None without `secure`.
     """
 
     round: int
@@ -255,3 +259,4 @@ class RoundRecord:
     total_downlink_bits: int
     round_simulated_seconds: float
     simulated_seconds: float
+    clipped_share: float | None = None

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from narrowcast.algorithms.secure.envelope import EnvelopeFormat
+from narrowcast.algorithms.secure.masking_round import ADVERTISES, REVEALS, SHARES, SIGNS, STAYS, stops
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
@@ -91,6 +92,26 @@ def test_below_the_threshold_the_round_is_refused(scheme: str, caplog: pytest.Lo
     assert np.array_equal(outcome.state.server[ITEM_FACTORS], begin(algorithm, task).server[ITEM_FACTORS])
     assert outcome.record.delivered == 0
     assert "5 of 10 clients arrived, and the sum of fewer than 6 is not opened" in caplog.text
+
+
+@pytest.mark.parametrize("adversary", ["honest_but_curious", "active"])
+def test_clients_may_stop_at_any_step_of_the_protocol(adversary: str, caplog: pytest.LogCaptureFixture) -> None:
+    masked = f"{{kind: masked, bits: 16, adversary: {adversary}, dropout: 0.08, smallest_group: 1}}"
+    chosen = experiment(masked, "clients_per_round=20", "rounds=4")
+    played = run_rounds(chosen)
+    drawn = [stops(chosen.seed, each.record.round, each.ledger.client, 0.08) for each in played]
+    assert set(np.concatenate(drawn).tolist()) == {ADVERTISES, SHARES, SIGNS, REVEALS, STAYS}
+    needed = 12 if adversary == "honest_but_curious" else 14
+    refused = [int((each > REVEALS).sum()) < needed for each in drawn]
+    assert [each.record.delivered == 0 for each in played] == refused
+    assert caplog.text.count("the model stays") == sum(refused)
+    seats = [np.flatnonzero((each <= SHARES) | no) for each, no in zip(drawn, refused, strict=True)]
+    assert [each.record.delivered for each in played] == [20 - len(each) for each in seats]
+    lost = {each.record.round: each.ledger.client[seat] for each, seat in zip(played, seats, strict=True)}
+    plain = experiment(
+        "{kind: plain, bits: 16, smallest_group: 1, threshold: 0.05}", "clients_per_round=20", "rounds=4"
+    )
+    assert sha256(chosen, played) == sha256(plain, run_rounds(plain, lose_clients=lost))
 
 
 def test_late_uploads_are_dropouts() -> None:

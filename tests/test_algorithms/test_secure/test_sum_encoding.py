@@ -61,8 +61,27 @@ def test_rounding_at_random_is_unbiased_and_the_same_for_everyone() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_overflows_the_clip_is_cut_and_not_wrapped(scheme: str) -> None:
-    chosen = experiment(scheme, "secure.clip=0.001", "rounds=1")
-    state = run_rounds(chosen)[-1].state
+def test_what_overflows_the_clip_is_cut_and_not_wrapped(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+    outcomes = run_rounds(experiment(scheme, "secure.clip=0.001", "rounds=2"))
+    state = outcomes[-1].state
     assert state is not None
     assert 0 < np.abs(state.server["update"]).max() <= 0.001 + 1e-9
+    share = outcomes[0].record.clipped_share
+    assert share is not None
+    assert share > 0.01
+    assert caplog.text.count(f"round 1: {100 * share:.1f} % of the values are larger than secure.clip = 0.001") == 1
+    assert "round 2" not in caplog.text, "the warning is given once"
+
+
+def test_the_values_that_are_cut_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    layout = SumLayout((GROUP, GROUP), {}, 5, 5)
+    partial = {"sum": np.r_[np.full(45, 0.5), 1.0, -1.0, 1.01, -1.01, 9.0], "weight": np.ones(20)}
+    numbers = FixedPoint(1.0, 8, "nearest", 5, 5)
+    assert numbers.values_cut(partial, layout, np.array([True, False])) == (3, 50)
+    assert numbers.values_cut(partial, layout, np.array([True, True])) == (6, 100)
+    heavy = SumLayout((GROUP,), {}, 5, 5, one_weight=True)
+    weighted = {"sum": 3 * partial["sum"], "weight": np.full(20, 3.0)}
+    assert numbers.values_cut(weighted, heavy, np.array([True])) == (3, 50)
+    assert [each.record.clipped_share for each in run_rounds(experiment(SCHEMES[1], "rounds=1"))] == [0.0]
+    assert "larger than secure.clip" not in caplog.text
+    assert run_rounds(experiment("none", "rounds=1"))[0].record.clipped_share is None

@@ -32,6 +32,7 @@ ROUND_COLUMNS = {
     "total_downlink_bits": pa.int64(),
     "round_simulated_seconds": pa.float64(),
     "simulated_seconds": pa.float64(),
+    "clipped_share": pa.float64(),
     "round_wall_seconds": pa.float64(),
     "wall_seconds": pa.float64(),
     **{
@@ -73,6 +74,7 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         total_downlink_bits=70 * number,
         round_simulated_seconds=0.1,
         simulated_seconds=0.1 * number,
+        clipped_share=0.25,
     )
     ledger = RoundLedger(
         client=np.array([number % 3, 3]),

@@ -56,8 +56,7 @@ class FixedPoint:
         """
         round_index, client = key
         random_key = seed.stream_keys("secure rounding", round_index, np.array([client]))
-        weights = [part for group in layout.groups for part in group.counts]
-        weight = max(int(part.of(partial).max()) for part in weights) if layout.one_weight else 1
+        weight = _weight(partial, layout)
         start, integers = 0, list[Integers | None]()
         for group, sent in zip(layout.groups, sends, strict=True):
             places = np.arange(start, start + group.n_values)
@@ -72,6 +71,12 @@ class FixedPoint:
             integers.append(np.concatenate([rounded, _concatenated(group.counts, partial).astype(np.int64)]))
         return integers
 
+    def values_cut(self, partial: Arrays, layout: SumLayout, sends: BoolArray) -> tuple[int, int]:
+        """Return how many of the values that a client sends are cut at the clip, and how many it sends."""
+        most, groups = self.clip * _weight(partial, layout), zip(layout.groups, sends, strict=True)
+        values = [_concatenated(group.values, partial) for group, sent in groups if sent]
+        return sum(int((np.abs(each) > most).sum()) for each in values), sum(map(len, values))
+
     def total(self, sums: list[Integers | None], layout: SumLayout) -> dict[str, NDArray[Any]]:
         """Return the partial sum that the groups' integer sums represent; zeros for a group without one."""
         arrays = layout.zeros()
@@ -79,6 +84,13 @@ class FixedPoint:
             if integers is not None:
                 _fill(group, integers, self.step, arrays)
         return arrays
+
+
+def _weight(partial: Arrays, layout: SumLayout) -> int:
+    """Return the weight that a client's values carry as a factor."""
+    if not layout.one_weight:
+        return 1
+    return max(int(part.of(partial).max()) for group in layout.groups for part in group.counts)
 
 
 def _concatenated(parts: tuple[Part, ...], arrays: Arrays) -> NDArray[np.float64]:

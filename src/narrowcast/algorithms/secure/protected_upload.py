@@ -46,6 +46,16 @@ class UploadProtector:
         bits = participation.uplink_bits[[np.searchsorted(participation.clients, client)]]
         return replace(ledger, uplink_bits=bits, delivered=np.array([delivered]))
 
+    def values_cut(self, result: ChunkResult, place: int) -> tuple[int, int]:
+        """Return how many values of the client at this place are cut at the clip, and how many it sends.
+
+        The server does not see this: it is for the simulation's record.
+        """
+        sent = self.keys.participation.rule.sent.get(int(self.chunk.clients[place]))
+        if sent is None or not result.ledger.delivered[0]:
+            return 0, 0
+        return self.messages.fixed_point.values_cut(result.partial, self.messages.layout, sent)
+
     def envelope(self, partial: Arrays, place: int, client: int) -> bytes:
         """Return the client's partial sum, protected and signed."""
         messages, round_index, groups = self.messages, self.chunk.round_index, self.keys.participation.rule.sent[client]

@@ -158,9 +158,20 @@ class SecureAggregation(AlgorithmDefaults):
         inbox = Inbox(messages, chunk.round_index, keys.public, keys.verify)
         protector = UploadProtector(chunk, task.private_seed, messages, keys, secrets, inbox)
         ledger = ClientLedger.merged([protector.send(result, place) for place, result in enumerate(results)])
+        cut, values = np.array([protector.values_cut(result, place) for place, result in enumerate(results)]).sum(
+            axis=0
+        )
         encoding = time.perf_counter() - began
         states = {name: np.concatenate([result.state[name] for result in results]) for name in results[0].state}
-        return ChunkResult(chunk.index, protected_sums(inbox), states, ledger, encode_seconds=encoding)
+        return ChunkResult(
+            chunk.index,
+            protected_sums(inbox),
+            states,
+            ledger,
+            encode_seconds=encoding,
+            values_cut=int(cut),
+            values=int(values),
+        )
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Return the round's sum, which has been opened and takes the place of every chunk's."""

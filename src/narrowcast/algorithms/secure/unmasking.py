@@ -24,6 +24,8 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, Payl
 logger = logging.getLogger(__name__)
 
 _SUM = "sum/"
+_MUCH_CLIPPING = 0.01
+"""Share of a round's values beyond the clip that is warned of: the bias of the sum is no longer negligible."""
 
 
 def protected_sums(inbox: Inbox) -> Arrays:
@@ -40,6 +42,7 @@ class SumOpener:
         self._round = self._asked = 0
         self._keys: RoundKeys | None = None
         self._stops: dict[int, int] = {}
+        self._warned = False
 
     def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks with the round's `RoundKeys`; its participants make their keys at the first call."""
@@ -66,6 +69,7 @@ class SumOpener:
         """Put the opened sum in the place of every chunk's; a sum of too few clients is not opened."""
         if not results:
             return results
+        self._warn_of_clipping(results)
         assert self._keys is not None
         keys, messages = self._keys, self._keys.messages(self._policy.messages)
         arrived = np.sort(np.concatenate([result.ledger.client[result.ledger.delivered] for result in results]))
@@ -103,6 +107,19 @@ class SumOpener:
             )
             for result in results
         ]
+
+    def _warn_of_clipping(self, results: Sequence[ChunkResult]) -> None:
+        """Warn once a run if clients cut many values, which the simulation knows and a real server does not."""
+        cut, values = sum(result.values_cut for result in results), sum(result.values for result in results)
+        if cut > _MUCH_CLIPPING * values and not self._warned:
+            self._warned = True
+            logger.warning(
+                "round %d: %.1f %% of the values are larger than secure.clip = %g and are cut; use a larger one, "
+                "and one more of secure.bits each time it is doubled, which keeps the step",
+                self._round,
+                100 * cut / values,
+                self._policy.messages.scheme.clip,
+            )
 
     def _recovery(self, messages: Messages, keys: RoundKeys, survivors: frozenset[int]) -> MaskRecovery:
         """Return what the survivors that still answer reveal; raise `PayloadError` if they are too few."""
