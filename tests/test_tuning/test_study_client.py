@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +219,62 @@ def test_conditions_have_to_make_sense(dimensions: dict[str, Any], phrase: str |
         return
     with pytest.raises(UserError, match=phrase):
         space(dimensions)
+
+
+class Host:
+    """A study's client on a machine of its own, whose clock of the day is off and whose seconds are told to it."""
+
+    def __init__(self, name: str, path: Path, hours_off: float, patch: pytest.MonkeyPatch) -> None:
+        self._name, self._off, self._patch, self.seconds = name, 3600 * hours_off, patch, 1000.0 * len(name)
+        with self.here():
+            self.client = StudyClient(
+                "s", open_storage(str(path), 5), StudySettings(**ONE), space(), "digest", lambda: self.seconds
+            )
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        with self._patch.context() as patch:
+            patch.setattr(socket, "gethostname", lambda: self._name)
+            patch.setattr(time, "time", lambda now=time.time: now() + self._off)
+            yield
+
+    def beats(self) -> None:
+        with self.here():
+            self.client._last_heartbeat = -1e9
+            self.client.heartbeat()
+
+
+@pytest.mark.parametrize("hours", [-1.0, 0.0, 1.0])
+def test_a_live_trial_is_left_alone_whatever_the_clocks_and_a_dead_one_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float
+) -> None:
+    one, other = Host("a", tmp_path / "s", hours, monkeypatch), Host("bb", tmp_path / "s", 0.0, monkeypatch)
+    with one.here():
+        assert one.client.ask() is not None
+    for _ in range(30):  # two and a half minutes
+        one.beats()
+        with other.here():
+            assert other.client.take_over_lost() == []
+        other.seconds += 5
+    with other.here():
+        assert other.client.elsewhere() == (1, 0)
+        other.seconds += 54
+        assert other.client.take_over_lost() == []
+        other.seconds += 2
+        assert other.client.take_over_lost() == [0]
+        retry = other.client.ask()
+    assert retry is not None
+    assert retry.retry_of == 0
+
+
+def test_an_observer_that_has_just_come_is_unsure_until_it_has_seen_a_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Host("a", tmp_path / "s", 0.0, monkeypatch), Host("bb", tmp_path / "s", 0.0, monkeypatch)
+    with one.here():
+        assert one.client.ask() is not None
+    with other.here():
+        assert other.client.elsewhere() == (0, 1), "neither finished nor lost"
+    one.beats()
+    with other.here():
+        assert other.client.elsewhere() == (1, 0)

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.interruption import uninterrupted
+from narrowcast.tuning.lease import Leases, State
 from narrowcast.tuning.pruning import LearningCurve, OneObjectivePruning
 from narrowcast.tuning.samplers import PerTrialSeededSampler
 from narrowcast.tuning.space import Space
@@ -47,7 +48,15 @@ class StudyClient:
     often as `_RETRIES` allows. The storage lets only one process end a trial, which decides who was first.
     """
 
-    def __init__(self, name: str, storage: BaseStorage, settings: StudySettings, space: Space, digest: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        storage: BaseStorage,
+        settings: StudySettings,
+        space: Space,
+        digest: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Create the study or join it; raise `UserError` if it was created with another `digest`."""
         self._storage, self._settings, self._space = storage, settings, space
         directions = list(settings.objectives.values())
@@ -72,6 +81,7 @@ class StudyClient:
         self._running: dict[int, Trial] = {}
         self._curves: dict[int, LearningCurve] = {}
         self._last_heartbeat = 0.0
+        self._leases = Leases(settings.stale_seconds, clock)
         self.n_trials = settings.n_trials(space)
         self._one_objective: OneObjectivePruning | None = None
         if several and (on := settings.pruned_on) is not None:
@@ -175,40 +185,40 @@ class StudyClient:
     def heartbeat(self) -> None:
         """Record that this process is alive, unless it did so in the last seconds."""
         if time.monotonic() - self._last_heartbeat > _HEARTBEAT_SECONDS:
-            self.study.set_user_attr(_HEARTBEAT + self._owner, time.time())
+            self.study.set_user_attr(_HEARTBEAT + self._owner, time.time())  # read for its changes alone
             self._last_heartbeat = time.monotonic()
 
     def take_over_lost(self) -> list[int]:
         """End and queue again the trials of dead processes; return their numbers."""
         attributes = self.study.user_attrs
-        lost = [trial for trial in self._running_elsewhere() if not self._is_alive(trial, attributes)]
+        lost = [trial for trial in self._running_elsewhere() if self._lease(trial, attributes) == "over"]
         return [trial.number for trial in lost if self._end_lost(trial, "its process was killed", "process")]
 
     def elsewhere(self) -> tuple[int, int]:
-        """Return the numbers of trials that other processes are running, and of running trials without an owner yet."""
-        owned = [OWNER in trial.user_attrs for trial in self._running_elsewhere()]
-        return sum(owned), len(owned) - sum(owned)
+        """Return the numbers of trials that live processes are running, and of those that may have lost theirs."""
+        attributes = self.study.user_attrs
+        alive = [self._lease(trial, attributes) == "alive" for trial in self._running_elsewhere()]
+        return sum(alive), len(alive) - sum(alive)
 
     def is_owned_elsewhere(self, trial: FrozenTrial) -> bool:
         """Return whether the trial belongs to another live process, which reports its end."""
         owner = trial.user_attrs.get(OWNER)
-        return owner is not None and owner != self._owner and self._is_alive(trial, self.study.user_attrs)
+        return owner is not None and owner != self._owner and self._lease(trial, self.study.user_attrs) != "over"
 
     def _running_elsewhere(self) -> list[FrozenTrial]:
         running = (trial for trial in self.trials() if trial.state == TrialState.RUNNING)
         return [trial for trial in running if trial.number not in self._running]
 
-    def _is_alive(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> bool:
+    def _lease(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> State:
         owner = trial.user_attrs.get(OWNER)
         if owner is None:  # asked for a moment ago, or the answer to the process that asked was lost
-            began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
-            return time.time() - began < self._settings.stale_seconds
+            return self._leases.state(f"trial {trial.number}", None)
         if owner == self._owner:
-            return False
+            return "over"
         host, pid, started = owner.rsplit(":", 2)
         if host == socket.gethostname():
-            return _is_running(int(pid), started)
-        return time.time() - attributes.get(_HEARTBEAT + owner, 0.0) < self._settings.stale_seconds
+            return "alive" if _is_running(int(pid), started) else "over"
+        return self._leases.state(owner, attributes.get(_HEARTBEAT + owner))
 
     def _end_lost(self, trial: FrozenTrial, reason: str, cause: str) -> bool:
         """End a lost trial and queue it again if it may be retried; return False if another process was quicker."""

@@ -81,7 +81,7 @@ class StudyTrials:
             self.take_over_lost()
 
     def is_finished(self) -> bool:
-        """Return whether there are enough trials, and none is without an owner."""
+        """Return whether there are enough trials, and each that runs belongs to a process that was seen alive."""
         if self.take_over_lost() and self._in_time():
             return False
         return not self._client.elsewhere()[1]

@@ -21,6 +21,7 @@ from narrowcast.platform.errors import UserError
 
 FILE = "clients.key"
 _FORMAT = "narrowcast-keys-1"
+_MOST_SHOWN = 200  # characters of a file's parameters
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,31 @@ def read_key_files(folder: Path, scheme: Protection) -> ClientKeys:
     path = folder / FILE
     advice = "run `narrowcast keys make FOLDER EXPERIMENT` and set secure.keys to that folder"
     try:
-        for each, forbidden, what in ((path, 0o077, "read"), (folder, 0o022, "replace")):
-            if (mode := each.stat().st_mode) & forbidden:
-                right = "600" if each is path else "700"
-                raise UserError(f"others may {what} the keys: {each} has mode {mode & 0o777:o}; chmod {right} it")
+        _check_modes(path)
         tensors, header = read_tensors(path)
         keys = ClientKeys(tensors["root"].tobytes(), tensors["context"].tobytes())
-        whole = header["format"] == _FORMAT and header["sha256"] == _sha256(keys)
+        made_for = " ".join(header["parameters"].split())[:_MOST_SHOWN]
+        whole = header["format"] == _FORMAT and header["sha256"] == _sha256(keys) and len(keys.root) == SECRET_BYTES
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"secure.keys: there is no {path}; {advice}") from None
     except OSError as error:
         raise UserError(f"secure.keys: cannot read {path} ({error.strerror}); {advice}") from error
-    except (SafetensorError, KeyError):
+    except (SafetensorError, KeyError, TypeError, ValueError):  # the last two: tensors of types that numpy lacks
         whole = False
     if not whole:
         raise UserError(f"secure.keys: {path} is damaged or incomplete; {advice}")
-    if header["parameters"] != parameters(scheme):
-        raise UserError(f"secure.keys: {path} is for {header['parameters']}, not for {parameters(scheme)}; {advice}")
+    if made_for != parameters(scheme):
+        raise UserError(f"secure.keys: {path} is for {made_for}, not for {parameters(scheme)}; {advice}")
     return keys
+
+
+def _check_modes(path: Path) -> None:
+    for each, forbidden, what in ((path, 0o077, "read"), (path.parent, 0o022, "replace")):
+        if (mode := each.stat().st_mode) & forbidden:
+            right = "600" if each is path else "700"
+            raise UserError(f"others may {what} the keys: {each} has mode {mode & 0o777:o}; chmod {right} it")
 
 
 def _sha256(keys: ClientKeys) -> str:

@@ -29,6 +29,7 @@ from narrowcast.algorithms.secure.messages import RUN_BYTES, Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.algorithms.secure.protection import Masked, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, PayloadError
 
 
@@ -65,7 +66,13 @@ class KeyStore:
         }
         if method not in methods:
             raise PayloadError(f"clients do not answer {method}")
-        return methods[method](round_index, arrays)
+        try:
+            return methods[method](round_index, arrays)
+        except (PayloadError, UserError):
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            # A request is read by these methods as it is needed. The type alone is said: nothing of a key leaves.
+            raise PayloadError(f"clients cannot read this request to {method} ({type(error).__name__})") from error
 
     def _public(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the run's number, and the public key and modulus of ciphertexts, empty for schemes without."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -30,6 +30,7 @@ from narrowcast.platform.plugins import loaded
 from narrowcast.platform.types import Arrays, PayloadError
 
 _HEAD = struct.Struct("<QQ")  # bytes of the text, of the arrays
+_PART_BYTES = 2**20
 _SECONDS_TO_END = 10.0
 _SCHEME = TypeAdapter[AnyScheme](AnyScheme)
 
@@ -44,10 +45,9 @@ class PipedKeyStore:
         """Return the key store's answer; raise the error that it raised, `RunFailed` if its process is gone."""
         try:
             write(self._requests, json.dumps([method, round_index]), arrays)
-            text, answer = read(self._answers)
+            (kind, message), answer = read(self._answers)
         except (EOFError, OSError) as error:
             raise RunFailed("the process that holds the clients' keys is gone; resume the run") from error
-        kind, message = json.loads(text)
         if kind == "user":
             raise UserError(message)
         if kind == "payload":
@@ -85,10 +85,9 @@ def serve(key_store: KeyStore, requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until the other end closes its pipe."""
     while True:
         try:
-            text, arrays = read(requests)
+            (method, round_index), arrays = read(requests)
         except EOFError:
             return
-        method, round_index = json.loads(text)
         try:
             answer, status = key_store.call(method, round_index, arrays), ["ok", ""]
         except UserError as error:
@@ -105,21 +104,25 @@ def write(stream: IO[bytes], text: str, arrays: Arrays) -> None:
     stream.flush()
 
 
-def read(stream: IO[bytes]) -> tuple[str, Arrays]:
-    """Read one message; raise `EOFError` if the pipe ends before it does."""
+def read(stream: IO[bytes]) -> tuple[tuple[str, Any], Arrays]:
+    """Read one message, a pair of which the first is a word, and arrays; raise `EOFError` if it is cut or damaged."""
     text_bytes, array_bytes = _HEAD.unpack(_exactly(stream, _HEAD.size))
-    text = _exactly(stream, text_bytes).decode()
     try:
-        return text, load(_exactly(stream, array_bytes))
-    except SafetensorError as error:
-        raise EOFError("a message between server and key store was cut") from error
+        word, value = json.loads(_exactly(stream, text_bytes))
+        return (str(word), value), load(_exactly(stream, array_bytes))
+    except (SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise EOFError("a message between server and key store is damaged") from error
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise EOFError
-    return data
+    """Return so many bytes; memory grows with what arrives, whatever size is stated."""
+    parts = bytearray()
+    while len(parts) < size:
+        part = stream.read(min(size - len(parts), _PART_BYTES))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
 
 
 def _main() -> None:
