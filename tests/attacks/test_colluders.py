@@ -7,6 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
+from lossy_links import LOSING
 from masking_play import Play
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.algorithms.secure.shamir import SHARE_BYTES
@@ -14,7 +15,6 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import PayloadError
 from narrowcast.runs.attack_cells import cell_experiment, some_users
 from narrowcast.runs.server_transcript import record_transcript
-from test_thin_groups import LOSING
 
 
 def recorded(secure: str) -> Transcript:
@@ -37,7 +37,7 @@ def test_two_colluders_of_three_survivors_read_the_third() -> None:
 
 
 def test_sums_that_assumed_colluders_could_take_apart_are_not_opened() -> None:
-    with pytest.raises(UserError, match="besides secure.colluders = 2: 3 clients of a round are enough"):
+    with pytest.raises(UserError, match=r"besides secure\.colluders = 2: 3 clients of a round are enough"):
         recorded("{kind: masked, colluders: 2}")
     transcript = recorded("{kind: masked, colluders: 2, threshold: 1}")
     assert {int(each.arrived.sum()) for each in transcript.rounds if each.opened is not None} <= {5}

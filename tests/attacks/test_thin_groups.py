@@ -1,19 +1,15 @@
-"""Components that one or two clients sent under masks, with lost uploads: unread unless the bound lets them be opened."""
+"""Components that one or two clients sent under masks, with lost uploads: unread unless the bound opens them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from lossy_links import LOSING
 from narrowcast.algorithms.attacks.thin_group_attack import ThinGroup, read_thin_groups
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.runs.attack_cells import cell_experiment, some_users
 from narrowcast.runs.server_transcript import record_transcript
-
-LOSING = (
-    "radio={channel: {kind: rayleigh, access: shared, outage_probability: 0.2}, allocation: max_min, "
-    "upload_seconds: 1e4}"
-)
 
 
 def attacked(smallest_group: int, adversary: str) -> tuple[Transcript, list[ThinGroup]]:

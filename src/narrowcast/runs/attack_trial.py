@@ -25,7 +25,6 @@ from narrowcast.platform.models.matrix_factorisation import USER_FACTORS
 from narrowcast.platform.types import FloatArray, IntArray
 from narrowcast.runs.server_transcript import record_transcript
 
-
 SMALLEST_GROUP = 3
 """A group of fewer senders is thin."""
 
