@@ -27,6 +27,7 @@ from narrowcast.cli.submit import submit
 from narrowcast.cli.sync import sync
 from narrowcast.cli.tune import tune
 from narrowcast.cli.ui import ui
+from narrowcast.cli.verify import verify
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import STOPPING
 
@@ -56,6 +57,7 @@ def cli(log_format: str) -> None:
     narrowcast run my.yaml --backend local            run your own file, without Ray
     narrowcast tune fedmf-ml1m-rates                  tune an experiment's hyperparameters
     narrowcast compare runs/a runs/b                  compare runs in a table and a plot
+    narrowcast verify scolr-ml100k                    check a run's files, and repeat some rounds
     narrowcast export scolr-ml100k                    write the trained model to a file
     narrowcast reproduce colr-table4                  reproduce the table of a paper
     narrowcast submit my.yaml --address http://HEAD:8265   run on a Ray cluster
@@ -67,7 +69,7 @@ def cli(log_format: str) -> None:
 
 
 _SUBCOMMANDS = (
-    *(run, show, check, tune, compare, export, reproduce),
+    *(run, show, check, tune, compare, verify, export, reproduce),
     *(submit, jobs, manifest, doctor, data, keys, ui, sync),
 )
 for command in _SUBCOMMANDS:

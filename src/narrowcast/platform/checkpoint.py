@@ -42,6 +42,16 @@ _TENSORS = ("participants", "last_round", "update_bits")
 _NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint: its state and the digest of its configuration; if it is damaged, no state but the problem."""
+
+    round_index: int
+    state: RunState | None
+    digest: str = ""
+    problem: str = ""
+
+
 def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int = KEPT) -> None:
     """Write the state of a run with the digest of its configuration, and keep the last few; raise `OSError`."""
     folder = Folder.at(place)
@@ -84,16 +94,28 @@ def load_checkpoint(place: str | Path, reached: int | None = None, journal: str 
         raise UserError(f"{journal}, before the checkpoints in {place} (rounds {rounds}); start the run again")
     refused = [f"round {_round(name)} is not in the journal" for name in reversed(names) if name not in usable]
     for name in reversed(usable):
-        try:
-            with folder.at_hand(name) as path:
-                loaded = _unpacked(path, name)
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
-            refused.append(f"{name} is damaged ({error})")
+        saved = _read(folder, name)
+        if saved.state is None:
+            refused.append(f"{name} is damaged ({saved.problem})")
             continue
         for problem in refused:
-            logger.warning("%s: %s; going on from round %d", place, problem, loaded[0].round_index)
-        return loaded
+            logger.warning("%s: %s; going on from round %d", place, problem, saved.round_index)
+        return saved.state, saved.digest
     raise UserError(f"{place}: {'; '.join(refused)}; delete the run's folder and start it again")
+
+
+def read_checkpoints(place: str | Path) -> Iterator[Saved]:
+    """Yield all checkpoints, damaged ones too, oldest round first."""
+    folder = Folder.at(place)
+    yield from (_read(folder, name) for name in folder.checkpoints())
+
+
+def _read(folder: Folder, name: str) -> Saved:
+    try:
+        with folder.at_hand(name) as path:
+            return Saved(_round(name), *_unpacked(path, name))
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        return Saved(_round(name), None, problem=str(error))
 
 
 def check_place(place: str | Path) -> None:

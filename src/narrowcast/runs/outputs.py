@@ -39,22 +39,13 @@ def write_outputs(
         rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}"
     )
     write_model(experiment.algorithm.final(state.server), folder / MODEL)
-    participations = sum(row["clients"] for row in journal.rounds)
     result = {
         "name": folder.name,
         "algorithm": experiment.algorithm.kind,
         "data": task.data.name,
         "backend": experiment.backend.kind,
         "execution": task.training.mode(task),
-        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
-        "best": journal.best_metrics(),
-        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds)],
-        "rounds": state.round_index,
-        "uplink_bits": state.uplink_bits,
-        "downlink_bits": state.downlink_bits,
-        "full_uplink_bits": participations * full_upload_bits(experiment, task),
-        "simulated_seconds": state.simulated_seconds,
-        "wall_seconds": journal.rounds[-1]["wall_seconds"],
+        **measured(journal, experiment, task),
         "model_sha256": model_sha256(experiment.algorithm, state),
         "mlflow_run_id": run_id,
         "seed": experiment.seed,
@@ -64,6 +55,23 @@ def write_outputs(
     sync_all([*(folder / name for name in TABLES), *drawn])
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
+
+
+def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, Any]:
+    """Return the entries of `result.json` that follow from the journal."""
+    last = journal.rounds[-1]
+    participations = sum(row["clients"] for row in journal.rounds)
+    return {
+        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
+        "best": journal.best_metrics(),
+        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds)],
+        "rounds": last["round"],
+        "uplink_bits": last["total_uplink_bits"],
+        "downlink_bits": last["total_downlink_bits"],
+        "full_uplink_bits": participations * full_upload_bits(experiment, task),
+        "simulated_seconds": last["simulated_seconds"],
+        "wall_seconds": last["wall_seconds"],
+    }
 
 
 def write_model(model: Arrays, path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from narrowcast.platform.disk import Disk, using
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.tracking.journal import Journal
@@ -179,6 +182,115 @@ def test_a_lost_line_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(first + third)
     with pytest.raises(UserError, match=r"is damaged \(line 2: a round is missing\)"):
         Journal.open(tmp_path)
+
+
+def mutated(content: bytes, rng: random.Random) -> bytes:
+    """The content after damage of some kind, or after the work of a careless editor."""
+    start = rng.randrange(len(content))
+    end = min(len(content), start + rng.choice((1, 2, 8, 100, 1000)))
+    lines = content.splitlines(keepends=True)
+    first, second = rng.randrange(len(lines)), rng.randrange(len(lines))
+    swapped = [*lines]
+    swapped[first], swapped[second] = lines[second], lines[first]
+    flipped = bytes([content[start] ^ (1 << rng.randrange(8))])
+    return rng.choice(
+        (
+            content[:start] + flipped + content[start + 1 :],
+            content[:start] + rng.choice(b"0123456789").to_bytes() + content[start + 1 :],
+            content[:start] + content[end:],
+            content[:start] + bytes(end - start) + content[end:],
+            content[:start] + rng.randbytes(end - start) + content[end:],
+            content[:end] + content[start:],
+            content[:start] + content[start:end].replace(b"0", b"1") + content[end:],
+            content[:start],
+            b"".join(swapped),
+            b"".join(lines[:first] + lines[first + 1 :]),
+            b"".join([*lines[:first], lines[second], *lines[first + 1 :]]),
+        )
+    )
+
+
+def accepted(folder: Path, content: bytes, mutations: int) -> int:
+    """Return how many mutations are opened with other rounds than were written; raise what is no `UserError`."""
+    path, count, rng = folder / FILE, 0, random.Random(0)
+    path.write_bytes(content)
+    written = contents(Journal.open(folder))
+    for _ in range(mutations):
+        path.write_bytes(mutated(content, rng))
+        with suppress(UserError):
+            opened = contents(Journal.open(folder, rng.choice((None, 3))))
+            count += opened != written[: len(opened)]
+    return count
+
+
+def contents(journal: Journal) -> list[str]:
+    return [json.dumps(entry) for entry in zip(journal.rounds, journal.ledgers(), strict=True)]
+
+
+def test_of_2000_mutations_none_is_accepted(tmp_path: Path) -> None:
+    """What is opened is the beginning of what was written: a journal that is cut between lines cannot be told."""
+    filled(tmp_path, rounds=12)
+    content = (tmp_path / FILE).read_bytes()
+    assert accepted(tmp_path, content, 2000) == 0
+    without_checksums = b"".join(line[: line.index(b', "sha256"')] + b"}\n" for line in content.splitlines())
+    assert accepted(tmp_path, without_checksums, 200) > 20, "the mutations are harmless, so the test says nothing"
+
+
+def test_what_is_damaged_after_a_checkpoint_is_dropped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(tmp_path, rounds=6)
+    path = tmp_path / FILE
+    content = path.read_bytes()
+    end_of_fourth = len(b"".join(content.splitlines(keepends=True)[:4]))
+    damaged = content[: end_of_fourth + 9] + bytes(20) + content[end_of_fourth + 29 :]
+    path.write_bytes(damaged)
+    for settled in (None, 5, 6):
+        with pytest.raises(UserError, match=r"is damaged \(line 5: .+\); start the run again"):
+            Journal.open(tmp_path, settled)
+    assert path.read_bytes() == damaged
+    journal = Journal.open(tmp_path, 4)
+    assert journal.last_round == 4
+    assert "the rounds after 4 are repeated" in caplog.text
+    for number in (5, 6):
+        journal.append(outcome(number), logged_at_ms=1_700_000_000_000 + number)
+    assert path.read_bytes() == content
+
+
+def test_lines_of_an_earlier_version_are_covered_by_the_next_checksum(tmp_path: Path) -> None:
+    filled(tmp_path, rounds=4)
+    path = tmp_path / FILE
+    path.write_bytes(b"".join(line[: line.index(b', "sha256"')] + b"}\n" for line in path.read_bytes().splitlines()))
+    journal = Journal.open(tmp_path)
+    assert (journal.last_round, journal.lines.unprotected) == (4, 4)
+    journal.append(outcome(5), logged_at_ms=0)
+    assert Journal.open(tmp_path).lines.unprotected == 0
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b'"clients": 2', b'"clients": 3', 1))
+    with pytest.raises(UserError, match=r"is damaged \(line 5: its checksum is not that of the lines up to it\)"):
+        Journal.open(tmp_path)
+    path.write_bytes(written + written.splitlines(keepends=True)[3].replace(b'"round": 4', b'"round": 6'))
+    with pytest.raises(UserError, match="line 6"):
+        Journal.open(tmp_path)
+
+
+class BrokenDisk(Disk):
+    """A disk that cannot write a file back once, and then says that all is well, as kernels do."""
+
+    syncs = 0
+
+    def sync(self, path: Path) -> None:
+        self.syncs += 1
+        if self.syncs == 1:
+            raise OSError(5, "Input/output error", str(path))
+
+
+def test_a_sync_that_failed_once_is_not_believed_again(tmp_path: Path) -> None:
+    journal = filled(tmp_path, rounds=2)
+    with using(BrokenDisk()):
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output error"):
+                journal.sync()
 
 
 def test_a_round_that_is_played_again_keeps_its_first_line(tmp_path: Path) -> None:

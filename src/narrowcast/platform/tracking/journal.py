@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,11 +39,27 @@ def locked(folder: Path) -> Iterator[None]:
         disk().append(path, b"")
         disk().sync(folder)
     with path.open("ab") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is at work on {folder}; wait until it ends, or stop it") from None
+        _lock(held, folder, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def read_locked(folder: Path) -> Iterator[None]:
+    """Keep the run from being written within the block; raise `UserError` if a process is at work on it."""
+    path = folder / _FILE
+    if not path.exists():
+        yield
+        return
+    with path.open("rb") as held:
+        _lock(held, folder, fcntl.LOCK_SH)
+        yield
+
+
+def _lock(held: IO[bytes], folder: Path, kind: int) -> None:
+    try:
+        fcntl.flock(held, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process is at work on {folder}; wait until it ends, or stop it") from None
 
 
 @dataclass
@@ -112,9 +128,10 @@ class Journal:
             **outcome.metrics,
         }
         ledger = {name: values.tolist() for name, values in vars(outcome.ledger).items()}
-        line, self.lines.checksum = encoded({"round": row, "clients": ledger}, self.lines.checksum)
+        line, checksum = encoded({"round": row, "clients": ledger}, self.lines.checksum)
         disk().append(self.path, line)
         self.rounds.append(row)
+        self.lines.size, self.lines.checksum = self.lines.size + len(line), checksum
         return True
 
     def sync(self) -> None:
@@ -134,7 +151,9 @@ class Journal:
 
     def ledgers(self) -> list[dict[str, list[Any]]]:
         """Return the clients' ledgers of all rounds as columns, read from the disk."""
-        return [json.loads(line)["clients"] for line in self.path.read_bytes().splitlines()] if self.rounds else []
+        if not self.rounds:
+            return []
+        return [json.loads(line)["clients"] for line in self.path.read_bytes()[: self.lines.size].splitlines()]
 
     def rounds_table(self) -> pa.Table:
         """Return one row per round; metrics are null in rounds that were not evaluated."""

@@ -22,6 +22,7 @@ class Lines:
         rows: the round of each line, without the clients' ledgers.
         size: the length of the lines in bytes.
         checksum: the checksum of the last line.
+        unprotected: the number of lines that no checksum covers, as earlier versions wrote them.
         problem: what is wrong with the line after them, empty if there is none.
         incomplete: True if that line is the last one and has no end.
 
@@ -30,6 +31,7 @@ class Lines:
     rows: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
     checksum: bytes = b""
+    unprotected: int = 0
     problem: str = ""
     incomplete: bool = False
 
@@ -61,6 +63,7 @@ def read_lines(content: bytes) -> Lines:
             return found
         chained = bool(written)
         found.rows.append(row)
+        found.unprotected = 0 if written else found.unprotected + 1
         found.size, found.checksum = found.size + len(line) + 1, checksum
     if rest:
         found.problem, found.incomplete = f"line {len(lines) + 1} is incomplete", True

@@ -1,0 +1,211 @@
+"""Verification of a run: its files agree with one another, and a few rounds, repeated, give the same results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError
+
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.atomic_files import read_tensors
+from narrowcast.platform.checkpoint import Saved, read_checkpoints
+from narrowcast.platform.config import read_yaml
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import RunState, start
+from narrowcast.platform.tracking.journal import TABLES, Journal, read_locked
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.outputs import measured
+from narrowcast.runs.result import ResultFile
+from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a run: its subject, what was compared, and the first problem, empty if there is none.
+
+    Of a check that could not be made, `skipped` is the reason.
+    """
+
+    subject: str
+    compared: str = ""
+    problem: str = ""
+    skipped: str = ""
+
+
+def verify(folder: Path, rounds: int = 3) -> Iterator[Check]:
+    """Yield the checks of a run, whose files are only read; repeat `rounds` rounds from the start and each checkpoint.
+
+    Raise `UserError` if there is no run, if its configuration or data cannot be read, or if it is being written.
+    """
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"no run at {folder}; give the name of a run, or its folder")
+    experiment = load_experiment(str(folder / CONFIG))
+    with read_locked(folder):
+        yield from _Verification(folder, experiment).checks(rounds)
+
+
+class _Verification:
+    def __init__(self, folder: Path, experiment: Experiment) -> None:
+        self._folder, self._experiment = folder, experiment
+        self._run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))
+        self._journal = Journal.read(folder)
+        self._saved = list(read_checkpoints(checkpoint_place(experiment, folder)))
+        self._last: RunState | None = None
+
+    def checks(self, rounds: int) -> Iterator[Check]:
+        journal = self._journal
+        yield self._journal_itself()
+        for saved in self._saved:
+            yield self._checkpoint(saved)
+        states = {each.state.round_index: each.state for each in self._saved if each.state is not None}
+        for state in ({0: start(self._run)} | states).values():
+            if (count := min(rounds, journal.last_round - state.round_index)) > 0:
+                yield self._repeated(state, count)
+        if not (self._folder / RESULT).is_file():
+            yield Check(RESULT, skipped="the run is not finished")
+            return
+        try:
+            result = ResultFile.model_validate_json((self._folder / RESULT).read_bytes())
+        except ValueError as error:
+            yield Check(RESULT, problem=f"unreadable ({str(error).splitlines()[0]})")
+            return
+        yield from self._tables()
+        yield self._result(result)
+        yield self._model(result, self._last or states.get(result.rounds))
+
+    def _journal_itself(self) -> Check:
+        journal = self._journal
+        lines, rows = journal.lines, journal.rounds
+        problem = lines.problem
+        for name in ("uplink_bits", "downlink_bits"):
+            if not problem and [row[f"total_{name}"] for row in rows] != np.cumsum([r[name] for r in rows]).tolist():
+                problem = f"total_{name} is not the sum of the rounds' {name}"
+        if lines.unprotected and not problem:
+            return Check("journal", f"{len(rows)} rounds, {lines.unprotected} of them without checksums (version 0.1)")
+        return Check("journal", f"the checksums of {len(rows)} rounds, and the sums of bits", problem)
+
+    def _checkpoint(self, saved: Saved) -> Check:
+        subject = f"checkpoint of round {saved.round_index}"
+        compared = "sha256 of the file; configuration, bits and simulated time against config.yaml and the journal"
+        if saved.state is None:
+            return Check(subject, compared, saved.problem)
+        path = self._folder / CONFIG
+        if saved.digest not in self._experiment.digests(read_yaml(path.read_text(), str(path))):
+            return Check(subject, compared, f"its configuration is not that of {CONFIG}")
+        if saved.round_index > self._journal.last_round:
+            return Check(subject, compared, f"the journal ends at round {self._journal.last_round}")
+        row = self._journal.rounds[saved.round_index - 1] if saved.round_index else {}
+        names = {
+            "uplink_bits": "total_uplink_bits",
+            "downlink_bits": "total_downlink_bits",
+            "simulated_seconds": "simulated_seconds",
+        }
+        its = {name: getattr(saved.state, name) for name in names}
+        return Check(subject, compared, _difference(its, {name: row.get(each, 0) for name, each in names.items()}))
+
+    def _repeated(self, state: RunState, count: int) -> Check:
+        """Repeat rounds in this process and compare them with the journal."""
+        first, last = state.round_index + 1, state.round_index + count
+        where = f"the checkpoint of round {state.round_index}" if state.round_index else "the start"
+        subject = f"round {first}" if count == 1 else f"rounds {first} to {last}"
+        compared = f"repeated from {where}: each number of the round and of its clients"
+        if getattr(self._experiment.backend, "on_failure", "") == "drop":
+            return Check(subject, skipped="with backend.on_failure=drop, rounds depend on failures")
+        ledgers = self._journal.ledgers()
+        with closing(LocalBackend().run(self._run, state)) as outcomes:
+            for outcome in islice(outcomes, count):
+                number = outcome.record.round
+                row = _results(outcome)
+                there = {name: value for name, value in self._journal.rounds[number - 1].items() if name in row}
+                problem = _difference(row, there) or _difference(_ledger(outcome), ledgers[number - 1])
+                if problem:
+                    return Check(subject, compared, f"round {number}: repeated, {problem}")
+                if number == self._experiment.rounds:
+                    self._last = outcome.state
+        return Check(subject, compared)
+
+    def _tables(self) -> Iterator[Check]:
+        tables = (self._journal.rounds_table(), self._journal.clients_table(self._run.task.profiles))
+        for name, expected in zip(TABLES, tables, strict=True):
+            yield Check(name, "each value against the journal", _table_problem(self._folder / name, expected))
+
+    def _result(self, result: ResultFile) -> Check:
+        compared = "rounds, final and best metrics, targets, bits and times against the journal"
+        if not self._journal.rounds:
+            return Check(RESULT, compared, "the journal has no rounds")
+        its = measured(self._journal, self._experiment, self._run.task)
+        expected = {"rounds": its["rounds"], "seed": self._experiment.seed, **its}
+        return Check(RESULT, compared, _difference(json.loads(result.model_dump_json()), expected))
+
+    def _model(self, result: ResultFile, last: RunState | None) -> Check:
+        """Compare the trained model, its sha256 and the last state."""
+        path, algorithm = self._folder / MODEL, self._experiment.algorithm
+        if last is None:
+            every = f"--rounds {result.rounds} repeats the run"
+            return Check(MODEL, skipped=f"there is no checkpoint of the last round; {every}")
+        compared = f"each array against the last state, and that state's sha256 against {RESULT}"
+        try:
+            problem = _arrays_problem(read_tensors(path)[0], algorithm.final(last.server))
+        except (SafetensorError, OSError) as error:
+            problem = f"unreadable ({error})"
+        if not problem and (found := model_sha256(algorithm, last)) != result.model_sha256:
+            problem = f"{RESULT} has the model_sha256 {result.model_sha256}, the last state {found}"
+        return Check(MODEL, compared, problem)
+
+
+def _results(outcome: Outcome) -> dict[str, Any]:
+    return {**asdict(outcome.record), **outcome.metrics}
+
+
+def _ledger(outcome: Outcome) -> dict[str, Any]:
+    return {name: values.tolist() for name, values in vars(outcome.ledger).items()}
+
+
+def _difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    """Return the first of the expected entries that differs, in words; NaN is equal to itself."""
+    for name, value in expected.items():
+        if json.dumps(found.get(name)) != json.dumps(value):
+            return f"{name} is {_shown(found.get(name))}, not {_shown(value)}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _table_problem(path: Path, expected: pa.Table) -> str:
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        return f"unreadable ({str(error).splitlines()[0]})"
+    if table.column_names != expected.column_names or table.num_rows != expected.num_rows:
+        return f"{table.num_rows} rows of {len(table.column_names)} columns, not {expected.num_rows} of the journal's"
+    for name in expected.column_names:
+        for row, (its, there) in enumerate(zip(table[name].to_pylist(), expected[name].to_pylist(), strict=True)):
+            if its != there and not (its != its and there != there):  # noqa: PLR0124 - NaN
+                return f"row {row + 1}: {name} is {its}, not {there}"
+    return ""
+
+
+def _arrays_problem(found: Arrays, expected: Arrays) -> str:
+    if found.keys() != expected.keys():
+        return f"it has the arrays {', '.join(sorted(found)) or 'none'}, not {', '.join(sorted(expected))}"
+    for name, values in expected.items():
+        its = found[name]
+        if its.dtype != values.dtype or its.shape != values.shape or its.tobytes() != values.tobytes():
+            return f"{name} is not that of the last state"
+    return ""

@@ -1,0 +1,151 @@
+"""A run is resumed from what a power cut may leave of it: the same model, and at most one checkpoint interval lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from narrowcast.platform.disk import Disk, using
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.host_time import SystemTime, time_of
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.runs import session
+from narrowcast.runs.prepare import PreparedRun, prepare_resume
+from narrowcast.runs.recorder import recorded
+from narrowcast.runs.run_folder import CONFIG, has_run
+from power_cuts import RULES, CrashState, crash_state, crash_states
+from recording_disk import Operation, RecordingDisk
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's store
+
+NAME, ROUNDS, INTERVAL = "run", 400, 20
+SETTINGS = (
+    *(f"name={NAME}", f"rounds={ROUNDS}", f"checkpoint_every={INTERVAL}", "checkpoint_seconds=1e6"),
+    *("evaluate_every=100", "data.clients=20", "clients_per_round=2", "model.hidden=[4]", "training.batch_size=64"),
+    *("backend=local", "tracking.system_metrics=false"),
+)
+
+
+class SilentTime(SystemTime):
+    """The clocks of this machine, and no work in the background: nothing but a checkpoint syncs the journal."""
+
+    def repeat(self, *_: object) -> SilentTime:
+        return self
+
+    def wake(self) -> None:
+        pass
+
+    def close(self, _: float) -> bool:
+        return True
+
+
+class QuickDisk(Disk):
+    """A disk without syncs, for runs that are not cut."""
+
+    def sync(self, path: Path) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run to the end, and what it did on the disk."""
+
+    output: Path
+    operations: list[Operation]
+    model_sha256: str
+    rows: list[dict[str, object]]
+
+    def rounds_before(self, operation: int) -> int:
+        """Return the number of rounds in the journal at this moment, synced or not."""
+        journal = self.output / NAME / "journal.jsonl"
+        before = self.operations[:operation]
+        return sum(each.kind == "append" and each.path == journal and bool(each.content) for each in before)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    output = tmp_path_factory.mktemp("recorded")
+    settings = (*SETTINGS, f"tracking.uri=sqlite:///{output.with_name('mlflow.db')}")
+    disk = RecordingDisk()
+    with using(disk), time_of(SilentTime()):
+        (prepared,) = session.prepare_runs("fedavg-digits", settings, output)
+        result = session.run(prepared, lambda _: None)
+    return Recorded(output, disk.operations, result["model_sha256"], _rows(Journal.open(output / NAME)))
+
+
+def _rows(journal: Journal) -> list[dict[str, object]]:
+    """Return the rows without what is measured, which a repeated round measures again."""
+    return [
+        {name: value for name, value in row.items() if "wall_seconds" not in name and name != "logged_at_ms"}
+        for row in journal.rounds
+    ]
+
+
+def prepared_from(state: CrashState, output: Path) -> PreparedRun | None:
+    """Return the run that is resumed from a state, None if it had not begun."""
+    output.mkdir()
+    state.write(output)
+    folder = output / NAME
+    if not (folder / CONFIG).exists():
+        assert not has_run(folder)
+        assert not folder.exists()  # so that the same command begins it under the same name
+        return None
+    return prepare_resume(folder, None)
+
+
+def assert_it_resumes(run: Recorded, state: CrashState, output: Path) -> None:
+    with using(QuickDisk()), time_of(SilentTime()):
+        prepared = prepared_from(state, output)
+        if prepared is None:
+            assert run.rounds_before(state.after) == 0
+            return
+        assert run.rounds_before(state.after) - prepared.state.round_index <= INTERVAL
+        with recorded(prepared, lambda _: None) as recorder:
+            for outcome in prepared.experiment.backend.run(prepared.run, prepared.state):
+                recorder.write(outcome)
+        assert model_sha256(prepared.experiment.algorithm, recorder.state) == run.model_sha256
+    assert _rows(Journal.open(output / NAME)) == run.rows
+
+
+@pytest.mark.parametrize(("rule", "share"), list(zip(RULES, np.linspace(0.3, 0.95, len(RULES)), strict=True)))
+def test_a_run_resumes_from_what_a_power_cut_left(tmp_path: Path, run: Recorded, rule: str, share: float) -> None:
+    state = crash_state(run.operations, run.output, int(share * len(run.operations)), rule)
+    assert_it_resumes(run, state, tmp_path / "runs")
+
+
+def test_a_run_resumes_from_a_cut_at_each_step_before_its_first_round(tmp_path: Path, run: Recorded) -> None:
+    first = next(place for place in range(len(run.operations)) if run.rounds_before(place))
+    begun = Counter[bool]()
+    for after in range(first + 1):
+        for rule in ("only what was synced", "names without data", "anything"):
+            with using(QuickDisk()):
+                prepared = prepared_from(
+                    crash_state(run.operations, run.output, after, rule), tmp_path / f"{after} {rule}"
+                )
+            assert prepared is None or prepared.state.round_index == 0
+            begun[prepared is not None] += 1
+    assert min(begun[True], begun[False]) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_resumes_from_200_states(tmp_path: Path, run: Recorded) -> None:
+    states = crash_states(run.operations, run.output, 200)
+    assert len(states) == 200
+    for number, state in enumerate(states):
+        assert_it_resumes(run, state, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_the_states_find_a_journal_that_is_not_synced(tmp_path: Path, run: Recorded, share: float) -> None:
+    """Without the syncs of the journal, as in version 0.1, a power cut loses the run."""
+    journal = run.output / NAME / "journal.jsonl"
+    unsynced = [each for each in run.operations if not (each.kind == "sync" and each.path == journal)]
+    state = crash_state(unsynced, run.output, int(share * len(unsynced)), "only what was synced")
+    with using(QuickDisk()), pytest.raises(UserError, match=r"ends at round 0, before the checkpoints in .*; start"):
+        prepared_from(state, tmp_path / "runs")
