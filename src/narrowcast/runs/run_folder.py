@@ -38,6 +38,8 @@ def make_writable(folder: Path) -> None:
     """Create the folder; raise `UserError` if no file can be written in it."""
     try:
         make_folders(folder)
+        with suppress(PermissionError):
+            disk().sync(folder.parent)  # an earlier process may have died between its creation and this
         probe = folder / ".writable"
         disk().append(probe, b"")
         disk().remove(probe)
