@@ -114,7 +114,7 @@ def test_a_signed_ciphertext_beyond_its_modulus_is_refused() -> None:
 def test_a_key_holder_opens_a_sum_once() -> None:
     key_store, public, _, _ = sealed(MESSAGES[2])
     numbers = MESSAGES[2].fixed_point
-    plan = np.array([0, 50, 20, numbers.max_weight, numbers.max_clients])
+    plan = np.array([0, 50, 20, numbers.max_weight, numbers.max_clients, 0])
     words = np.zeros(2 * 4096, dtype=np.uint64)
     assert not key_store.call("open", 1, {"group": plan, "elements": words})["integers"].any()
     with pytest.raises(PayloadError, match="has been opened before"):

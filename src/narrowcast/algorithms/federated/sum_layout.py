@@ -59,7 +59,8 @@ class SumLayout:
 
     `shapes` maps each array of the algorithm's partial sum to its shape and dtype. `max_clients` and `max_weight` bound
     the number of clients of a round and the sum of their weights. With `one_weight` all counts of a client equal its
-    weight, which its values carry as a factor. `max_rank` is 0 for updates without a rank; otherwise
+    weight, which its values carry as a factor. `rows` is the number of items if counts are by item, 0 otherwise.
+    `max_rank` is 0 for updates without a rank; otherwise
     `groups_of_ranks` gives the groups that clients of ranks 0..max_rank send. None: every client sends all groups.
     """
 
@@ -70,6 +71,7 @@ class SumLayout:
     one_weight: bool = False
     max_rank: int = 0
     groups_of_ranks: GroupsOfRanks | None = None
+    rows: int = 0
 
     def sent_groups(self, ranks: IntArray, clients: IntArray, seed: int, round_index: int) -> BoolArray:
         """Return the groups that each client sends, [C, groups]; public, every party regenerates them from the seed."""
@@ -106,4 +108,5 @@ def row_sum_layout(aggregation: Aggregation, columns: int, task: Task, cohort: i
         max_weight=largest_weight(task, cohort) if weighted else cohort,
         max_clients=cohort,
         one_weight=weighted,
+        rows=0 if weighted else n_items,
     )

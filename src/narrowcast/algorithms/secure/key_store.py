@@ -29,6 +29,7 @@ from narrowcast.algorithms.secure.messages import RUN_BYTES, Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.algorithms.secure.protection import Masked, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
+from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, PayloadError
 
@@ -43,6 +44,7 @@ class KeyStore:
         self._scheme, self._run = scheme, secrets.token_bytes(RUN_BYTES)
         self._round: dict[int, MaskingClient] = {}
         self._opened: set[tuple[int, int]] = set()
+        self._small_counts: dict[int, SmallCounts] = {}
 
     @cached_property
     def _keys(self) -> ClientKeys:
@@ -125,17 +127,23 @@ class KeyStore:
         return held
 
     def _open(self, round_index: int, arrays: Arrays) -> Arrays:
-        """Decrypt a group's sum, once; `group` is (place, values, counts, max_weight, max_clients)."""
+        """Decrypt a group's sum, once; `group` is (place, values, counts, max_weight, max_clients, rows).
+
+        Rows that fewer than `smallest_count` clients touched are zeros in the answer.
+        """
         if not isinstance(self._scheme, CKKS):
             raise PayloadError("there is no key to open a sum with")
-        place, n_values, n_counts, max_weight, max_clients = arrays["group"].tolist()
+        place, n_values, n_counts, max_weight, max_clients, rows = arrays["group"].tolist()
         if (round_index, place) in self._opened:
             raise PayloadError(f"the sum of group {place} in round {round_index} has been opened before")
         self._opened.add((round_index, place))
         group = Group((Part("", None, n_values),), (Part("", None, n_counts),))
         numbers = self._scheme.fixed_point(max_weight, max_clients)
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
-        return {"integers": self._scheme.decrypt_sum(self._context, group, elements, numbers)}
+        if round_index not in self._small_counts:
+            self._small_counts = {round_index: SmallCounts(rows, self._scheme.smallest_count)}
+        integers = self._scheme.decrypt_sum(self._context, group, elements, numbers)
+        return {"integers": self._small_counts[round_index].blanked(group, integers)}
 
     def _sign(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the list of survivors `clients` as each of the clients `asked` signs it, [asked, bytes]."""

@@ -58,6 +58,7 @@ class Protection(BaseModel):
     colluders: int = Field(
         0, ge=0, description="assumed number of clients of a round that tell the server what they know"
     )
+    smallest_count: int = Field(1, ge=1, description="fewest clients of an item whose row is opened; ckks or plain")
     keys: str | None = Field(None, description="folder of `narrowcast keys make`; none: made anew for the run")
 
     @field_validator("keys")
@@ -156,6 +157,13 @@ class Masked(Protection):
                 f"adversary: active needs a threshold above 2/3 of the cohort, got {self.threshold}; use 0.7 or more"
             )
         return self
+
+    @field_validator("smallest_count")
+    @classmethod
+    def _masks_open_all_rows(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError("masks open all rows of a sum or none; use kind: ckks, or larger cohorts and leave it out")
+        return value
 
     def survivors_needed(self, cohort: int) -> int:
         """Return how many must arrive; in the active model any two such sets share more clients than collude."""

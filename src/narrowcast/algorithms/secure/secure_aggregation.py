@@ -76,6 +76,11 @@ class SecureAggregation(AlgorithmDefaults):
                 f"secure.smallest_group = {self.scheme.smallest_group}{besides}: {least} clients of a round are enough "
                 "by secure.threshold; ask more clients_per_round, or lower smallest_group"
             )
+        if self.scheme.smallest_count > 1 and not self.messages(task).layout.rows:
+            raise UserError(
+                f"secure.smallest_count = {self.scheme.smallest_count}: {self.kind} on {task.model.kind} does not count the "
+                "clients of each item; leave it out, or use aggregation = per_item_mean or per_component_mean"
+            )
         if self.keys_last:
             with self.key_store_process() as key_store:
                 key_store.call("public", 0, {})  # reads the key files, which this process must not

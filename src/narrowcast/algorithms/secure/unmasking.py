@@ -16,8 +16,9 @@ from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
 from narrowcast.algorithms.secure.masking_round import REVEALS, SIGNS, stops
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
-from narrowcast.algorithms.secure.protection import Masked, PublicKey
+from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
 from narrowcast.algorithms.secure.round_keys import RoundKeys
+from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.platform.contracts import ClientKeyStore, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
@@ -42,7 +43,7 @@ class SumOpener:
         self._round = self._asked = 0
         self._keys: RoundKeys | None = None
         self._stops: dict[int, int] = {}
-        self._warned = False
+        self._warned_of: set[str] = set()
 
     def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks with the round's `RoundKeys`; its participants make their keys at the first call."""
@@ -87,11 +88,12 @@ class SumOpener:
             except PayloadError as error:
                 return self._refused(results, messages, f"the masks cannot be removed: {error}")
             opened, masks = recovery.opened, recovery.masks(messages.mask_layout(), keys.advertised)
-        sums: list[Integers | None] = []
+        sums, small = list[Integers | None](), SmallCounts(messages.layout.rows, messages.scheme.smallest_count)
         for place, may_be_opened in enumerate(opened.tolist()):
             elements = _folded(results, place, messages, keys.public)
             opens = may_be_opened and elements is not None
-            sums.append(self._open(place, np.asarray(elements), messages, masks) if opens else None)
+            sums.append(self._open(place, np.asarray(elements), messages, masks, small) if opens else None)
+        self._warn_of_small_counts(sums, messages)
         total = messages.fixed_point.total(sums, messages.layout)
         return [replace(result, partial=total) for result in results]
 
@@ -111,8 +113,8 @@ class SumOpener:
     def _warn_of_clipping(self, results: Sequence[ChunkResult]) -> None:
         """Warn once a run if clients cut many values, which the simulation knows and a real server does not."""
         cut, values = sum(result.values_cut for result in results), sum(result.values for result in results)
-        if cut > _MUCH_CLIPPING * values and not self._warned:
-            self._warned = True
+        if cut > _MUCH_CLIPPING * values and "clipping" not in self._warned_of:
+            self._warned_of.add("clipping")
             logger.warning(
                 "round %d: %.1f %% of the values are larger than secure.clip = %g and are cut; use a larger one, "
                 "and one more of secure.bits each time it is doubled, which keeps the step",
@@ -145,14 +147,47 @@ class SumOpener:
         """Return the clients that still answer in a step."""
         return np.array([client for client in clients.tolist() if self._stops[client] > step], dtype=np.int64)
 
-    def _open(self, place: int, elements: RingElements, messages: Messages, masks: list[RingElements]) -> Integers:
-        """Return the integers of one group's sum."""
-        group, numbers, scheme = messages.layout.groups[place], messages.fixed_point, messages.scheme
+    def _open(
+        self,
+        place: int,
+        elements: RingElements,
+        messages: Messages,
+        masks: list[RingElements],
+        small_counts: SmallCounts,
+    ) -> Integers:
+        """Return the integers of one group's sum, without the rows that too few clients touched."""
+        layout, numbers, scheme = messages.layout, messages.fixed_point, messages.scheme
+        group = layout.groups[place]
         if isinstance(scheme, CKKS):
-            plan = np.array([place, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients])
+            plan = np.array(
+                [place, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients, layout.rows]
+            )
             answer = self._key_store.call("open", self._round, {"group": plan, "elements": elements})
             return np.asarray(answer["integers"])
-        return scheme.open_sum(group, elements - masks[place] if masks else elements, numbers)
+        opened = scheme.open_sum(group, elements - masks[place] if masks else elements, numbers)
+        return small_counts.blanked(group, opened)
+
+    def _warn_of_small_counts(self, sums: Sequence[Integers | None], messages: Messages) -> None:
+        """Warn once a run of items whose opened counts say that their rows are those of very few clients."""
+        layout, least = messages.layout, messages.scheme.least_senders
+        if isinstance(messages.scheme, Plain) or not layout.rows or "small counts" in self._warned_of:
+            return
+        few = np.zeros(layout.rows, dtype=bool)
+        for group, each in zip(layout.groups, sums, strict=True):
+            if each is not None and group.n_counts:
+                counts = each[group.n_values :].reshape(layout.rows, -1)
+                few |= ((counts > 0) & (counts < least)).any(axis=1)
+        if few.any():
+            self._warned_of.add("small counts")
+            logger.warning(
+                "round %d: %d of %d items were touched by fewer than %d clients, and the sums of their rows are open; "
+                "use more clients_per_round, or secure.kind = ckks with smallest_count = %d",
+                self._round,
+                few.sum(),
+                layout.rows,
+                least,
+                least,
+            )
 
 
 def _folded(results: Sequence[ChunkResult], place: int, messages: Messages, public: PublicKey) -> RingElements | None:

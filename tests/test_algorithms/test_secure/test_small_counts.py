@@ -1,0 +1,102 @@
+"""Rows of items that few clients touched: left out by the key holder, or warned of where nothing can leave them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from narrowcast.algorithms.federated.sum_layout import Group, Part
+from narrowcast.algorithms.secure.ckks_scheme import CKKS
+from narrowcast.algorithms.secure.key_store import KeyStore
+from narrowcast.algorithms.secure.small_counts import SmallCounts
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays, PayloadError
+from secure_rounds import SCHEMES, SMALL_CKKS, experiment, prepared, run_rounds, sha256
+
+COUNTS = np.array([0, 1, 2, 3, 9])
+VALUES = np.arange(10).reshape(5, 2) + 100
+
+
+def group(columns: int, counts: int) -> Group:
+    return Group((Part("sum", None, 5 * columns),) * (columns > 0), (Part("weight", None, 5 * counts),) * (counts > 0))
+
+
+def test_rows_below_the_minimum_are_zeros_with_their_counts() -> None:
+    kept, kept_counts = np.where((COUNTS < 3)[:, None], 0, VALUES), np.where(COUNTS < 3, 0, COUNTS)
+    both = SmallCounts(5, 3).blanked(group(2, 1), np.concatenate([VALUES.ravel(), COUNTS]))
+    assert both.tolist() == [*kept.ravel(), *kept_counts]
+    apart = SmallCounts(5, 3)
+    assert apart.blanked(group(0, 1), COUNTS).tolist() == kept_counts.tolist()
+    for column in (0, 1):
+        assert apart.blanked(group(1, 0), VALUES[:, column]).tolist() == kept[:, column].tolist()
+    by_component = np.stack([COUNTS, COUNTS[::-1]], axis=1)
+    each = SmallCounts(5, 3).blanked(group(2, 2), np.concatenate([VALUES.ravel(), by_component.ravel()]))
+    assert each[:10].reshape(5, 2).tolist() == np.where(by_component < 3, 0, VALUES).tolist()
+    assert SmallCounts(0, 1).blanked(group(2, 0), VALUES.ravel()).tolist() == VALUES.ravel().tolist()
+
+
+def test_values_are_not_opened_before_their_counts_nor_without_counts_by_item() -> None:
+    with pytest.raises(PayloadError, match="have to be opened before"):
+        SmallCounts(5, 3).blanked(group(1, 0), VALUES[:, 0])
+    for rows, integers in ((0, COUNTS), (7, COUNTS)):
+        with pytest.raises(PayloadError, match="no counts by item"):
+            SmallCounts(rows, 3).blanked(group(0, 1), integers)
+
+
+def opened_counts(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray[Any, Any]]:
+    """The counts of items that key holders give out from now on."""
+    given, call = [], KeyStore.call
+
+    def spied(self: KeyStore, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        answer = call(self, method, round_index, arrays)
+        if method == "open":
+            given.append(answer["integers"][arrays["group"][1] :])
+        return answer
+
+    monkeypatch.setattr(KeyStore, "call", spied)
+    return given
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "{kind: scolr, rank: 3, rank_policy: uniform}",
+        "{kind: scolr, rank: 3, rank_policy: uniform, aggregation: per_component_mean}",
+        "{kind: colr, rank: 2}",
+    ],
+)
+def test_the_key_holder_gives_no_row_of_fewer_clients_and_the_rest_is_exact(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, settings = opened_counts(monkeypatch), (f"algorithm={algorithm}", "rounds=2")
+    least = [SMALL_CKKS.replace("}", f", smallest_count: {each}}}") for each in (1, 3)]
+    open_rows, protected = (experiment(each, *settings) for each in least)
+    run_rounds(open_rows)
+    before, given[:] = np.concatenate(given), []
+    assert ((before > 0) & (before < 3)).sum() > 100, "the control: there are such rows"
+    played = run_rounds(protected)
+    counts = np.concatenate(given)
+    assert not ((counts > 0) & (counts < 3)).any()
+    assert (counts >= 3).any()
+    plain = experiment("{kind: plain, bits: 16, smallest_count: 3}", *settings)
+    assert sha256(protected, played) == sha256(plain, run_rounds(plain))
+
+
+def test_where_rows_cannot_be_left_out_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UserError, match="masks open all rows of a sum or none; use kind: ckks, or larger cohorts"):
+        experiment("{kind: masked, smallest_count: 3}")
+    for settings, what in (
+        (("algorithm={kind: colr, rank: 2, aggregation: weighted}",), "colr on matrix_factorisation"),
+        (("algorithm={kind: fedavg}", "model.hidden=[4]"), "fedavg on mlp"),
+    ):
+        name = "fedavg-digits" if "mlp" in what else "scolr-ml100k"
+        with pytest.raises(UserError, match=f"smallest_count = 2: {what} does not count"):
+            prepared(experiment("{kind: plain, smallest_count: 2}", *settings, name=name))
+    run_rounds(experiment(SCHEMES[1], "rounds=2"))
+    assert caplog.text.count("of 1682 items were touched by fewer than 3 clients, and the sums of their rows") == 1
+    caplog.clear()
+    run_rounds(experiment(SMALL_CKKS.replace("}", ", smallest_count: 3}"), "rounds=1"))
+    assert "items were touched" not in caplog.text
+    assert CKKS().smallest_count == 1
