@@ -92,7 +92,7 @@ def test_where_rows_cannot_be_left_out_it_is_said(caplog: pytest.LogCaptureFixtu
         (("algorithm={kind: fedavg}", "model.hidden=[4]"), "fedavg on mlp"),
     ):
         name = "fedavg-digits" if "mlp" in what else "scolr-ml100k"
-        with pytest.raises(UserError, match=f"smallest_count = 2: {what} does not count"):
+        with pytest.raises(UserError, match=f"smallest_count = 2: {what} has no counts"):
             prepared(experiment("{kind: plain, smallest_count: 2}", *settings, name=name))
     run_rounds(experiment(SCHEMES[1], "rounds=2"))
     assert caplog.text.count("of 1682 items were touched by fewer than 3 clients, and the sums of their rows") == 1

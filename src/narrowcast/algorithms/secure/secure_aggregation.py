@@ -78,8 +78,8 @@ class SecureAggregation(AlgorithmDefaults):
             )
         if self.scheme.smallest_count > 1 and not self.messages(task).layout.rows:
             raise UserError(
-                f"secure.smallest_count = {self.scheme.smallest_count}: {self.kind} on {task.model.kind} does not count the "
-                "clients of each item; leave it out, or use aggregation = per_item_mean or per_component_mean"
+                f"secure.smallest_count = {self.scheme.smallest_count}: {self.kind} on {task.model.kind} has no counts "
+                "of the clients of each item; leave it out, or use aggregation = per_item_mean or per_component_mean"
             )
         if self.keys_last:
             with self.key_store_process() as key_store:
