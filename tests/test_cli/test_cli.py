@@ -230,7 +230,7 @@ def test_no_tracking_store_at_the_address(
         ("word", "no MLflow store answers at word ("),
         ("sqlite://", 'tracking.uri = "sqlite://" names no file; write sqlite:///path/to/mlflow.db'),
         ("sqlite:////", "unable to open database file"),
-        ("postgresql+nodriver://me:secret@127.0.0.1:1/x", "no MLflow store answers at postgresql+nodriver://***@"),
+        ("postgresql+nodriver://me:secret@127.0.0.1:1/x", "no MLflow store answers at postgresql+nodriver://me:***@"),
     ],
 )
 def test_a_malformed_tracking_uri(tmp_path: Path, uri: str, phrase: str) -> None:

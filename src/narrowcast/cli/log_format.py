@@ -7,6 +7,8 @@ import logging
 import time
 from typing import Any
 
+from narrowcast.platform.redaction import redact, redact_values
+
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -23,11 +25,19 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
             **given,
         }
-        return json.dumps(line, default=str)
+        return json.dumps(redact_values(line), default=lambda value: redact(str(value)))
+
+
+class Text(logging.Formatter):
+    """Level and message of a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record, with the traceback that it may have."""
+        return redact(super().format(record))
 
 
 def write_log(*, as_json: bool) -> None:
     """Log warnings as text, or everything as JSON with one record per round."""
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(JsonLines() if as_json else Text("%(levelname)s: %(message)s"))
     logging.getLogger("narrowcast").setLevel(logging.INFO if as_json else logging.WARNING)

@@ -30,6 +30,7 @@ from narrowcast.cli.ui import ui
 from narrowcast.cli.verify import verify
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import STOPPING
+from narrowcast.platform.redaction import redact
 
 
 class _Commands(click.Group):
@@ -108,7 +109,7 @@ def _stop(*_: object) -> NoReturn:
 
 def _fail(message: str, status: int) -> NoReturn:
     with suppress(OSError):  # the terminal may be closed
-        click.echo(f"narrowcast: {message}", err=True)
+        click.echo(f"narrowcast: {redact(message)}", err=True)
     sys.exit(status)
 
 

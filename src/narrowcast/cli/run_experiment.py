@@ -70,7 +70,7 @@ def run(
 
 def _report(finished: list[tuple[PreparedRun, dict[str, Any]]]) -> None:
     from narrowcast.cli.run_tables import replicas_table, result_table
-    from narrowcast.platform.tracking.store_address import hide_password
+    from narrowcast.platform.redaction import hide_secrets
     from narrowcast.runs.result import load_result
 
     if not finished:
@@ -78,7 +78,7 @@ def _report(finished: list[tuple[PreparedRun, dict[str, Any]]]) -> None:
     terminal, (first, content) = console(), finished[0]
     results = [load_result(run.folder) for run, _ in finished]
     lines = [
-        f"MLflow  {hide_password(first.store_uri)}",
+        f"MLflow  {hide_secrets(first.store_uri)}",
         f"        open it with: narrowcast ui --output {first.folder.parent}",
     ]
     if len(finished) == 1:

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print the space, an estimate of the cost and a drawn configuration.")
 @click.option("--backend", type=click.Choice(["local", "ray"]), help="Run trials in this process, or on Ray workers.")
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --backend ray.")
-@click.option("--storage", metavar="URL", help="A database, or a journal file that several machines can reach.")
+@click.option(
+    "--storage",
+    metavar="URL",
+    envvar="NARROWCAST_STORAGE",
+    help="A database, or a journal file that several machines can reach; a password belongs in NARROWCAST_STORAGE.",
+)
 @click.option("--name", help="Name of the study; another name begins another study.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs and studies.")
 def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output: Path, **given: str | None) -> None:
@@ -66,7 +71,7 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
 
 
 def _run(file: StudyFile, output: Path, again: str) -> None:
-    from narrowcast.platform.tracking.store_address import hide_password
+    from narrowcast.platform.redaction import hide_secrets
     from narrowcast.runs.broken_pipe import output_may_end
     from narrowcast.tuning.study import prepare_study, run_study
     from narrowcast.tuning.study_display import StudyDisplay
@@ -84,7 +89,7 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
         _print_result(file, result)
         for path in result.files:
             click.echo(path)
-        click.echo(f"MLflow  {hide_password(prepared.uri)}\n        look at it with: narrowcast ui --output {output}")
+        click.echo(f"MLflow  {hide_secrets(prepared.uri)}\n        look at it with: narrowcast ui --output {output}")
         if result.best:
             click.echo(f"        run the best again with: narrowcast run {result.folder / 'best.yaml'}")
 

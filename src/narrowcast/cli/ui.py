@@ -23,12 +23,13 @@ _SECONDS_TO_END = 10.0
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 def ui(output: Path, port: int) -> None:
     """Open the MLflow UI with the runs of the output folder, for this machine only (127.0.0.1)."""
+    from narrowcast.platform.redaction import hide_secrets
     from narrowcast.platform.tracking.mlflow_run import pages_of_runs
     from narrowcast.platform.tracking.store_address import Tracking
 
     uri = Tracking().resolve(output)
     if uri.startswith(("http://", "https://")):
-        raise UserError(f"the runs are tracked at {uri}; open that address in a browser")
+        raise UserError(f"the runs are tracked at {hide_secrets(uri)}; open that address in a browser")
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         raise UserError(f"no runs in {output}; start one with narrowcast run, or give another folder with --output")
     with socket.socket() as free:
@@ -48,11 +49,12 @@ def _serve(uri: str, port: int) -> int:
     """Run the server and return its exit status, or 0 if Ctrl-C, SIGTERM or a closed terminal ended it."""
     server = subprocess.Popen(
         [
-            *(sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri),
+            *(sys.executable, "-m", "mlflow", "ui"),
             *("--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
         ],
         env={
             **os.environ,
+            "MLFLOW_BACKEND_STORE_URI": uri,  # every account can list the arguments of a process
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         },  # else seven processes more
         start_new_session=True,  # so that the processes it starts end with it

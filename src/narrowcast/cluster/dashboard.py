@@ -91,8 +91,8 @@ def normalise(address: str) -> str:
     """Return the address with a scheme and without a path; raise `UserError` if it is malformed."""
     scheme, separator, rest = address.rstrip("/").rpartition("://")
     host, _, port = rest.partition("/")[0].rpartition(":")
-    if (separator and scheme not in ("http", "https")) or not host or not port.isdigit():
-        raise UserError(f'--address "{address}" is no dashboard address; give http://HEAD:8265')
+    if (separator and scheme not in ("http", "https")) or not host or "@" in address or not port.isdigit():
+        raise UserError(f'--address "{address.rpartition("@")[2]}" is no dashboard address; give http://HEAD:8265')
     return f"{scheme or 'http'}://{host}:{port}"
 
 

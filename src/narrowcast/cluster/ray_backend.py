@@ -262,8 +262,8 @@ def _wait(stream: Any, head: Head, stop_by: float) -> None:
 def probe(address: str) -> None:
     """Raise `UserError` unless a Ray cluster answers at host:port; `ray.init` would try for many minutes."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f'backend.address = "{address}" is no Ray address; give host:port, or auto')
+    if not host or "@" in host or not port.isdigit():
+        raise UserError(f'backend.address = "{address.rpartition("@")[2]}" is no Ray address; give host:port, or auto')
     try:
         socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
     except (OSError, OverflowError) as error:

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ray._private import ray_constants
-
 CHECKED_VERSION = "2.60.0"
 
 NODES_PATH = "/api/v0/nodes?limit=10000"
@@ -38,6 +36,8 @@ def on_this_machine_only() -> Iterator[dict[str, Any]]:
     127.0.0.1 as a node's address on systems only where it supports no clusters, and replaces it on Linux.
     Its files, such as sockets and logs, have mode 777, so that they are in a folder which only this user can enter.
     """
+    from ray._private import ray_constants  # `submit` takes seconds less without Ray
+
     with tempfile.TemporaryDirectory(prefix="nc-ray-", dir=_short_folder(), ignore_cleanup_errors=True) as private:
         supported = ray_constants.ENABLE_RAY_CLUSTER
         ray_constants.ENABLE_RAY_CLUSTER = False

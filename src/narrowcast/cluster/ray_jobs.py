@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from narrowcast.cluster.dashboard import Dashboard, headers
 from narrowcast.cluster.ray_internals import NOISY_LOGGERS
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.redaction import redact
 
 MARK = "narrowcast"
 """The metadata entry that marks jobs of narrowcast."""
@@ -176,6 +176,6 @@ def _job(details: JobDetails) -> RayJob:
 
 
 def _first_line(text: object) -> str:
-    """Return the first line with text, without the user and password of any address in it."""
+    """Return the first line with text, without the secrets in it."""
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    return re.sub(r"//[^/\s@]*@", "//***@", lines[0] if lines else "")[:300]
+    return redact(lines[0] if lines else "")[:300]

@@ -14,12 +14,14 @@ from ruamel.yaml.error import YAMLError
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS, Registry
+from narrowcast.platform.redaction import check_address, redact, redact_values
 from narrowcast.platform.yaml_limits import check_limits
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 PLUGINS = "plugins"
 """The folder, beside a run's config.yaml, of the modules that its own classes come from."""
 _ERRORS_SHOWN = 4
+_MAY_HOLD_A_PASSWORD = ("tracking.uri", "study.storage")
 
 
 def read_yaml(text: str, origin: str) -> Any:
@@ -87,6 +89,7 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{origin}: expected keys and values at the top, got {type(values).__name__}")
+    _refuse_secrets(values, origin)
     try:
         valid = model.model_validate(values, context={FOLDERS: plugin_folders(origin)})
     except ValidationError as error:
@@ -95,10 +98,24 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
         problems = [_explain(model, dict(problem), values, plugin_folders(origin)) for problem in found]
         more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
         raise UserError(f"{origin}: " + "; ".join(problems[:_ERRORS_SHOWN]) + more) from error
-    for path, value in flatten(valid.model_dump()).items():
+    dumped = valid.model_dump()
+    _refuse_secrets(dumped, origin)
+    for path, value in flatten(dumped).items():
         if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
             raise UserError(f"{origin}: {path} = {value}: should be a finite number")
     return valid
+
+
+def _refuse_secrets(values: Mapping[str, Any], origin: str) -> None:
+    """Raise `UserError` for a password in a value that is written down whole, or in an address with two readings."""
+    for path, value in flatten(values).items():
+        if isinstance(value, str) and path.endswith(_MAY_HOLD_A_PASSWORD):
+            check_address(value, f"{origin}: {path}")
+        elif repr(shown := redact_values(value)) != repr(value):  # nan differs from itself
+            raise UserError(
+                f"{origin}: {path} = {shown!r} names a user or password, which would be written down; give them in the "
+                "environment, or in a file of the library that needs them"
+            )
 
 
 def plugin_folders(origin: str) -> list[Path]:
@@ -131,7 +148,7 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
             message = f"{path} is missing"
         case _:
             said = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-            message = f"{path} = {got!r}: {said}"
+            message = f"{path} = {redact(repr(got))}: {said}"
     return message
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from narrowcast.platform.contracts import Radio
 from narrowcast.platform.field_roles import Role
+from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.sampling import Sampling
 from narrowcast.platform.schedule import AnySchedule, Synchronous
 from narrowcast.platform.seeds import PrivateSeed
@@ -86,7 +87,7 @@ class Plan(BaseModel):
     def _lasting_place_without_password(cls, value: str | None) -> str | None:
         if value is None or "://" not in value:
             return value and str(Path(value).expanduser().absolute())
-        if "@" in value.partition("://")[2].partition("/")[0]:
+        if hide_secrets(value) != value:
             raise ValueError("names a user or password, which would be written down; give them in the environment")
         return value.rstrip("/")
 

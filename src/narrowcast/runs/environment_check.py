@@ -24,8 +24,9 @@ from narrowcast.cluster.ray_token import check_token, token, token_path
 from narrowcast.experiment import Experiment
 from narrowcast.platform.data import fetch
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store
-from narrowcast.platform.tracking.store_address import Tracking, hide_password
+from narrowcast.platform.tracking.store_address import Tracking
 
 _GIB = 2**30
 _LITTLE_DISK_GIB, _LITTLE_MEMORY_GIB = 2.0, 2.0
@@ -153,7 +154,7 @@ def _data(experiment: Experiment | None) -> Finding:
 
 
 def _store(uri: str) -> Finding:
-    shown = hide_password(uri)
+    shown = hide_secrets(uri)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return Finding("MLflow store", "ok", f"{shown}, which the first run creates")
 

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.redaction import has_hidden, hide_secrets
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
-from narrowcast.platform.tracking.store_address import hide_password, is_hidden
 from narrowcast.platform.tracking.targets import as_metrics
 from narrowcast.runs.run_folder import RESULT
 
@@ -24,7 +24,7 @@ def send_missing(folder: Path, uri: str | None) -> int:
     """
     cursor = Cursor.load(folder)
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or cursor.uri
-    if uri == cursor.uri and is_hidden(uri):
+    if uri == cursor.uri and has_hidden(uri):
         raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
     with locked(folder):
         check_store(uri)
@@ -37,5 +37,5 @@ def send_missing(folder: Path, uri: str | None) -> int:
             status, tags = "FINISHED", {"model_sha256": result["model_sha256"]}
             costs = as_metrics(result.get("targets", []))
         if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
-            raise RunFailed(f"the store at {hide_password(uri)} went down again; try narrowcast sync {folder} later")
+            raise RunFailed(f"the store at {hide_secrets(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds

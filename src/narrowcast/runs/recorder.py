@@ -16,10 +16,10 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
-from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.targets import as_metrics
 from narrowcast.runs.outputs import run_tags, write_outputs
 from narrowcast.runs.prepare import PreparedRun
@@ -128,7 +128,7 @@ def _recorded(prepared: PreparedRun, on_round: OnRound, monitored: bool) -> Iter
         disk().remove_folder(folder)
         raise
     with locked(folder):
-        cursor = Cursor(hide_password(uri), run_id)
+        cursor = Cursor(hide_secrets(uri), run_id)
         cursor.save(folder)
         yield from _recording(prepared, cursor, on_round, monitored)
 

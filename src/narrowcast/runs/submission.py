@@ -27,7 +27,7 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform import plugins
 from narrowcast.platform.config import plugin_folders, set_value, write_yaml
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.store_address import hide_password
+from narrowcast.platform.redaction import hide_secrets, redact, redact_values
 from narrowcast.runs.packaged import read_experiment, read_study
 
 _CONFIG = "config.yaml"
@@ -120,7 +120,7 @@ def submit(
 def with_password(uri: str | None) -> str | None:
     """The URI with MLFLOW_TRACKING_USERNAME and _PASSWORD in it, where these are set and it has none of its own."""
     user, password = (os.environ.get(f"MLFLOW_TRACKING_{each}") for each in ("USERNAME", "PASSWORD"))
-    if not uri or not user or urlsplit(uri).scheme not in ("http", "https") or hide_password(uri) != uri:
+    if not uri or not user or urlsplit(uri).scheme not in ("http", "https") or hide_secrets(uri) != uri:
         return uri
     scheme, _, rest = uri.partition("://")
     return f"{scheme}://{quote(user, safe='')}:{quote(password or '', safe='')}@{rest}"
@@ -132,7 +132,12 @@ def _variable(entry: str) -> tuple[str, str]:
         raise UserError(f"--env {name}: everybody can see a job's environment; set secrets on the cluster's nodes")
     if not given and name not in os.environ:
         raise UserError(f"--env {name} is not set here; write {name}=VALUE")
-    return name, value if given else os.environ[name]
+    value = value if given else os.environ[name]
+    if redact(value) != value:
+        raise UserError(
+            f"--env {name}: its value names a password, and everybody can see a job's environment; set it on the nodes"
+        )
+    return name, value
 
 
 def _prepare_study(
@@ -145,10 +150,10 @@ def _prepare_study(
         files |= plugins.files_of(read_experiment(base)[0], plugin_folders(base))
         set_value(study, "experiment.base", "files/base.yaml")
     if uri := with_password(os.environ.get("MLFLOW_TRACKING_URI")):
-        if hide_password(uri) != uri:
+        if hide_secrets(uri) != uri:
             raise UserError("a study's store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
         set_value(study, "experiment.tracking.uri", uri)
-    sha256 = _sha256([study, str(output), _digests_of(files)])
+    sha256 = _sha256([redact_values(study), str(output), _digests_of(files)])
     name = name or f"{study.get('name', Path(source).stem)}-{sha256[:8]}"
     command = shlex.join(["python", "-m", "narrowcast", "tune", _CONFIG, "--output", str(output)])
     return Submission(name, {**study, "name": name}, files, command, sha256, output, variables, None)

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, Ope
 
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.tracking.store_address import hide_password
+from narrowcast.platform.redaction import check_address, hide_secrets, redact
 
 logger = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -33,7 +33,8 @@ def open_storage(storage: str, timeout_seconds: float) -> BaseStorage:
 
     Raise `UserError` if the storage does not answer now.
     """
-    shown = hide_password(storage)
+    check_address(storage, "study.storage")
+    shown = hide_secrets(storage)
     try:
         return cast(BaseStorage, _RetryingStorage(_connect(storage), timeout_seconds))
     except (ArgumentError, NoSuchModuleError) as error:
@@ -89,7 +90,7 @@ def _reason(error: BaseException) -> str:
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    lines = hide_password(str(cause)).strip().splitlines()
+    lines = redact(str(cause)).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0][:160] if lines else ''}".rstrip(": ")
 
 

@@ -20,8 +20,8 @@ from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import make_folders
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
-from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.platform.tracking.study_run import StudyStore
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.run_folder import make_writable
@@ -101,7 +101,7 @@ def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> St
         if status not in ("RUNNING", "FINISHED"):
             result = StudyResult(folder.path, trials.records())
         seconds, objectives = time.monotonic() - began, file.settings.objectives
-        folder.write_json("result.json", result.plain(hide_password(prepared.storage), seconds))
+        folder.write_json("result.json", result.plain(hide_secrets(prepared.storage), seconds))
         metrics, tags = result.metrics(list(objectives), seconds), {"state": status.lower()}
         if not (store.finish(status, metrics, tags, result.note(objectives), folder.artifacts()) and sent):
             observe("not all of this study is in MLflow yet; the same command sends the rest")
@@ -134,7 +134,7 @@ def _mlflow_run(prepared: PreparedStudy) -> str:
     file, study, client = prepared.file, prepared.client.study, prepared.client
     store = prepared.uri
     where = store if "://" in store and not store.startswith("sqlite") else socket.gethostname()
-    key = "mlflow:" + hashlib.sha256(f"{where} {store}".encode()).hexdigest()[:16]
+    key = "mlflow:" + hashlib.sha256(f"{where} {hide_secrets(store)}".encode()).hexdigest()[:16]
     deadline = time.monotonic() + (0 if client.created else _JOIN_SECONDS)
     while key not in study.user_attrs and time.monotonic() < deadline and not client.trials():
         time.sleep(0.2)

@@ -19,8 +19,8 @@ from narrowcast.platform import plugins
 from narrowcast.platform.config import apply_overrides, plugin_folders, read_yaml, set_value, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
+from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.state import start
-from narrowcast.platform.tracking.store_address import hide_password
 from narrowcast.runs import packaged
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.study_settings import StudySettings
@@ -73,8 +73,7 @@ class StudyFile:
 
     def plain(self) -> dict[str, Any]:
         """Return the file's values without passwords."""
-        storage = {"storage": hide_password(self.settings.storage)} if self.settings.storage else {}
-        return {**self.values, "study": {**self.values["study"], **storage}}
+        return redact_values(self.values)
 
     def digest(self) -> str:
         """Return the sha256 of what all processes of a study must agree on."""

@@ -53,11 +53,11 @@ def _mlflow(deployment: Deployment) -> dict[str, Any]:
         environment["AWS_SHARED_CREDENTIALS_FILE"] = f"{_SECRET_FOLDER}/object_store"
     if server.object_store_endpoint is not None:
         environment["MLFLOW_S3_ENDPOINT_URL"] = server.object_store_endpoint
-    # The password is read in the container, so that neither this file nor `docker inspect` has it.
+    # The password is read in the container, so that this file, `docker inspect` and the list of processes lack it.
     database = f"postgresql://mlflow:$$(cat {_SECRET_FOLDER}/postgres_password)@postgres/mlflow"
     command = (
-        f'exec mlflow server --host 0.0.0.0 --port {server.port} --workers {server.workers} --allowed-hosts "{hosts}" '
-        f'--backend-store-uri "{database}" --artifacts-destination "{server.artifacts}"'
+        f'export MLFLOW_BACKEND_STORE_URI="{database}"; exec mlflow server --host 0.0.0.0 --port {server.port} '
+        f'--workers {server.workers} --allowed-hosts "{hosts}" --artifacts-destination "{server.artifacts}"'
     )
     return {
         "image": deployment.image,
@@ -97,15 +97,16 @@ def _node(deployment: Deployment, node: NodeDescription, start: list[str]) -> di
     limits: dict[str, Any] = {"cpus": str(max(node.cpus, 1)), "memory": f"{node.memory_gib}g"}
     reserved = [{"driver": "nvidia", "count": node.gpus, "capabilities": ["gpu"]}] if node.gpus else []
     resources = {"limits": limits, **({"reservations": {"devices": reserved}} if reserved else {})}
+    # The file has the owner and the mode that it has on the host, which may not be those that Ray's token needs.
+    with_token = ["sh", "-c", f'export RAY_AUTH_TOKEN="$$(cat {_SECRET_FOLDER}/ray_token)"; exec "$$@"', "sh"]
     given = ["--disable-usage-stats", f"--num-cpus={node.cpus}", f"--num-gpus={node.gpus}"]
     if node.resources:
         given.append(f"--resources={json.dumps(node.resources)}")
     return {
         "image": deployment.image,
-        "command": [*start, *given],
+        "command": [*with_token, *start, *given],
         "environment": {
             **deployment.environment(),
-            "RAY_AUTH_TOKEN_PATH": f"{_SECRET_FOLDER}/ray_token",
             "MLFLOW_TRACKING_URI": f"http://mlflow:{deployment.mlflow.port}",
         },
         "secrets": ["ray_token"],

@@ -46,9 +46,10 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Dataset as ClientData
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.host_time import host_time
+from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
-from narrowcast.platform.tracking.store_address import HIDDEN, Tracking, hide_password, is_hidden
+from narrowcast.platform.tracking.store_address import Tracking
 
 logger = logging.getLogger(__name__)
 STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)
@@ -90,9 +91,10 @@ class Cursor:
 
 def check_store(uri: str) -> None:
     """Raise `UserError` within seconds if no tracking store answers at the URI."""
-    shown = hide_password(uri)
-    if is_hidden(uri):
+    shown = hide_secrets(uri)
+    if has_hidden(uri):
         raise UserError(f"the password of the MLflow store {uri} is not stored; give the full address as tracking.uri=")
+    check_address(uri, "tracking.uri")
     if uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
     try:
@@ -130,7 +132,7 @@ def short_reason(error: BaseException) -> str:
     while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
         error = getattr(error.args[0], "reason", None) or error.args[0]
     lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
-    text = re.sub(r"//[^/\s]*@", f"//{HIDDEN}@", lines[0] if lines else "")
+    text = redact(lines[0] if lines else "")
     return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
 
 
@@ -160,7 +162,7 @@ def open_run(
             client.log_inputs(run.info.run_id, [_dataset_input(data)])
     except STORE_ERRORS as error:
         raise UserError(
-            f"the MLflow store at {hide_password(uri)} refused the run ({short_reason(error)}); check it"
+            f"the MLflow store at {hide_secrets(uri)} refused the run ({short_reason(error)}); check it"
         ) from error
     return uri, run.info.run_id
 
@@ -177,7 +179,7 @@ def origin_tags(name: str) -> dict[str, str]:
 
 def as_params(values: Mapping[str, Any]) -> list[Param]:
     """Return values as MLflow params, under names that MLflow accepts."""
-    return [Param(metric_name(name), str(value)) for name, value in values.items()]
+    return [Param(metric_name(name), redact(str(value))) for name, value in values.items()]
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> str:
@@ -194,7 +196,7 @@ def _dataset_input(data: ClientData) -> DatasetInput:
         name=data.name,
         digest=data.digest[:32],
         source_type="local",
-        source=json.dumps({"uri": data.source}),
+        source=json.dumps({"uri": redact(data.source)}),
         profile=json.dumps(dict(data.sizes)),
     )
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])
@@ -284,7 +286,7 @@ def reopen_run(uri: str, run_id: str) -> None:
         MlflowClient(uri).update_run(run_id, status="RUNNING")
     except STORE_ERRORS as error:
         raise UserError(
-            f"the store at {hide_password(uri)} cannot continue MLflow run {run_id} ({short_reason(error)})"
+            f"the store at {hide_secrets(uri)} cannot continue MLflow run {run_id} ({short_reason(error)})"
         ) from error
 
 

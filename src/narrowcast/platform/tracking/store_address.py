@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-HIDDEN = "***"
+from narrowcast.platform.redaction import hide_secrets
 
 
 class Tracking(BaseModel):
@@ -26,16 +25,5 @@ class Tracking(BaseModel):
         return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.resolve()}/mlflow.db"
 
     def without_secrets(self) -> Tracking:
-        """Return a copy without user and password in the URI."""
-        return self.model_copy(update={"uri": hide_password(self.uri) if self.uri else None})
-
-
-def hide_password(uri: str) -> str:
-    """Return the URI, or a text with URIs, with `***` in place of users and passwords."""
-    shown = re.sub(r"//[^/?#\s]*@", f"//{HIDDEN}@", uri)
-    return re.sub(r"(password=)[^&\s]*", rf"\1{HIDDEN}", shown)
-
-
-def is_hidden(uri: str) -> bool:
-    """Return whether `hide_password` has removed something from the URI."""
-    return f"//{HIDDEN}@" in uri
+        """Return a copy without the password in the URI."""
+        return self.model_copy(update={"uri": hide_secrets(self.uri) if self.uri else None})

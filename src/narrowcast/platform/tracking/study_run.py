@@ -20,6 +20,7 @@ from mlflow.entities import Metric, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import (
     STORE_ERRORS,
     as_params,
@@ -27,7 +28,6 @@ from narrowcast.platform.tracking.mlflow_run import (
     origin_tags,
     short_reason,
 )
-from narrowcast.platform.tracking.store_address import hide_password
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0
@@ -82,7 +82,7 @@ class StudyStore:
                     break
         except STORE_ERRORS as error:
             raise UserError(
-                f"the MLflow store at {hide_password(self._uri)} cannot continue run {self._parent} "
+                f"the MLflow store at {hide_secrets(self._uri)} cannot continue run {self._parent} "
                 f"({short_reason(error)})"
             ) from error
         self._thread = threading.Thread(target=self._send_all, name="mlflow-study", daemon=True)
