@@ -18,7 +18,17 @@ from narrowcast.algorithms.secure import shamir
 from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
 from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
-from narrowcast.algorithms.secure.masking_round import ADVERTISES, REVEALS, SHARES, SIGNS, STAYS, UPLOADS, checked_keys
+from narrowcast.algorithms.secure.masking_round import (
+    ADVERTISES,
+    REVEALS,
+    SHARES,
+    SIGNS,
+    STAYS,
+    UPLOADS,
+    checked_keys,
+    sealed_shares,
+)
+from narrowcast.algorithms.secure.messages import sealed_bytes
 from narrowcast.platform.types import PayloadError
 
 STEPS = [ADVERTISES, SHARES, UPLOADS, SIGNS, REVEALS, STAYS]
@@ -163,3 +173,57 @@ def test_keys_of_low_order_are_refused(key: bytes) -> None:
         sent = play.messages.advertised_keys(ROUND).seal(1, [keys + bytes(32)], play.signing[1])
         with pytest.raises(PayloadError, match="low order"):
             checked_keys(play.messages, ROUND, EnrolledClients(play.keys), sent)
+
+
+def mutated(data: bytes, random: np.random.Generator) -> bytes:
+    match int(random.integers(4)):
+        case 0:
+            return data[: int(random.integers(len(data)))]
+        case 1:
+            return data + random.bytes(int(random.integers(1, 90)))
+        case 2:
+            return random.bytes(len(data))
+        case _:
+            place = int(random.integers(len(data)))
+            return data[:place] + bytes([data[place] ^ 1 << int(random.integers(8))]) + data[place + 1 :]
+
+
+def test_two_thousand_mutations_of_each_message_are_refused() -> None:
+    play = Play({client: [True, client < 4] for client in range(5)}, 4, 3, adversary="active")
+    enrolled, random, survivors = EnrolledClients(play.keys), np.random.default_rng(0), [0, 1, 2, 3]
+    clients, advertised = play.agree()
+    everything = [each.advertise_keys() for each in clients.values()]
+    shared = clients[1].share_keys(everything, play.rule)
+    signed = [clients[each].sign_survivors(survivors) for each in survivors]
+    revealed = clients[1].unmask(survivors, signed)
+    others = everything[:1] + everything[2:]
+    readers: list[tuple[bytes, Any]] = [
+        (everything[1], lambda data: checked_keys(play.messages, ROUND, enrolled, data)),
+        (everything[1], lambda data: clients[0].share_keys([*others, data], play.rule)),
+        (shared, lambda data: sealed_shares(play.messages, ROUND, enrolled, play.rule, advertised, data)),
+        (signed[1], lambda data: clients[0].unmask(survivors, [signed[0], data, *signed[2:]])),
+        (revealed, lambda data: play.body(1, data)),
+    ]
+    for good, read in readers:
+        read(good)
+        for _ in range(2000):
+            if (bad := mutated(good, random)) != good:
+                with pytest.raises(PayloadError):
+                    read(bad)
+
+
+def test_shares_that_their_owner_signed_and_made_up_are_refused() -> None:
+    play = Play({client: [True] for client in range(4)}, 3)
+    clients, advertised = play.agree()
+    bodies = {each: play.body(each, clients[each].unmask([0, 1, 2])) for each in (0, 1, 2)}
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        made_up = {**bodies, 1: random.bytes(len(bodies[1]))}
+        with pytest.raises(PayloadError, match="do not give the one that it advertised"):
+            MaskRecovery.of(ROUND, play.rule, advertised, [0, 1, 2], made_up)
+    enrolled, size = EnrolledClients(play.keys), sealed_bytes(0)
+    for recipients in ([0, 0, 2], [1, 2, 3], [0, 2, 9]):
+        body = b"".join(each.to_bytes(4, "little") + bytes(size - 4) for each in recipients)
+        sent = play.messages.shares(ROUND, 3, 0).seal(1, [body], play.signing[1])
+        with pytest.raises(PayloadError, match="not for each of the others once"):
+            sealed_shares(play.messages, ROUND, enrolled, play.rule, advertised, sent)

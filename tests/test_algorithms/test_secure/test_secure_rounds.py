@@ -54,6 +54,26 @@ def test_ranks_by_bandwidth_are_those_that_fit_under_encryption() -> None:
     assert len(set(affords.tolist())) > 1
 
 
+@pytest.mark.parametrize("lose", [(), (1,), (0, 3)])
+@pytest.mark.parametrize("adversary", ["honest_but_curious", "active"])
+@pytest.mark.parametrize("colluders", [0, 1])
+def test_masked_sums_are_the_plain_ones_where_groups_are_thin(colluders: int, adversary: str, lose: tuple[int]) -> None:
+    """Eight clients and six components: some are planned with too few senders, some are left with too few."""
+    fields = f"bits: 16, smallest_group: 3, colluders: {colluders}, threshold: 0.7"
+    settings = ("clients_per_round=8", "rounds=2", "algorithm={kind: scolr, rank: 6, rank_policy: uniform}")
+    masked = experiment(f"{{kind: masked, adversary: {adversary}, {fields}}}", *settings)
+    plain = experiment(f"{{kind: plain, {fields}}}", *settings)
+    played, clear = run_rounds(masked, lose=lose), run_rounds(plain, lose=lose)
+    assert sha256(masked, played) == sha256(plain, clear)
+    assert [each.record.delivered for each in played] == [8 - len(lose)] * 2
+    state = played[-1].state
+    assert state is not None
+    opened = np.any(state.server["update"] != 0, axis=0)
+    assert opened.any()
+    keyed = [each.ledger.uplink_bits.sum() for each in (played[0], clear[0])]
+    assert keyed[0] > keyed[1]
+
+
 def test_a_network_is_summed_too() -> None:
     settings = ("clients_per_round=6", "rounds=2", "model.hidden=[16]")
     runs = [experiment(scheme, *settings, name="fedavg-digits") for scheme in SCHEMES]

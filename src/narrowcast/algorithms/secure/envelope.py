@@ -42,6 +42,13 @@ class EnvelopeFormat:
         data = b"".join([head, np.packbits(sent, bitorder="little").tobytes(), *filter(None, bodies)])
         return data + Ed25519PrivateKey.from_private_bytes(key).sign(hashlib.sha256(data).digest())
 
+    @staticmethod
+    def sender(data: bytes) -> int:
+        """Return the client that an envelope names, unchecked; raise `PayloadError` for one without a header."""
+        if len(data) < _HEADER.size:
+            raise PayloadError(f"an envelope of {len(data)} bytes is shorter than its header ({_HEADER.size})")
+        return int(_HEADER.unpack_from(data)[3])
+
     def open(self, data: bytes, keys: Mapping[int, bytes]) -> tuple[int, list[memoryview | None]]:
         """Return the client and its groups' bytes, None for a group that it did not send.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from narrowcast.algorithms.secure.envelope import EnrolledClients
+from narrowcast.algorithms.secure.envelope import EnrolledClients, EnvelopeFormat
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements, exchange
 from narrowcast.algorithms.secure.masking_client import MaskingClient
 from narrowcast.algorithms.secure.messages import ADVERTISED_BYTES, RECIPIENT_BYTES, Messages, sealed_bytes
@@ -38,8 +38,8 @@ def agree_on_keys(
 ) -> tuple[dict[int, MaskingClient], dict[int, bytes]]:
     """Play both steps for all participants; return the clients that shared their keys, and what they advertised.
 
-    Nobody is returned if too few clients answer. A client that advertised a message that the server refuses counts as
-    one that did not answer.
+    Nobody is returned if too few clients answer. A client whose message the server refuses counts as one that did not
+    answer.
     """
     agreements = KeyAgreements()
     clients = {
@@ -55,13 +55,15 @@ def agree_on_keys(
     if len(advertised) < rule.threshold:
         return {}, {}
     boxes: dict[int, dict[int, bytes]] = {client: {} for client in advertised}
-    for client in advertised:
-        if stop[client] > SHARES:
-            shared, at_risk = clients[client].share_keys(accepted, rule), len(rule.risky(client))
-            message = messages.shares(round_index, len(advertised) - 1, at_risk)
-            for peer, box in sealed_shares(enrolled.open(message, shared)[1], at_risk).items():
+    present = dict[int, bytes]()
+    for client, keys in advertised.items():
+        if stop[client] <= SHARES:
+            continue
+        shared = clients[client].share_keys(accepted, rule)
+        with suppress(PayloadError):
+            for peer, box in sealed_shares(messages, round_index, enrolled, rule, advertised, shared).items():
                 boxes[peer][client] = box
-    present = {client: advertised[client] for client in advertised if stop[client] > SHARES}
+            present[client] = keys
     if len(present) < rule.threshold:
         return {}, {}
     for client in present:
@@ -81,8 +83,24 @@ def checked_keys(messages: Messages, round_index: int, enrolled: EnrolledClients
     return keys
 
 
-def sealed_shares(body: bytes, at_risk: int) -> dict[int, bytes]:
-    """Return the sealed shares of one sender, by recipient."""
+def sealed_shares(
+    messages: Messages,
+    round_index: int,
+    enrolled: EnrolledClients,
+    rule: OpenableGroups,
+    advertised: Collection[int],
+    data: bytes,
+) -> dict[int, bytes]:
+    """Return the sealed shares in a client's message, by recipient.
+
+    Raise `PayloadError` for a message that a client did not sign, or that is not for each of the others once.
+    """
+    sender = EnvelopeFormat.sender(data)
+    at_risk = len(rule.risky(sender)) if sender in advertised else 0
+    _, body = enrolled.open(messages.shares(round_index, len(advertised) - 1, at_risk), data)
     size = sealed_bytes(at_risk)
     parts = [body[at : at + size] for at in range(0, len(body), size)]
-    return {int.from_bytes(part[:RECIPIENT_BYTES], "little"): part[RECIPIENT_BYTES:] for part in parts}
+    boxes = {int.from_bytes(part[:RECIPIENT_BYTES], "little"): part[RECIPIENT_BYTES:] for part in parts}
+    if boxes.keys() != set(advertised) - {sender}:
+        raise PayloadError(f"the shares of client {sender} are not for each of the others once")
+    return boxes
