@@ -1,8 +1,8 @@
-"""The part of MLflow outside its documented interface that narrowcast uses: the monitor of this machine's load.
+"""Parts of MLflow outside its documented interface: the monitor of this machine's load, and the tables of a new store.
 
-The documented way, `mlflow.enable_system_metrics_logging`, works on the one active run of a process, and ends for good
-at the first call that the store does not answer. `CHECKED_VERSION` is the latest version that this was checked against;
-a test fails where a later one is installed.
+The documented monitor, `mlflow.enable_system_metrics_logging`, works on the one active run of a process, and ends for
+good at the first call that the store does not answer. `CHECKED_VERSION` is the latest version that this was checked
+against; a test fails where a later one is installed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,17 @@ import threading
 from typing import Any
 
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from sqlalchemy import Engine
 
 CHECKED_VERSION = "3.17.2"
 logger = logging.getLogger(__name__)
+
+
+def create_tables(engine: Engine) -> None:
+    """Create the tables of a tracking store in an empty database."""
+    from mlflow.store.db.utils import _initialize_tables  # takes a while, and a store that is there has them
+
+    _initialize_tables(engine)
 
 
 class SystemMonitor:

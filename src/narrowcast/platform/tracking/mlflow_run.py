@@ -49,6 +49,7 @@ from narrowcast.platform.host_time import host_time
 from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
+from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
 from narrowcast.platform.tracking.store_address import Tracking
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def check_store(uri: str) -> None:
             Version(answer.text)  # other servers do not answer with a version
         elif re.split(r"[+:]", uri)[0] in _DATABASES:
             if uri.startswith("sqlite:///"):
-                Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+                make_sqlite_file(uri)
             engine = create_engine(uri)
             engine.connect().close()  # if this fails, MLflow would retry for two minutes
             engine.dispose()

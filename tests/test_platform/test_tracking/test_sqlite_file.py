@@ -1,0 +1,46 @@
+"""A tracking store's SQLite file is made whole, whatever ends the process that makes it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from narrowcast.platform.tracking import sqlite_file
+from narrowcast.platform.tracking.mlflow_run import check_store
+
+# MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+
+def _die_while_making(uri: str) -> None:
+    """Leave some tables, as a process does that is killed between two migrations."""
+
+    def some_tables(path: Path) -> None:
+        with sqlite3.connect(path) as database:
+            database.execute("CREATE TABLE issues (id INTEGER)")
+        os._exit(9)
+
+    sqlite_file._with_tables = some_tables
+    sqlite_file.make_sqlite_file(uri)
+
+
+def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "mlflow.db"
+    killed = multiprocessing.get_context("fork").Process(target=_die_while_making, args=(f"sqlite:///{path}",))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == 9
+    assert [each.name for each in path.parent.iterdir()] == ["mlflow.db.part"]
+    check_store(f"sqlite:///{path}")
+    assert [each.name for each in path.parent.iterdir()] == ["mlflow.db"]
+
+
+def test_a_store_in_place_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_bytes(b"a database")
+    sqlite_file.make_sqlite_file(f"sqlite:///{path}")
+    assert path.read_bytes() == b"a database"
