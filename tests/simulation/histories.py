@@ -1,7 +1,10 @@
 """A history: one small run, begun and resumed through accidents drawn from a seed until it has ended.
 
 It plays the real run: preparation, rounds, journal, checkpoints, MLflow client, the Ray backend's driver, hosts and
-failure policy. Disk, clocks, store and Ray are simulated. `python histories.py SEED` prints a history.
+failure policy. Disk, clocks, store and Ray are simulated.
+
+    python tests/simulation/histories.py SEED          # the log of one history
+    python tests/simulation/histories.py FIRST LAST    # the table of many
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ import ast
 import io
 import json
 import logging
+import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -295,6 +301,47 @@ def _results(row: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in row.items() if not name.endswith(("wall_seconds", "logged_at_ms"))}
 
 
+_ACCIDENTS = {
+    "power cut": "PowerCut ",
+    "SIGKILL": "Killed ",
+    "disk full": "disk full",
+    "sync fails": "sync fails",
+    "SIGINT": "stopped by a signal",
+    "the wall clock jumps an hour": "the wall clock",
+    "MLflow down": "store: down",
+    "MLflow applies, answers with an error": "store: applied",
+    "client host dies or hangs": ("ray: host", "ray: hang", "ray: object"),
+    "node dies": "ray: node",
+    "driver dies": "ray: the driver",
+}
+
+
+def print_table(histories: Sequence[History]) -> None:
+    """Print what happened how often, and how the histories came out that it happened in."""
+    print("| accident | accidents | histories | same model | processes, median | most |")
+    print("|---|---|---|---|---|---|")
+    for name, starts in {**_ACCIDENTS, "all": ""}.items():
+        counts = [
+            sum(event.startswith(starts) for event in each.log if "after the end" not in event) for each in histories
+        ]
+        mine = [each for each, count in zip(histories, counts, strict=True) if count]
+        if mine:
+            numbers = [each.processes for each in mine]
+            same = sum(not each.broken for each in mine)
+            print(f"| {name} | {sum(counts)} | {len(mine)} | {same} | {median(numbers):.0f} | {max(numbers)} |")
+
+
+def main() -> None:
+    """Print the history of a seed, or the table of the seeds FIRST to LAST."""
+    seeds = [int(word) for word in sys.argv[1:]]
+    if len(seeds) == 1:
+        print(play(seeds[0]))
+        return
+    began, histories = time.perf_counter(), [play(seed) for seed in range(seeds[0], seeds[1] + 1)]
+    print(*(each for each in histories if each.broken), sep="\n\n")
+    print_table(histories)
+    print(f"{len(histories)} histories, {time.perf_counter() - began:.0f} s, load {os.getloadavg()[0]:.1f}")
+
+
 if __name__ == "__main__":
-    for number in sys.argv[1:]:
-        print(play(int(number)))
+    main()
