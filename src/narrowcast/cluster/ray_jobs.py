@@ -67,7 +67,7 @@ class RayJobs:
 
     def all(self) -> list[RayJob]:
         """Return every attempt at every run, latest first."""
-        jobs = [_job(details) for details in self._client.list_jobs() if MARK in (details.metadata or {})]
+        jobs = [job_of(details) for details in self._client.list_jobs() if MARK in (details.metadata or {})]
         return sorted(jobs, key=lambda job: job.began or time.time(), reverse=True)
 
     def latest(self, name: str) -> RayJob | None:
@@ -97,7 +97,7 @@ class RayJobs:
         deadline = time.monotonic() + _LOST_SECONDS
         while True:
             try:
-                return _job(self._client.get_job_info(job.submission_id))
+                return job_of(self._client.get_job_info(job.submission_id))
             except (requests.RequestException, RuntimeError) as error:
                 if time.monotonic() > deadline:
                     raise RunFailed(
@@ -161,11 +161,13 @@ class RayJobs:
         self._client.delete_job(job.submission_id)
 
 
-def _job(details: JobDetails) -> RayJob:
+def job_of(details: JobDetails) -> RayJob:
+    """Return the attempt that a cluster describes; one whose number is none counts as the first."""
     metadata = details.metadata or {}
+    attempt = metadata.get("attempt", "1")
     return RayJob(
         name=metadata.get(MARK, str(details.submission_id)),
-        attempt=int(metadata.get("attempt", "1")),
+        attempt=int(attempt) if attempt.isdecimal() and len(attempt) < 10 else 1,
         status=str(details.status.value),
         message=_first_line(details.message or ""),
         began=details.start_time / 1000 if details.start_time else None,

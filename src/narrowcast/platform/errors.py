@@ -4,6 +4,11 @@
 class UserError(ValueError):
     """Invalid input: one line with the value received, the values allowed and the remedy (exit status 2)."""
 
+    def __str__(self) -> str:
+        """Return the line; characters of the input that a terminal would not print are replaced."""
+        text = super().__str__()
+        return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in text)
+
 
 class RunFailed(RuntimeError):  # noqa: N818 - reads as the sentence the user sees
     """A run with valid input that could not be completed (exit status 1)."""

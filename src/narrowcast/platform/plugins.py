@@ -19,6 +19,7 @@ from typing import Any
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.json_files import read_json
 
 GROUP = "narrowcast"
 """The group of entry points; a name is REGISTRY.KIND, such as algorithm.fedavgm."""
@@ -232,9 +233,13 @@ def changed(folder: Path) -> list[Path]:
     """Return the files that have changed since they were copied into this folder by `keep`; removed ones have not."""
     if not (folder / _ORIGINS).is_file():
         return []
-    origins = json.loads((folder / _ORIGINS).read_text())
-    files = {Path(each["from"]): each["sha256"] for each in origins.values()}
-    return [file for file, sha256 in files.items() if file.is_file() and _digest(file) != sha256]
+    remedy = "remove it, and the run resumes with its copies"
+    origins = read_json(folder / _ORIGINS, remedy)
+    try:
+        files = {Path(each["from"]): str(each["sha256"]) for each in origins.values()}
+        return [file for file, sha256 in files.items() if file.is_file() and _digest(file) != sha256]
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"{folder / _ORIGINS}: damaged ({error}); {remedy}") from error
 
 
 def check_same(values: Any, folder: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.json_files import read_json
 from narrowcast.platform.run import Run
 from narrowcast.reproduce.client_times import measure_times
 from narrowcast.reproduce.colr_components import measure_components
@@ -78,7 +79,7 @@ class ReproductionRun:
         path = self.folder / _RESULT
         if not path.is_file():
             return None
-        result: dict[str, Any] = json.loads(path.read_text())
+        result = read_json(path, f"remove {self.folder}, and the run is repeated")
         return result if result.get("rounds") == self.experiment.rounds else None
 
     def tidy(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from narrowcast.platform.redaction import has_hidden, hide_secrets
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
 from narrowcast.platform.tracking.targets import as_metrics
+from narrowcast.runs.result import read_result
 from narrowcast.runs.run_folder import RESULT
 
 _TIMEOUT_SECONDS = 3600.0
@@ -33,9 +33,9 @@ def send_missing(folder: Path, uri: str | None) -> int:
         sender = Sender(folder, uri, cursor, journal)
         path, status, tags, costs = folder / RESULT, cursor.status, {}, {}
         if path.is_file():
-            result = json.loads(path.read_text())
-            status, tags = "FINISHED", {"model_sha256": result["model_sha256"]}
-            costs = as_metrics(result.get("targets", []))
+            result = read_result(path)
+            status, tags = "FINISHED", {"model_sha256": result.model_sha256}
+            costs = as_metrics(each.model_dump() for each in result.targets)
         if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
             raise RunFailed(f"the store at {hide_secrets(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds

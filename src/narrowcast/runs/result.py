@@ -5,7 +5,6 @@ Reading executes no code: the tables are Parquet, the model is safetensors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.config import validate
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import relation
@@ -166,7 +167,10 @@ class Result:
         """Return the parameters of the trained global model by name."""
         path = self.folder / MODEL
         if path.is_file():
-            return read_tensors(path)[0]
+            try:
+                return read_tensors(path)[0]
+            except (SafetensorError, OSError, TypeError, ValueError) as error:
+                raise UserError(f"{path}: unreadable ({_first_line(error)}); run the experiment again") from error
         from narrowcast.platform.checkpoint import load_checkpoint  # runs of version 0.1 have no model.safetensors
         from narrowcast.runs.run_folder import checkpoint_place
 
@@ -267,7 +271,7 @@ def load_result(folder: Path) -> Result:
     for name in (RESULT, "rounds.parquet"):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: has no {name}, so it is no finished run; {_finish(folder)}")
-    file = _read_result(folder / RESULT)
+    file = read_result(folder / RESULT)
     history = _read_table(folder / "rounds.parquet", ("round", plots.UPLINK.column, plots.TIME.column))
     last = int(plots.column(history, "round").max(initial=0))
     if last != file.rounds:
@@ -291,21 +295,23 @@ def target_cost(target: Reached) -> str:
     return f"after {time}, {uplink} uplink, {target.rounds_to} rounds"
 
 
-def _read_result(path: Path) -> ResultFile:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: unreadable ({_first_line(error)}); {_finish(path.parent)}") from error
-    return validate(ResultFile, content, str(path))
+def read_result(path: Path) -> ResultFile:
+    """Read `result.json`; raise `UserError` if it is damaged."""
+    return validate(ResultFile, read_json(path, _finish(path.parent)), str(path))
 
 
 def _read_table(path: Path, needed: tuple[str, ...]) -> pa.Table:
     try:
         # Without partitioning=None a folder called lr=0.1 would become a column.
         table = pq.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
+        table.validate(full=True)
+        names = table.column_names
+        for column in table.columns:
+            if pa.types.is_integer(column.type):
+                column.cast(pa.float64())  # refuses numbers that figures and tables could not show
+    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
         raise UserError(f"{path}: unreadable ({_first_line(error)}); run the experiment again") from error
-    if missing := [name for name in needed if name not in table.column_names]:
+    if missing := [name for name in needed if name not in names]:
         raise UserError(f"{path}: has no column {', '.join(missing)}; run the experiment again")
     return table
 

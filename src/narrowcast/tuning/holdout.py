@@ -12,6 +12,7 @@ import numpy as np
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking.study_run import TrialRun
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import StudyFolder
@@ -91,7 +92,8 @@ class HoldoutQueue:
 
     def results(self) -> list[HoldoutEvaluation]:
         """Return the evaluations, the chosen trial's first."""
-        rows = iter([json.loads(path.read_text()) for path in self._paths])
+        again = "remove it, then give the same command, which repeats this evaluation"
+        rows = iter([read_json(path, again) for path in self._paths])
         return [HoldoutEvaluation(trial, list(self._seeds), [next(rows) for _ in self._seeds]) for trial in self._best]
 
     def tracked_runs(self, results: Sequence[HoldoutEvaluation]) -> list[TrialRun]:

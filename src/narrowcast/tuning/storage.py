@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -67,8 +68,10 @@ def _open_journal(path: Path) -> BaseStorage:
     backend = JournalFileBackend(str(path), lock_obj=lock)
     _drop_partial_line(path, lock)
     try:
-        return JournalStorage(backend)
-    except (ValueError, KeyError, TypeError) as error:
+        storage = JournalStorage(backend)
+        json.loads(path.read_bytes().splitlines()[-1] if path.stat().st_size else b"{}")  # the one that Optuna forgives
+        return storage
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is no journal of a study ({error}); remove it, or give another study.storage"
         ) from error

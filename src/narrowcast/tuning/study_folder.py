@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.platform.disk import disk
 from narrowcast.tuning.trial_record import TrialRecord
 
+logger = logging.getLogger(__name__)
 JOURNAL = "study.journal"
 
 
@@ -59,11 +61,19 @@ class StudyFolder:
         self.write_json(f"{folder}/result.json", result)
 
     def read_rounds(self, number: int) -> tuple[Mapping[str, Any], ...]:
-        """Return the evaluations of a trial; none if another machine's folder has them."""
+        """Return the evaluations of a trial; none if another machine's folder has them, or if they are damaged."""
+        path = self.path / _of_trial(number) / "rounds.jsonl"
         try:
-            return tuple(map(json.loads, (self.path / _of_trial(number) / "rounds.jsonl").read_text().splitlines()))
+            rows = tuple(map(json.loads, path.read_text().splitlines()))
+            if all(isinstance(row["round"], int) and isinstance(row["logged_at_ms"], int) for row in rows):
+                return rows
+            damage = "no rounds"
         except OSError:
             return ()
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            damage = str(error)
+        logger.warning("%s is damaged (%s); MLflow gets the trial without its rounds", path, damage)
+        return ()
 
     def write_table(self, trials: Sequence[TrialRecord], paths: Iterable[str]) -> Path:
         """Write `trials.csv`, with a column for each dimension's path and each metric; return its path."""

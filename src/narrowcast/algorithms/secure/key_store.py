@@ -8,6 +8,7 @@ behind a pipe or in an actor. It decides for the clients: what they refuse to re
 from __future__ import annotations
 
 import secrets
+import struct
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -68,11 +69,21 @@ class KeyStore:
         }
         if method not in methods:
             raise PayloadError(f"clients do not answer {method}")
+        if not isinstance(round_index, int) or not 0 <= round_index < 2**32:
+            raise PayloadError(f"the request is of round {round_index!r:.40}, which no message can name")
         try:
             return methods[method](round_index, arrays)
         except (PayloadError, UserError):
             raise
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            struct.error,
+        ) as error:
             # A request is read by these methods as it is needed. The type alone is said: nothing of a key leaves.
             raise PayloadError(f"clients cannot read this request to {method} ({type(error).__name__})") from error
 
