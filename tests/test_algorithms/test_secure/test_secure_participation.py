@@ -51,8 +51,12 @@ def test_the_largest_cohort_that_can_pay_for_its_keys_takes_part(budgets: list[i
     beside = messages.most_protocol_bits(n) if n else 0
     spared = update[participation.ranks] + beside - participation.uplink_bits
     safe = ~(participation.rule.rows & participation.rule.at_risk).any(axis=1)
+    needed = messages.scheme.survivors_needed(n) if n else 0
+    sealed = 8 * (4 + 33 * 3 + 16)
+    fewer = sealed * (np.arange(n) >= needed - 1)  # to itself, by a client that derives no shares
     seeds = 256 * (participation.rule.rows & ~participation.rule.at_risk).sum(axis=1)
-    assert np.array_equal(spared, seeds + safe * 8 * 33 * (n - 1)), "seeds and third shares that no risk calls for"
+    third = 8 * 33 * safe * (n - needed + (np.arange(n) < needed - 1))
+    assert np.array_equal(spared, seeds + third + fewer), "what no risk calls for"
     if policy == "channel":
         assert all(
             rank == 6 or update[rank + 1] + beside > bits

@@ -14,8 +14,9 @@ entries that both of them send, so that unequal ranks cost what they send. 4. a 
 seeds of their own, derived from the shared secret. Survivors reveal that secret of a client whose groups may all be
 opened; of any other client the seed of the groups that are not at risk, which is shared as a third secret, and the
 client itself reveals the seeds of its groups that may be opened. 5. what is signed in step 3 covers the groups of all
-clients. Primitives are those of `cryptography`: X25519, Ed25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter
-mode.
+clients. 6. the first t - 1 clients, where t are needed, are sent no shares: sender and recipient derive them from their
+agreed key, and the shares of the others follow from these and the secret. Primitives are those of `cryptography`:
+X25519, Ed25519, HKDF-SHA256, ChaCha20-Poly1305, and AES-256 in counter mode.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
-from narrowcast.algorithms.secure.masks import OwnSeeds, shared_seed
+from narrowcast.algorithms.secure.masks import OwnSeeds, expanded, shared_seed
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
-from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES, split
+from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SEED_BYTES, SHARE_BYTES, random_share, split
 from narrowcast.platform.types import BoolArray, PayloadError
 
 _ADDRESS = struct.Struct("<III")
@@ -76,7 +77,7 @@ class MaskingClient:
         return self.messages.advertised_keys(self.round_index).seal(self.client, [keys], self.signing_key)
 
     def share_keys(self, advertised: Sequence[bytes], rule: OpenableGroups) -> bytes:
-        """Return the message with the sealed shares of its secrets for every other client that advertised keys.
+        """Return the message with the sealed shares of its secrets, for all other clients that do not derive theirs.
 
         `advertised` are the messages of these clients, its own included, and `rule` is what the participants are told.
         Raise `PayloadError` for a message that its sender did not sign, for keys of low order, and for too few clients.
@@ -89,33 +90,59 @@ class MaskingClient:
             raise PayloadError(f"client {self.client} shares nothing: {len(self._peers)} clients advertised keys")
         if not self._peers.keys() <= rule.sent.keys():
             raise PayloadError(f"client {self.client} shares nothing: clients advertised keys that do not take part")
-        points = [place + 1 for place, peer in enumerate(rule.clients) if peer in self._peers]
+        points = {peer: place + 1 for place, peer in enumerate(rule.clients) if peer in self._peers}
         held = [self._mask_key.private_bytes_raw(), self._own_secret]
         held += [shared_seed(self._own_secret)] * bool(rule.risky(self.client))
-        shares = [b"".join(each) for each in zip(*(split(each, points, rule.threshold) for each in held), strict=True)]
+        derived = {peer: self._derived_shares(self.client, peer) for peer in self._deriving()}
+        shares = [
+            split(secret, list(points.values()), {points[peer]: each[place] for peer, each in derived.items()})
+            for place, secret in enumerate(held)
+        ]
         sealed = []
-        for peer, data in zip(self._peers, shares, strict=True):
+        for peer, point in points.items():
+            data = b"".join(each[point] for each in shares)
             if peer == self.client:
                 self._shares[peer] = data
-            else:
+            elif peer not in derived:
                 box = self._cipher(peer, peer).encrypt(_NONCE, data, self._label(self.client, peer))
                 sealed.append(peer.to_bytes(4, "little") + box)
         message = self.messages.shares(self.round_index, len(sealed), len(rule.risky(self.client)))
         return message.seal(self.client, [b"".join(sealed)], self.signing_key)
 
-    def receive_shares(self, sealed: Mapping[int, bytes]) -> None:
-        """Keep the shares of the others; raise `PayloadError` for one that was changed or is for another client.
+    def receive_shares(self, shared: Collection[int], sealed: Mapping[int, bytes]) -> None:
+        """Keep the shares of the clients that shared theirs: those that came sealed, and those that both ends derive.
 
-        Peers that sent none have dropped out: they share no masks.
+        Raise `PayloadError` for one that was changed or is for another client. The peers that did not share have
+        dropped out: they share no masks.
         """
-        for peer, data in sealed.items():
+        derives = self.client in self._deriving()
+        for peer in sorted(set(shared) - {self.client}):
             try:
-                cipher = self._cipher(peer, self.client)
-                self._shares[peer] = cipher.decrypt(_NONCE, data, self._label(peer, self.client))
+                if derives:
+                    self._shares[peer] = b"".join(self._derived_shares(peer, self.client))
+                else:
+                    cipher = self._cipher(peer, self.client)
+                    self._shares[peer] = cipher.decrypt(_NONCE, sealed[peer], self._label(peer, self.client))
             except (InvalidTag, KeyError):
                 raise PayloadError(f"the shares of client {peer} for client {self.client} do not open") from None
             if len(self._shares[peer]) != SHARE_BYTES * (3 if self._told.risky(peer) else 2):
                 raise PayloadError(f"client {peer} shares another number of secrets than its groups need")
+
+    def _deriving(self) -> list[int]:
+        """Return the clients that derive their shares from the keys of pairs: one less than needed."""
+        return [peer for peer in self._told.clients if peer in self._peers][: self._told.threshold - 1]
+
+    def _derived_shares(self, sender: int, recipient: int) -> list[bytes]:
+        """Return the recipient's shares of the sender's secrets, which both derive; the sender's own are random."""
+        size = SEED_BYTES * (3 if self._told.risky(sender) else 2)
+        if sender == recipient:
+            stream = secrets.token_bytes(size)
+        else:
+            peer = recipient if self.client == sender else sender
+            key, numbers = self._peers[peer][32:64], (self.round_index, sender)
+            seed = self.agreements.key(self._seal_key, self._seal_public, key, b"derived shares", *numbers)
+            stream = expanded(seed, size)
+        return [random_share(stream[at : at + SEED_BYTES]) for at in range(0, size, SEED_BYTES)]
 
     def mask_seeds(self) -> tuple[bytes, dict[int, bytes]]:
         """Return the secret of the own masks, and the seed of the mask shared with each other client.

@@ -67,7 +67,7 @@ def agree_on_keys(
     if len(present) < rule.threshold:
         return {}, {}
     for client in present:
-        clients[client].receive_shares(boxes[client])
+        clients[client].receive_shares(present, boxes[client])
     return {client: clients[client] for client in present}, present
 
 
@@ -93,14 +93,16 @@ def sealed_shares(
 ) -> dict[int, bytes]:
     """Return the sealed shares in a client's message, by recipient.
 
-    Raise `PayloadError` for a message that a client did not sign, or that is not for each of the others once.
+    `advertised` are the clients that advertised keys, in the order of the participants. Raise `PayloadError` for a
+    message that a client did not sign, or that is not for each of its recipients once.
     """
     sender = EnvelopeFormat.sender(data)
     at_risk = len(rule.risky(sender)) if sender in advertised else 0
-    _, body = enrolled.open(messages.shares(round_index, len(advertised) - 1, at_risk), data)
-    size = sealed_bytes(at_risk)
+    recipients = set(list(advertised)[rule.threshold - 1 :]) - {sender}
+    _, body = enrolled.open(messages.shares(round_index, len(recipients), at_risk), data)
+    size = int(sealed_bytes(np.array(at_risk)))
     parts = [body[at : at + size] for at in range(0, len(body), size)]
     boxes = {int.from_bytes(part[:RECIPIENT_BYTES], "little"): part[RECIPIENT_BYTES:] for part in parts}
-    if boxes.keys() != set(advertised) - {sender}:
+    if boxes.keys() != recipients:
         raise PayloadError(f"the shares of client {sender} are not for each of the others once")
     return boxes

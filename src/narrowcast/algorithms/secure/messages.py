@@ -62,7 +62,7 @@ class Messages:
 
     def shares(self, round_index: int, recipients: int, at_risk: int) -> EnvelopeFormat:
         """The sealed shares of a client that sends `at_risk` groups at risk, each after its recipient."""
-        return self._format(round_index, "shares", recipients * sealed_bytes(at_risk))
+        return self._format(round_index, "shares", recipients * int(sealed_bytes(np.array(at_risk))))
 
     def survivors_seen(self, round_index: int, told: bytes) -> EnvelopeFormat:
         """The list of survivors as a client was sent it, under its signature; `told` is a hash of what it was told."""
@@ -113,22 +113,36 @@ class Messages:
 
         The seeds of groups at risk are counted by `most_bits_at_rank`.
         """
-        (most,) = replace(self, cohort=cohort).protocol_bits(np.array([self._may_be_at_risk]), seeds=np.zeros(1, int))
-        return int(most)
+        if not isinstance(self.scheme, Masked):
+            return 0
+        messages = replace(self, cohort=cohort)
+        recipients = max(0, cohort - self.scheme.survivors_needed(cohort)) + 1
+        return 8 * (messages._same_bytes + recipients * int(sealed_bytes(np.array(int(self._may_be_at_risk)))))
 
-    def protocol_bits(self, at_risk: IntArray | BoolArray, seeds: IntArray | None = None) -> IntArray:
-        """Return the uplink bits of keys and shares of clients that send so many groups at risk, [C].
-
-        `seeds` [C] are the seeds that each reveals of its own masks: by default, one for each group at risk.
-        """
+    def protocol_bits(self, at_risk: IntArray) -> IntArray:
+        """Return the uplink bits of keys and shares of a round's clients, which send so many groups at risk, [C]."""
         if not isinstance(self.scheme, Masked):
             return np.zeros(len(at_risk), dtype=np.int64)
-        sent = [self.advertised_keys(0), self.shares(0, self.cohort - 1, 0), self.unmasking_shares(0, 0)]
+        sealed = self._recipients * sealed_bytes(at_risk)
+        return np.asarray(8 * (self._same_bytes + sealed + at_risk * SECRET_BYTES))
+
+    @property
+    def _same_bytes(self) -> int:
+        """The bytes of keys and shares that do not depend on the client."""
+        sent = [self.advertised_keys(0), self.shares(0, 0, 0), self.unmasking_shares(0, 0)]
         if self.active:
             sent.append(self.survivors_seen(0, b""))
-        third_shares = (self.cohort - 1) * SHARE_BYTES * (at_risk > 0)
-        own_seeds = SECRET_BYTES * (at_risk if seeds is None else seeds)
-        return np.asarray(8 * (sum(each.size_bytes(_ONE_GROUP) for each in sent) + third_shares + own_seeds))
+        return sum(each.size_bytes(_ONE_GROUP) for each in sent)
+
+    @property
+    def _deriving(self) -> BoolArray:
+        """The clients of the cohort whose shares are derived and not sent, [C]: the first ones."""
+        return np.arange(self.cohort) < self.scheme.survivors_needed(self.cohort) - 1
+
+    @property
+    def _recipients(self) -> IntArray:
+        """The number of clients that each client of the cohort sends shares to, [C]."""
+        return np.asarray((~self._deriving).sum() - ~self._deriving)
 
     @property
     def _may_be_at_risk(self) -> bool:
@@ -152,8 +166,9 @@ class Messages:
             if self.active:
                 signatures = self.scheme.survivors_needed(self.cohort)
                 same += signatures * self.survivors_seen(0, b"").size_bytes(_ONE_GROUP)
-            of_each = sealed_bytes(0) + SHARE_BYTES * (at_risk > 0)
-            return 8 * (same + self.shares(0, 0, 0).size_bytes(_ONE_GROUP) + of_each.sum() - of_each), 0
+            same += self.shares(0, 0, 0).size_bytes(_ONE_GROUP) + self._list_bytes  # the clients that shared keys
+            of_each = sealed_bytes(at_risk)
+            return np.asarray(8 * (same + (of_each.sum() - of_each) * ~self._deriving)), 0
         if isinstance(self.scheme, CKKS):
             every_group = np.ones(len(self.layout.groups), dtype=bool)
             return np.full(len(at_risk), 8 * RUN_BYTES), 8 * self.update(0, PublicKey()).size_bytes(every_group)
@@ -174,9 +189,9 @@ class Messages:
         return hasher.digest()[:CONTEXT_BYTES]
 
 
-def sealed_bytes(at_risk: int) -> int:
-    """Return the length of a client's sealed shares for one recipient: of two secrets, of three if groups are at risk.
+def sealed_bytes(at_risk: IntArray) -> IntArray:
+    """Return the length of clients' sealed shares for one recipient: of two secrets, of three if groups are at risk.
 
     See `masking_client`.
     """
-    return RECIPIENT_BYTES + (3 if at_risk else 2) * SHARE_BYTES + TAG_BYTES
+    return np.asarray(RECIPIENT_BYTES + np.where(at_risk, 3, 2) * SHARE_BYTES + TAG_BYTES)

@@ -7,7 +7,6 @@ than integers modulo a prime.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -15,20 +14,54 @@ PRIME = 2**257 - 93
 """The largest prime below 2^257: every 32-byte secret is a field element, and a share has 33 bytes."""
 
 SECRET_BYTES, SHARE_BYTES = 32, 33
+SEED_BYTES = 48
+"""Uniform bytes that a share is drawn from."""
 
 
-def split(secret: bytes, points: Sequence[int], threshold: int) -> list[bytes]:
-    """Return a share for each of the points 1, 2, ...: any `threshold` give the secret, fewer reveal nothing of it."""
-    if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(set(points)) or min(points) < 1:
-        raise ValueError(f"{threshold} of {len(points)} shares of a secret of {len(secret)} bytes cannot be made")
-    coefficients = [*(secrets.randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret, "big")]
-    shares = []
-    for point in points:
-        value = 0
-        for coefficient in coefficients:
-            value = (value * point + coefficient) % PRIME
-        shares.append(value.to_bytes(SHARE_BYTES, "big"))
+def random_share(seed: bytes) -> bytes:
+    """Return the share that `SEED_BYTES` uniform bytes stand for; its distribution is within 2^-127 of uniform."""
+    return (int.from_bytes(seed, "big") % PRIME).to_bytes(SHARE_BYTES, "big")
+
+
+def split(secret: bytes, points: Sequence[int], chosen: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Return a share for each of the points 1, 2, ...: any len(chosen) + 1 give the secret, fewer reveal nothing of it.
+
+    The shares of the first points are `chosen`, uniform and known to their recipients beforehand, so that only the
+    others have to be sent.
+    """
+    known, others = (0, *chosen), tuple(point for point in points if point not in chosen)
+    if len(secret) != SECRET_BYTES or len(known) > len(points) or min(points) < 1:
+        raise ValueError(f"{len(known)} of {len(points)} shares of a secret of {len(secret)} bytes cannot be made")
+    values = [int.from_bytes(each, "big") for each in (secret, *chosen.values())]
+    shares = dict(chosen)
+    for point, weights in zip(others, _interpolation(known, others), strict=True):
+        value = sum(weight * each for weight, each in zip(weights, values, strict=True)) % PRIME
+        shares[point] = value.to_bytes(SHARE_BYTES, "big")
     return shares
+
+
+@lru_cache(maxsize=16)
+def _interpolation(known: tuple[int, ...], others: tuple[int, ...]) -> list[list[int]]:
+    """Return the weights of the values at the `known` points in the value at each of the others."""
+    inverses = {each: pow(each, -1, PRIME) for each in range(1, max((*known, *others)) + 1)}
+
+    def inverse(difference: int) -> int:
+        return inverses[difference] if difference > 0 else PRIME - inverses[-difference]
+
+    at_known = []
+    for point in known:
+        weight = 1
+        for other in known:
+            weight = weight * inverse(point - other) % PRIME if other != point else weight
+        at_known.append(weight)
+    rows = []
+    for target in others:
+        whole = 1
+        for point in known:
+            whole = whole * (target - point) % PRIME
+        pairs = zip(known, at_known, strict=True)
+        rows.append([whole * weight * inverse(target - point) % PRIME for point, weight in pairs])
+    return rows
 
 
 @lru_cache(maxsize=16)
