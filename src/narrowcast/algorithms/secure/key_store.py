@@ -34,6 +34,8 @@ from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, PayloadError
 
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
+
 
 class KeyStore:
     """The clients' keys of one run: made when it starts and never written to disk, or made offline.
@@ -69,21 +71,11 @@ class KeyStore:
         }
         if method not in methods:
             raise PayloadError(f"clients do not answer {method}")
-        if not isinstance(round_index, int) or not 0 <= round_index < 2**32:
-            raise PayloadError(f"the request is of round {round_index!r:.40}, which no message can name")
         try:
             return methods[method](round_index, arrays)
         except (PayloadError, UserError):
             raise
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            struct.error,
-        ) as error:
+        except _UNREADABLE as error:
             # A request is read by these methods as it is needed. The type alone is said: nothing of a key leaves.
             raise PayloadError(f"clients cannot read this request to {method} ({type(error).__name__})") from error
 
