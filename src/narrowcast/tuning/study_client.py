@@ -80,7 +80,7 @@ class StudyClient:
         self._owner = _process_identity()
         self._running: dict[int, Trial] = {}
         self._curves: dict[int, LearningCurve] = {}
-        self._last_heartbeat = 0.0
+        self._clock, self._last_heartbeat = clock, -math.inf
         self._leases = Leases(settings.stale_seconds, clock)
         self.n_trials = settings.n_trials(space)
         self._one_objective: OneObjectivePruning | None = None
@@ -184,9 +184,10 @@ class StudyClient:
 
     def heartbeat(self) -> None:
         """Record that this process is alive, unless it did so in the last seconds."""
-        if time.monotonic() - self._last_heartbeat > _HEARTBEAT_SECONDS:
+        now = self._clock()
+        if now - self._last_heartbeat > _HEARTBEAT_SECONDS:
             self.study.set_user_attr(_HEARTBEAT + self._owner, time.time())  # read for its changes alone
-            self._last_heartbeat = time.monotonic()
+            self._last_heartbeat = now
 
     def take_over_lost(self) -> list[int]:
         """End and queue again the trials of dead processes; return their numbers."""
