@@ -65,7 +65,7 @@ def conditions(experiment: str, seed: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def measure_accuracy(path: Path, experiments: list[str], seeds: int, rounds: int | None) -> None:
+def measure_accuracy(path: Path, experiments: list[str], seeds: int, rounds: int | None, only: list[str]) -> None:
     """Write the last metrics and the bits of each run."""
     done = {(row["experiment"], row["condition"], row["seed"]) for row in read(path)}
     for experiment, seed in product(experiments, range(seeds)):
@@ -75,7 +75,7 @@ def measure_accuracy(path: Path, experiments: list[str], seeds: int, rounds: int
         if rounds is not None:
             common["rounds"] = rounds
         for condition, overrides in conditions(experiment, seed).items():
-            if (experiment, condition, str(seed)) in done:
+            if (experiment, condition, str(seed)) in done or condition not in only:
                 continue
             result = run(experiment, {**common, **overrides})
             row: dict[str, Any] = {"experiment": experiment, "condition": condition, "seed": seed}
@@ -146,11 +146,12 @@ def main() -> None:
     parser.add_argument("--experiments", nargs="+", default=list(EXPERIMENTS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--conditions", nargs="+", default=["one seed", "private", "now", "shared"])
     arguments = parser.parse_args()
     if arguments.what == "bits":
         measure_bits(arguments.file, arguments.rounds or 60)
     elif arguments.what == "accuracy":
-        measure_accuracy(arguments.file, arguments.experiments, arguments.seeds, arguments.rounds)
+        measure_accuracy(arguments.file, arguments.experiments, arguments.seeds, arguments.rounds, arguments.conditions)
     else:
         summarise(arguments.file)
 
