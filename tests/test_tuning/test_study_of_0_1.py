@@ -51,5 +51,6 @@ def test_a_study_of_version_0_1_continues(tmp_path: Path) -> None:
     assert float(rows[0]["validation.loss"]) == 2.263613806830512
     assert (rows[3]["retry_of"], rows[3]["training.learning_rate"]) == ("2", rows[2]["training.learning_rate"])
     assert len(result(folder)["holdout"][0]["runs"]) == 2
+    assert "\nclient_seed: 0\n" in (folder / "best.yaml").read_text()  # its clients draw from the seed, as they did
     assert len(list((folder / "holdout").iterdir())) == 2
     assert not (folder / "retest").exists()

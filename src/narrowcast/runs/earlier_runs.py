@@ -10,6 +10,9 @@ from narrowcast.platform.config import read_yaml
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
 
+NEW_FIELDS = frozenset({"client_seed", "training.shared_negatives"})
+"""Dotted paths of the fields that runs and studies of those versions do not have."""
+
 
 def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
     """Return the experiment of a run's folder, with overrides; `of_one_seed` if an earlier version wrote it."""

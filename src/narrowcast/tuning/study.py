@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.study_run import StudyStore
+from narrowcast.runs.earlier_runs import NEW_FIELDS
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.run_folder import make_writable
 from narrowcast.tuning.holdout import HoldoutEvaluation, HoldoutQueue
@@ -72,7 +73,9 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     check_store(uri)
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
-    client = StudyClient(file.name, opened, file.settings, file.space, file.digest())
+    former = "" if file.build({}).client_seed is not None else file.digest(without=NEW_FIELDS)
+    client = StudyClient(file.name, opened, file.settings, file.space, file.digest(), former)
+    file = replace(file, one_seed=client.of_earlier_version)
     make_folders(folder.path)
     folder.write_yaml("study.yaml", file.plain())
     return PreparedStudy(file, client, shared, folder, uri, storage)

@@ -55,9 +55,13 @@ class StudyClient:
         settings: StudySettings,
         space: Space,
         digest: str,
+        former: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the study or join it; raise `UserError` if it was created with another `digest`."""
+        """Create the study or join it; raise `UserError` if it was created with another `digest`.
+
+        `former` is the digest that an earlier version gave the same study, which keeps it.
+        """
         self._storage, self._settings, self._space = storage, settings, space
         directions = list(settings.objectives.values())
         pruner, several = settings.pruner.make(), len(directions) > 1
@@ -70,12 +74,14 @@ class StudyClient:
         except DuplicatedStudyError:
             self.study = optuna.load_study(study_name=name, **options)
             self.created = False
-        if self.study.user_attrs.get(_DIGEST, digest) != digest:
+        created_with = self.study.user_attrs.get(_DIGEST, digest)
+        self.of_earlier_version = created_with == former
+        if created_with not in (digest, former):
             raise UserError(
                 f"the study {name} was begun with another experiment, space or objectives; "
                 "give this one another name (name: or --name), or continue that one"
             )
-        self.study.set_user_attr(_DIGEST, digest)
+        self.study.set_user_attr(_DIGEST, created_with)
         self._study_id = storage.get_study_id_from_name(name)
         self._owner = _process_identity()
         self._running: dict[int, Trial] = {}

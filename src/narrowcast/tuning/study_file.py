@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,6 +22,7 @@ from narrowcast.platform.evaluation import measure
 from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.state import start
 from narrowcast.runs import packaged
+from narrowcast.runs.earlier_runs import of_one_seed
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.study_settings import StudySettings
 from narrowcast.tuning.trial_runner import SharedData
@@ -56,13 +57,16 @@ class StudyFile:
     space: Space
     values: dict[str, Any]
     origin: str
+    one_seed: bool = False
+    """True for a study that a version began whose server and clients drew from one seed."""
 
     def experiment_with(self, params: Mapping[str, Any], **more: Any) -> Experiment:
         """Return the experiment with a trial's parameters, as `narrowcast run` takes it."""
         chosen = deepcopy(self.experiment)
         for path, value in self.space.values(params).items():
             set_value(chosen, path, deepcopy(value))
-        return build_experiment({**chosen, **more}, self.origin)
+        experiment = build_experiment({**chosen, **more}, self.origin)
+        return of_one_seed(experiment) if self.one_seed else experiment
 
     def build(self, params: Mapping[str, Any], seed: int = 0) -> Experiment:
         """Return the same for a worker, with a seed so many above the file's."""
@@ -75,11 +79,12 @@ class StudyFile:
         """Return the file's values without passwords."""
         return redact_values(self.values)
 
-    def digest(self) -> str:
-        """Return the sha256 of what all processes of a study must agree on."""
+    def digest(self, without: Container[str] = ()) -> str:
+        """Return the sha256 of what all processes of a study must agree on; `without` some fields of the experiment."""
         base = self.build({})
+        identity = {path: value for path, value in base.identity().items() if path not in without}
         whole = {
-            "experiment": base.identity() | {"rounds": base.rounds},
+            "experiment": identity | {"rounds": base.rounds},
             "space": {path: each.model_dump(mode="json") for path, each in self.space.dimensions.items()},
             "study": self.settings.model_dump(mode="json", include=set(_AGREED)),
         }
