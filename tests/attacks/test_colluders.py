@@ -6,7 +6,6 @@ import contextlib
 
 import numpy as np
 import pytest
-from test_thin_groups import LOSING
 
 from lossy_links import LOSING
 from masking_play import Play

@@ -74,7 +74,7 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
     former = "" if file.build({}).client_seed is not None else file.digest(without=NEW_FIELDS)
-    client = StudyClient(file.name, opened, file.settings, file.space, file.digest(), former)
+    client = StudyClient(file.name, opened, file.settings, file.space, file.digest(), former=former)
     file = replace(file, one_seed=client.of_earlier_version)
     make_folders(folder.path)
     folder.write_yaml("study.yaml", file.plain())

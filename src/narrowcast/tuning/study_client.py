@@ -55,8 +55,9 @@ class StudyClient:
         settings: StudySettings,
         space: Space,
         digest: str,
-        former: str = "",
         clock: Callable[[], float] = time.monotonic,
+        *,
+        former: str = "",
     ) -> None:
         """Create the study or join it; raise `UserError` if it was created with another `digest`.
 
