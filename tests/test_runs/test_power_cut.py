@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from narrowcast.platform.disk import Disk, using
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.host_time import SystemTime, time_of
+from narrowcast.platform.state import RunState
+from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.journal_lines import read_lines
+from narrowcast.platform.tracking.mlflow_run import send_rounds
 from narrowcast.runs import session
 from narrowcast.runs.prepare import PreparedRun, prepare_resume
 from narrowcast.runs.recorder import recorded
@@ -98,6 +106,14 @@ def prepared_from(state: CrashState, output: Path) -> PreparedRun | None:
     return prepare_resume(folder, None)
 
 
+def played(prepared: PreparedRun) -> RunState:
+    """Run to the end but for the outputs; return the last state."""
+    with recorded(prepared, lambda _: None) as recorder:
+        for outcome in prepared.experiment.backend.run(prepared.run, prepared.state):
+            recorder.write(outcome)
+    return recorder.state
+
+
 def assert_it_resumes(run: Recorded, state: CrashState, output: Path) -> None:
     with using(QuickDisk()), time_of(SilentTime()):
         prepared = prepared_from(state, output)
@@ -105,10 +121,7 @@ def assert_it_resumes(run: Recorded, state: CrashState, output: Path) -> None:
             assert run.rounds_before(state.after) == 0
             return
         assert run.rounds_before(state.after) - prepared.state.round_index <= INTERVAL
-        with recorded(prepared, lambda _: None) as recorder:
-            for outcome in prepared.experiment.backend.run(prepared.run, prepared.state):
-                recorder.write(outcome)
-        assert model_sha256(prepared.experiment.algorithm, recorder.state) == run.model_sha256
+        assert model_sha256(prepared.experiment.algorithm, played(prepared)) == run.model_sha256
     assert _rows(Journal.open(output / NAME)) == run.rows
 
 
@@ -122,7 +135,7 @@ def test_a_run_resumes_from_a_cut_at_each_step_before_its_first_round(tmp_path: 
     first = next(place for place in range(len(run.operations)) if run.rounds_before(place))
     begun = Counter[bool]()
     for after in range(first + 1):
-        for rule in ("only what was synced", "names without data", "anything"):
+        for rule in ("names without data", "anything"):
             with using(QuickDisk()):
                 prepared = prepared_from(
                     crash_state(run.operations, run.output, after, rule), tmp_path / f"{after} {rule}"
@@ -149,3 +162,30 @@ def test_the_states_find_a_journal_that_is_not_synced(tmp_path: Path, run: Recor
     state = crash_state(unsynced, run.output, int(share * len(unsynced)), "only what was synced")
     with using(QuickDisk()), pytest.raises(UserError, match=r"ends at round 0, before the checkpoints in .*; start"):
         prepared_from(state, tmp_path / "runs")
+
+
+def test_what_mlflow_has_is_in_the_journal_and_what_the_cursor_counts_is_in_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a round that is sent again has its first time stamp, under which the store has it once; none is left out."""
+    disk, sent = RecordingDisk(), [(0, 0)]
+
+    def send(client: MlflowClient, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
+        before = len(disk.operations)
+        count = send_rounds(client, run_id, rows)
+        sent.append((before, rows[count - 1]["round"]))
+        return count
+
+    monkeypatch.setattr(mlflow_run, "send_rounds", send)
+    output = tmp_path / "runs"
+    output.mkdir()
+    with using(disk):
+        (prepared,) = session.prepare_runs("fedavg-digits", (*SETTINGS, "rounds=60"), output)
+        played(prepared)
+    assert len(sent) > 3
+    for after in range(0, len(disk.operations), 3):
+        stored = max(last for before, last in sent if before <= after)
+        files = dict(crash_state(disk.operations, output, after, "only what was synced").files)
+        assert len(read_lines(files.get(f"{NAME}/journal.jsonl") or b"").rows) >= stored
+        if cursor := files.get(f"{NAME}/tracking.json"):
+            assert json.loads(cursor)["sent_rounds"] <= stored

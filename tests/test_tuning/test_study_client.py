@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -195,6 +196,45 @@ def test_the_partial_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
     assert asked is not None
     assert run(again, asked) == "complete"
     assert len(client(tmp_path / "s", ONE).trials()) == 2
+
+
+def test_a_power_cut_loses_no_line_that_was_written_before_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced, fsync, symlink, locks = tmp_path / "s", [0], os.fsync, os.symlink, []
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.path.sameopenfile(descriptor, journal.fileno()):
+            synced.append(os.fstat(descriptor).st_size)
+
+    def lock(target: str, link: str) -> None:
+        locks.append(Path(target))
+        symlink(target, link)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "symlink", lock)
+    path.touch()
+    with path.open("rb") as journal:
+        monkeypatch.setattr(os, "fsync", sync)
+        one = client(Path("s"), {**ONE, "trials": 3})
+        for _ in range(2):
+            asked = one.ask()
+            assert asked is not None
+            run(one, asked)
+            assert synced[-1] == path.stat().st_size  # what Optuna has acknowledged is on the disk
+        monkeypatch.undo()
+    assert locks
+    assert all(each.is_absolute() for each in locks)  # a lock that dangles is never released after a crash
+    content = path.read_bytes()
+    certain = synced[-2]
+    states = [content[:size] for size in range(certain, len(content), 9)]
+    states += [content[:certain] + bytes(len(content) - certain), content[: certain + 5] + bytes(9) + content[-6:]]
+    for state in states:
+        path.write_bytes(state)
+        trials = client(path, {**ONE, "trials": 3}).trials()
+        assert trials[0].state == TrialState.COMPLETE
+        assert path.read_bytes().startswith(content[:certain])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
+from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.redaction import check_address, hide_secrets, redact
@@ -63,10 +63,13 @@ def _connect(storage: str) -> BaseStorage:
 
 
 def _open_journal(path: Path) -> BaseStorage:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Open a journal file. Optuna syncs each line before it returns, so that a power cut loses none of those."""
+    path = path.absolute()  # the lock is a symbolic link to this, and must not dangle: see `acquire`
+    make_folders(path.parent)
     lock = JournalFileSymlinkLock(str(path))
     backend = JournalFileBackend(str(path), lock_obj=lock)
-    _drop_partial_line(path, lock)
+    disk().sync(path.parent)
+    _drop_cut_line(path, lock)
     try:
         storage = JournalStorage(backend)
         json.loads(path.read_bytes().splitlines()[-1] if path.stat().st_size else b"{}")  # the one that Optuna forgives
@@ -77,16 +80,29 @@ def _open_journal(path: Path) -> BaseStorage:
         ) from error
 
 
-def _drop_partial_line(path: Path, lock: JournalFileSymlinkLock) -> None:
-    """Truncate the partial last line of a killed writer; Optuna cannot read a journal with one in the middle."""
-    if path.read_bytes()[-1:] in (b"", b"\n"):
+def _drop_cut_line(path: Path, lock: JournalFileSymlinkLock) -> None:
+    """Remove a last line that a killed writer or a power cut left; Optuna cannot read a journal with more after it."""
+    if _intact_bytes(path) == path.stat().st_size:
         return
     lock.acquire()
     try:
-        content = path.read_bytes()  # the holder of the lock has finished its line
-        os.truncate(path, content.rfind(b"\n") + 1)
+        intact = _intact_bytes(path)  # the holder of the lock has finished its line
+        if intact < path.stat().st_size:
+            logger.warning("%s: the last line was cut and is dropped", path)
+            disk().truncate(path, intact)
     finally:
         lock.release()
+
+
+def _intact_bytes(path: Path) -> int:
+    """Return the size of a journal without a last line that is incomplete or no JSON."""
+    content = path.read_bytes()
+    before = content.rfind(b"\n", 0, -1) + 1
+    try:
+        json.loads(content[before:])
+    except ValueError:
+        return before
+    return len(content) if content.endswith(b"\n") else before
 
 
 def _reason(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,10 @@ from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.key_files import FILE, make_key_files
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.protection import Protection
+from narrowcast.platform.disk import using
 from narrowcast.platform.errors import UserError
+from power_cuts import RULES, crash_state
+from recording_disk import RecordingDisk
 from secure_rounds import SMALL_CKKS, experiment, prepared, run_rounds
 
 # Half of the clients in each round.
@@ -164,3 +168,20 @@ def test_the_server_never_holds_keys_made_offline(folder: Path) -> None:
     ):
         assert secret not in memory
         assert secret.hex().encode() not in memory
+
+
+def test_a_power_cut_leaves_whole_keys_or_none(tmp_path: Path) -> None:
+    made, scheme, disk = tmp_path / "made", scheme_of("{kind: masked, bits: 16}"), RecordingDisk()
+    made.mkdir()
+    with using(disk):
+        path = make_key_files(made / "new" / "keys", scheme)
+    for after, rule in product(range(len(disk.operations) + 1), RULES):
+        left = tmp_path / f"{after} {rule}"
+        left.mkdir()
+        crash_state(disk.operations, made, after, rule).write(left)
+        folder = left / "new" / "keys"
+        if not (folder / FILE).exists():
+            assert after < len(disk.operations)
+            make_key_files(folder, scheme)
+        else:
+            assert (folder / FILE).read_bytes() == path.read_bytes()
