@@ -36,8 +36,6 @@ RUN = (
     *("run", NAME, f"rounds={ROUNDS}", f"checkpoint_every={CHECKPOINT_EVERY}", "evaluate_every=20"),
     *("training.epochs=10", "tracking.system_metrics=false", "checkpoint_seconds=600"),
 )
-# Ray's own agents look for its killed head for a minute before they go; all else goes at once.
-RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 RAY = pytest.param("ray", marks=pytest.mark.ray)
 Start = Callable[..., Command]
 
@@ -103,7 +101,7 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(
     command.wait_for_round(folder, killed_after)
     command.send(signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
-    assert command.survivors(60, besides=RAY_AGENTS) == []
+    assert command.survivors(20) == []
     assert not (folder / "result.json").exists()
     reached = Journal.open(folder).last_round
     saved = load_checkpoint(folder / "checkpoint")[0].round_index
@@ -114,7 +112,6 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(
     again = start("run", "--resume", NAME, "--output", tmp_path)
     assert again.wait() == 0, again.err
     assert again.survivors(30) == []
-    assert command.survivors(120) == []
     assert_same_results(folder, uninterrupted)
     assert json.loads((folder / "result.json").read_text())["backend"] == backend
 

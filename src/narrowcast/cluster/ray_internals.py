@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
+
+from narrowcast.cluster.ray_folder import ray_folder
 
 CHECKED_VERSION = "2.60.0"
 
@@ -38,22 +38,14 @@ def on_this_machine_only() -> Iterator[dict[str, Any]]:
     """
     from ray._private import ray_constants  # `submit` takes seconds less without Ray
 
-    with tempfile.TemporaryDirectory(prefix="nc-ray-", dir=_short_folder(), ignore_cleanup_errors=True) as private:
+    with ray_folder() as private:
         supported = ray_constants.ENABLE_RAY_CLUSTER
         ray_constants.ENABLE_RAY_CLUSTER = False
         try:
-            yield {"_node_ip_address": "127.0.0.1", "_temp_dir": str(Path(private) / "ray")}
+            yield {"_node_ip_address": "127.0.0.1", "_temp_dir": str(private / "ray")}
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = supported
 
-
-def _short_folder() -> str:
-    """Return the folder for temporary files, or /tmp where the path of a socket in it would be too long for Linux."""
-    found = tempfile.gettempdir()
-    return found if len(found) <= _LONGEST_TEMPORARY else "/tmp"
-
-
-_LONGEST_TEMPORARY = 20  # of the 107 bytes of a socket's path, Ray and we need some 80
 
 _HANDSHAKE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
