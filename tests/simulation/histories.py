@@ -14,6 +14,7 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -114,7 +115,7 @@ def _machine(host: SimulatedHost, failures: float) -> Iterator[_Machine]:
         root.mkdir()
         machine = _Machine(
             host,
-            SimulatedTime(host, failures / 4),
+            SimulatedTime(host, failures),
             SimulatedDisk(host, root, lambda: machine.time.now),
             SimulatedStore(host, failures),
             root / "output",
@@ -333,6 +334,7 @@ def print_table(histories: Sequence[History]) -> None:
 
 def main() -> None:
     """Print the history of a seed, or the table of the seeds FIRST to LAST."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the background job of a shell ignores
     seeds = [int(word) for word in sys.argv[1:]]
     if len(seeds) == 1:
         print(play(seeds[0]))
@@ -340,7 +342,8 @@ def main() -> None:
     began, histories = time.perf_counter(), [play(seed) for seed in range(seeds[0], seeds[1] + 1)]
     print(*(each for each in histories if each.broken), sep="\n\n")
     print_table(histories)
-    print(f"{len(histories)} histories, {time.perf_counter() - began:.0f} s, load {os.getloadavg()[0]:.1f}")
+    seconds, processor = time.perf_counter() - began, time.process_time()
+    print(f"{len(histories)} histories, {seconds:.0f} s, {processor:.0f} s of processor, load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
