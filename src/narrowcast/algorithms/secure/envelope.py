@@ -101,13 +101,13 @@ class EnrolledClients:
     """
 
     keys: Mapping[int, bytes]
-    _opened: dict[tuple[EnvelopeFormat, bytes], tuple[int, bytes]] = field(default_factory=dict, repr=False)
+    _opened: dict[bytes, tuple[EnvelopeFormat, int, bytes]] = field(default_factory=dict, repr=False)
 
     def open(self, message: EnvelopeFormat, data: bytes) -> tuple[int, bytes]:
         """Return the sender and the body of a message in one part; raise `PayloadError` as `EnvelopeFormat.open`."""
-        if (message, data) not in self._opened:
+        if (known := self._opened.get(data)) is None or known[0] != message:
             client, (body,) = message.open(data, self.keys)
             if body is None:
                 raise PayloadError(f"the envelope of client {client} is empty")
-            self._opened[(message, data)] = client, bytes(body)
-        return self._opened[(message, data)]
+            known = self._opened[data] = message, client, bytes(body)
+        return known[1], known[2]

@@ -50,6 +50,7 @@ class MaskRecovery:
         places = {client: place for place, client in enumerate(rule.clients)}
         used, own_seeds, private = list(revealed)[: rule.threshold], dict[int, OwnSeeds](), {}
         opened = left = rule.opened(survivors)
+        fully_opened = rule.fully_opened(opened)
         for client, keys in advertised.items():
             at = places[client] * SHARE_BYTES
             shares = {places[each] + 1: bytes(revealed[each][at : at + SHARE_BYTES]) for each in used}
@@ -61,7 +62,7 @@ class MaskRecovery:
                 private[client] = X25519PrivateKey.from_private_bytes(secret)
                 matches = private[client].public_key().public_bytes_raw() == keys[:32]
             else:
-                risky, whole = rule.risky(client), rule.all_opened(client, opened)
+                risky, whole = rule.risky(client), client in fully_opened
                 own = OwnSeeds.of(secret, risky) if whole else OwnSeeds(secret, {})
                 matches = hashlib.sha256(own.shared).digest() == keys[64:]
                 if not whole and client in revealed:

@@ -34,11 +34,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
-from narrowcast.algorithms.secure.masks import OwnSeeds, expanded, shared_seed
+from narrowcast.algorithms.secure.masks import OwnSeeds, shared_seed
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SEED_BYTES, SHARE_BYTES, random_share, split
-from narrowcast.platform.types import BoolArray, PayloadError
+from narrowcast.platform.types import PayloadError
 
 _ADDRESS = struct.Struct("<III")
 _NONCE = bytes(12)  # a key seals one message: it belongs to a pair, a direction and a round
@@ -139,9 +139,8 @@ class MaskingClient:
             stream = secrets.token_bytes(size)
         else:
             peer = recipient if self.client == sender else sender
-            key, numbers = self._peers[peer][32:64], (self.round_index, sender)
-            seed = self.agreements.key(self._seal_key, self._seal_public, key, b"derived shares", *numbers)
-            stream = expanded(seed, size)
+            ends, numbers = (self._seal_public, self._peers[peer][32:64]), (self.round_index, sender)
+            stream = self.agreements.key(self._seal_key, *ends, b"derived shares", *numbers, size=size)
         return [random_share(stream[at : at + SEED_BYTES]) for at in range(0, size, SEED_BYTES)]
 
     def mask_seeds(self) -> tuple[bytes, dict[int, bytes]]:
@@ -179,21 +178,19 @@ class MaskingClient:
         if self.messages.active:
             self._check_signatures(survivors, signed)
         opened, own = rule.opened(survivors), OwnSeeds.of(self._own_secret, rule.risky(self.client))
-        shares = [self._share_of(peer, survivors, opened) for peer in rule.clients]
+        whole = rule.fully_opened(opened)
+        shares = [self._share_of(peer, survivors, whole) for peer in rule.clients]
         seeds = [seed if opened[place] else _HIDDEN_SEED for place, seed in own.of_group.items()]
         message = self.messages.unmasking_shares(self.round_index, len(seeds))
         return message.seal(self.client, [b"".join([*shares, *seeds])], self.signing_key)
 
-    def _share_of(self, peer: int, survivors: Collection[int], opened: BoolArray) -> bytes:
+    def _share_of(self, peer: int, survivors: Collection[int], whole: Collection[int]) -> bytes:
         """Return the one share of a peer that this list of survivors lets the client reveal."""
         if peer not in self._shares:
             return _HIDDEN_SHARE
-        of_key, of_secret, *of_seed = (
-            self._shares[peer][at : at + SHARE_BYTES] for at in range(0, len(self._shares[peer]), SHARE_BYTES)
-        )
-        if peer not in survivors:
-            return of_key
-        return of_secret if self._told.all_opened(peer, opened) else of_seed[0]
+        kind = 0 if peer not in survivors else 1 if peer in whole else 2
+        start = kind * SHARE_BYTES
+        return self._shares[peer][start : start + SHARE_BYTES]
 
     def _accept(self, survivors: Collection[int]) -> None:
         listed = frozenset(survivors)

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from narrowcast.algorithms.secure.envelope import EnrolledClients, EnvelopeFormat
-from narrowcast.algorithms.secure.key_agreement import KeyAgreements, exchange
+from narrowcast.algorithms.secure.key_agreement import KeyAgreements, check_public_key
 from narrowcast.algorithms.secure.masking_client import MaskingClient
-from narrowcast.algorithms.secure.messages import ADVERTISED_BYTES, RECIPIENT_BYTES, Messages, sealed_bytes
+from narrowcast.algorithms.secure.messages import RECIPIENT_BYTES, Messages, sealed_bytes
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.types import IntArray, PayloadError
@@ -77,9 +76,8 @@ def checked_keys(messages: Messages, round_index: int, enrolled: EnrolledClients
     Raise `PayloadError` for a message that a client did not sign, and for keys of low order.
     """
     _, keys = enrolled.open(messages.advertised_keys(round_index), data)
-    probe = X25519PrivateKey.generate()
-    for start in range(0, ADVERTISED_BYTES - 32, 32):
-        exchange(probe, keys[start : start + 32])
+    check_public_key(keys[:32])
+    check_public_key(keys[32:64])
     return keys
 
 

@@ -20,11 +20,6 @@ from narrowcast.platform.types import BoolArray
 _COUNTER = CTR(bytes(16))  # a seed masks one client, or pair, in one round
 
 
-def expanded(seed: bytes, size: int) -> bytes:
-    """Return `size` pseudorandom bytes of a seed."""
-    return Cipher(AES(seed), _COUNTER).encryptor().update(bytes(size))
-
-
 def shared_seed(root: bytes) -> bytes:
     """Return the seed of a client's own mask of the groups that are not at risk."""
     return derive_key(root, b"own mask")
@@ -65,7 +60,7 @@ class MaskLayout:
         places, start = np.flatnonzero(groups).tolist(), 0
         kind = np.dtype(f"<u{self.bits // 8}")
         count = sum(self.sizes[place] for place in places)
-        stream = np.frombuffer(expanded(seed, count * kind.itemsize), dtype=kind)
+        stream = np.frombuffer(Cipher(AES(seed), _COUNTER).encryptor().update(bytes(count * kind.itemsize)), dtype=kind)
         for place in places:
             part = stream[start : start + self.sizes[place]]
             (np.subtract if negative else np.add)(totals[place], part, out=totals[place])

@@ -45,9 +45,10 @@ class OpenableGroups:
         """Return the places of the groups at risk that a client sends."""
         return self._risky[client]
 
-    def all_opened(self, client: int, opened: BoolArray) -> bool:
-        """Return whether every group that a client sent is among the `opened` [groups]."""
-        return not (self.sent[client] & ~opened).any()
+    def fully_opened(self, opened: BoolArray) -> set[int]:
+        """Return the clients that sent none but `opened` groups [groups]."""
+        hidden = np.asarray((self.rows & ~opened).any(axis=1)).tolist()
+        return {client for client, hides in zip(self.clients, hidden, strict=True) if not hides}
 
     @cached_property
     def _risky(self) -> dict[int, list[int]]:
