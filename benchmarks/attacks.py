@@ -2,9 +2,10 @@
 
 The guess names the most popular items among all other users, or the client with the most examples, or compares the
 factors with those of another client. Figures go to one column of `attacks.csv`, whose other columns stay: `before` was
-measured with the package of commit 5debc52, in which the public seed gave the negatives.
+measured with the package of commit 5debc52, in which the public seed gave the negatives. `bound` is what docs/secure.md
+publishes and the tests in tests/attacks require. `--table` prints the table of bounds for the documentation.
 
-    python benchmarks/attacks.py [--modes masked ...] [--cohorts 5 10 20 60] [--rounds 1 5 50] [--column after]
+    python benchmarks/attacks.py [--modes masked ...] [--cohorts 5 10 20 60] [--rounds 1 5 50] [--column after] [--table]
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ import csv
 import logging
 import os
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from narrowcast.runs.attack_cells import MODES, measure_cell
+from narrowcast.runs.attack_cells import MODES, READABLE, measure_cell
 
 CSV = Path(__file__).with_suffix(".csv")
 KEY = ("mode", "attack", "cohort", "rounds")
-COLUMNS = (*KEY, "cases", "chance", "before", "after", "bound")
+COLUMNS = (*KEY, "cases", "chance", "before", "after", "bound", "basis")
+COHORTS, ROUNDS = (5, 10, 20, 60), (1, 5, 50)
+MARGIN = {"positives": 0.06, "factors": 0.25, "single rows": 0.2}
+"""How far above a measured figure its bound is: more than the largest difference between four seeds."""
 
 
 def main() -> None:
     arguments = _arguments()
     logging.disable(logging.WARNING)  # rounds that are refused for too few clients are part of the experiment
     rows = _read(arguments.csv)
+    if arguments.table:
+        print("\n".join(table_of_bounds(rows.values())))
+        return
     for mode in arguments.modes:
         for cohort in arguments.cohorts:
             began = time.perf_counter()
@@ -37,26 +45,61 @@ def main() -> None:
                 row[arguments.column] = f"{result.found:.3f}"
                 print(*key, f"{result.found:.3f}", f"chance {result.chance:.3f}", f"cases {result.cases}", sep=" | ")
             print(f"{time.perf_counter() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
+    for row in rows.values():
+        row["bound"], row["basis"] = bound(row) if row["after"] else ("", "")
     with arguments.csv.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows.values())
 
 
+def bound(row: Mapping[str, str]) -> tuple[str, str]:
+    """Return the published bound of a cell and what it rests on; empty if its cases are too few to say anything."""
+    attack, found, chance, cases = row["attack"], float(row["after"]), float(row["chance"]), int(row["cases"])
+    if row["mode"] in READABLE:
+        return "1.00", "nothing is protected"
+    if attack == "thin groups":
+        return "0.00", "theory"
+    if cases < 10 and not attack.startswith("positives"):
+        return "", ""
+    if attack == "single rows by seed":  # the guesses do not depend on the truth: no better than the largest client
+        return f"{min(1.0, chance + 0.05):.2f}", "theory"
+    margin = next(value for name, value in MARGIN.items() if attack.startswith(name))
+    return f"{min(1.0, max(found, chance) + margin):.2f}", "measured"
+
+
+def table_of_bounds(rows: Iterable[dict[str, str]]) -> list[str]:
+    """Return the lines of the table of bounds: one for each mode and attack, with the bounds after each of ROUNDS."""
+    bounds = {tuple(row[name] for name in KEY): row["bound"].removeprefix("0") or "–" for row in rows}
+    lines = [
+        "| mode | attack | " + " | ".join(f"{cohort} clients" for cohort in COHORTS) + " |",
+        "|---|---|" + "--:|" * len(COHORTS),
+    ]
+    for mode, attack in dict.fromkeys(key[:2] for key in bounds):
+        cells = [
+            " / ".join(bounds.get((mode, attack, str(cohort), str(count)), "–") for count in ROUNDS)
+            for cohort in COHORTS
+        ]
+        if mode not in READABLE and any(cell != "– / – / –" for cell in cells):
+            lines.append(f"| `{mode}` | {attack} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def _read(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
     if not path.exists():
         return {}
     with path.open(newline="") as file:
-        return {tuple(row[name] for name in KEY): row for row in csv.DictReader(file)}
+        return {tuple(row[name] for name in KEY): row for row in csv.DictReader(file, restval="")}
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", nargs="+", default=list(MODES))
-    parser.add_argument("--cohorts", nargs="+", type=int, default=[5, 10, 20, 60])
-    parser.add_argument("--rounds", nargs="+", type=int, default=[1, 5, 50])
+    parser.add_argument("--cohorts", nargs="+", type=int, default=list(COHORTS))
+    parser.add_argument("--rounds", nargs="+", type=int, default=list(ROUNDS))
     parser.add_argument("--settings", nargs="+", default=[], help="overrides of the experiment, such as seed=1")
     parser.add_argument("--column", choices=("before", "after"), default="after")
+    parser.add_argument("--table", action="store_true", help="print the table of bounds and measure nothing")
     parser.add_argument("--csv", type=Path, default=CSV)
     return parser.parse_args()
 

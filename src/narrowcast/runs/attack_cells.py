@@ -18,14 +18,21 @@ MODES: dict[str, tuple[str, ...]] = {
     "none": (_FEDMF,),
     "none, rows: all": ("algorithm={kind: fedmf, rows: all, aggregation: weighted}",),
     "none, coded": ("algorithm={kind: fedmf, codec: [{kind: quantise, levels: 7}, entropy]}",),
+    "none, shared negatives": (
+        "algorithm={kind: fedmf, codec: [{kind: quantise, levels: 7}, entropy]}",
+        "training.shared_negatives=true",
+    ),
     "plain": (_FEDMF, "secure={kind: plain}"),
     "masked": (_FEDMF, "secure={kind: masked}"),
     "masked, unequal ranks": (
         "algorithm={kind: scolr, rank: 8, rank_policy: uniform}",
         "secure={kind: masked}",
     ),
+    "ckks, smallest_count": (_FEDMF, "secure={kind: ckks, bits: 16, smallest_count: 3}"),
 }
-"""The settings of each mode. `ckks` opens the same sums as `masked`, to the bit."""
+"""The settings of each mode. `ckks` alone opens the same sums as `masked`, to the bit."""
+READABLE = frozenset(mode for mode in MODES if mode.startswith(("none", "plain")))
+"""The modes in which the server reads each client's rows and values."""
 
 
 def cell_experiment(mode: str, cohort: int, rounds: int, *settings: str) -> Experiment:
@@ -40,8 +47,7 @@ def measure_cell(mode: str, cohort: int, rounds: Sequence[int], *settings: str) 
     Readable uploads are attacked where every client takes part in every round; sums where a round draws half of them.
     """
     experiment = cell_experiment(mode, cohort, max(rounds), *settings)
-    population = cohort if experiment.secure.kind in ("none", "plain") else 2 * cohort
-    data, popularity = some_users(population)
+    data, popularity = some_users(cohort if mode in READABLE else 2 * cohort)
     return attack_run(experiment, data, rounds, popularity)
 
 

@@ -49,23 +49,27 @@ class AttackResult:
 def attack_run(
     experiment: Experiment, data: Interactions, rounds: Sequence[int], popularity: FloatArray
 ) -> list[AttackResult]:
-    """Run an experiment and apply the attacks that its transcript allows after each of these numbers of rounds.
+    """Run an experiment for each of these numbers of rounds, and apply the attacks that its transcript allows.
 
     `popularity` [N] is how often other people took each item, which the attacks and the guess know. What clients sent
     under protection, for comparison, is read from the same run without it.
     """
-    transcript, state = record_transcript(experiment, data, popularity)
-    readable = transcript
-    if experiment.secure.kind not in ("none", "plain"):
-        fields = {name: getattr(experiment.secure, name) for name in Plain.model_fields if name not in ("kind", "keys")}
-        readable, _ = record_transcript(experiment.model_copy(update={"secure": Plain(**fields)}), data)
-    owners: dict[tuple[int, int], list[int]] = {}
-    for each in readable.rounds:
-        for upload in each.readable:
-            for item in upload.rows.tolist():
-                owners.setdefault((each.round_index, item), []).append(upload.client)
-    truth = Truth(data, owners, state.participants, np.asarray(state.clients[USER_FACTORS]))
-    return [result for count in rounds for result in _attacks(transcript.first(count), truth)]
+    results: list[AttackResult] = []
+    for count in rounds:
+        played = experiment.model_copy(update={"rounds": count, "evaluate_every": count})
+        transcript, state = record_transcript(played, data, popularity)
+        readable = transcript
+        if (secure := experiment.secure).kind not in ("none", "plain"):
+            fields = {name: getattr(secure, name) for name in Plain.model_fields if name not in ("kind", "keys")}
+            readable, _ = record_transcript(played.model_copy(update={"secure": Plain(**fields)}), data)
+        owners: dict[tuple[int, int], list[int]] = {}
+        for each in readable.rounds:
+            for upload in each.readable:
+                for item in upload.rows.tolist():
+                    owners.setdefault((each.round_index, item), []).append(upload.client)
+        truth = Truth(data, owners, state.participants, np.asarray(state.clients[USER_FACTORS]))
+        results += _attacks(transcript, truth)
+    return results
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ def _attacks(transcript: Transcript, truth: Truth) -> list[AttackResult]:
         right = share_rightly_attributed(rows, truth.owners)
         found.append(AttackResult(f"single rows by {by}", count, right, guessed, len(rows)))
         factors(f"single rows and {by}", factors_from_single_rows(transcript, rows, seen))
-    if thin := read_thin_groups(transcript, SMALLEST_GROUP):
-        read = float(np.mean([group.integers is not None for group in thin]))
+    if unequal:
+        thin = read_thin_groups(transcript, SMALLEST_GROUP)
+        read = float(np.mean([group.integers is not None for group in thin])) if thin else 0.0
         found.append(AttackResult("thin groups", count, read, 0.0, len(thin)))
     return found

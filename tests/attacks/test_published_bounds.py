@@ -1,0 +1,51 @@
+"""The attacks do no better than the bounds of docs/secure.md, which are those of benchmarks/attacks.csv."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import attacks
+import pytest
+
+from narrowcast.runs.attack_cells import READABLE, measure_cell
+
+ROOT = Path(__file__).parents[2]
+ROWS = list(csv.DictReader(attacks.CSV.open(newline="")))
+BOUNDS = {tuple(row[name] for name in attacks.KEY): row["bound"] for row in ROWS}
+
+
+def test_the_documentation_has_the_bounds() -> None:
+    text = (ROOT / "docs" / "secure.md").read_text()
+    assert "\n".join(attacks.table_of_bounds(ROWS)) in text
+
+
+def test_every_cell_is_measured_and_within_its_bound() -> None:
+    cells = {(row["mode"], row["cohort"], row["rounds"]) for row in ROWS if row["after"]}
+    whole = {(mode, str(cohort), str(count)) for mode in attacks.MODES for cohort in attacks.COHORTS for count in attacks.ROUNDS}
+    assert whole - cells <= {("ckks, smallest_count", "60", "50")}
+    for row in ROWS:
+        if row["after"] and row["bound"]:
+            assert float(row["after"]) <= float(row["bound"]), row
+            assert row["basis"] in ("theory", "measured", "nothing is protected")
+
+
+def check(mode: str, cohort: int, rounds: list[int], *settings: str) -> None:
+    checked = 0
+    for result in measure_cell(mode, cohort, rounds, *settings):
+        if bound := BOUNDS.get((mode, result.attack, str(cohort), str(result.rounds))):
+            assert result.found <= float(bound), result
+            checked += 1
+    assert checked >= len(rounds)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in attacks.MODES if mode not in READABLE])
+def test_the_attacks_do_no_better_on_another_seed(mode: str) -> None:
+    check(mode, 10, [1, 5], "seed=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cohort", [5, 10, 20])
+@pytest.mark.parametrize("mode", ["masked", "masked, unequal ranks"])
+def test_the_attacks_do_no_better_over_fifty_rounds(mode: str, cohort: int) -> None:
+    check(mode, cohort, [1, 5, 50], "seed=2")
