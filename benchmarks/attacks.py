@@ -5,7 +5,7 @@ factors with those of another client. Figures go to one column of `attacks.csv`,
 measured with the package of commit 5debc52, in which the public seed gave the negatives. `bound` is what docs/secure.md
 publishes and the tests in tests/attacks require. `--table` prints the table of bounds for the documentation.
 
-    python benchmarks/attacks.py [--modes masked ...] [--cohorts 5 10 20 60] [--rounds 1 5 50] [--column after] [--table]
+    python benchmarks/attacks.py [--modes masked ...] [--cohorts 5 10] [--rounds 1 5 50] [--column after] [--table]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARGIN = {"positives": 0.06, "factors": 0.25, "single rows": 0.2}
 def main() -> None:
     arguments = _arguments()
     logging.disable(logging.WARNING)  # rounds that are refused for too few clients are part of the experiment
-    rows = _read(arguments.csv)
+    rows = read(arguments.csv)
     if arguments.table:
         print("\n".join(table_of_bounds(rows.values())))
         return
@@ -85,7 +85,8 @@ def table_of_bounds(rows: Iterable[dict[str, str]]) -> list[str]:
     return lines
 
 
-def _read(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
+def read(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    """Return the rows of the table by mode, attack, cohort and rounds; none if the file is not there."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
