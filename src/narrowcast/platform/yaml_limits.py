@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -12,6 +13,7 @@ from narrowcast.platform.errors import UserError
 MOST_BYTES = 2**20
 MOST_VALUES = 100_000
 MOST_LEVELS = 50
+_MANY_BRACKETS = re.compile(rf"(?:[\[{{]\s*){{{MOST_LEVELS + 1}}}")
 
 
 def read_limited(path: Path) -> str:
@@ -31,6 +33,8 @@ def check_limits(text: str, origin: str) -> None:
     Aliases count as the values that they stand for, which may be exponentially many in the length of the text.
     """
     _check_bytes(len(text), origin)
+    if _MANY_BRACKETS.search(text):  # of which the parser would read a thousand ahead, in quadratic time
+        raise UserError(f"{origin}: more than {MOST_LEVELS} levels of nesting; shorten the file")
     sizes: dict[str, int] = {}  # values under each anchor, those of nested aliases included
     opened: list[tuple[str | None, int]] = []
     values = 0
