@@ -1,8 +1,9 @@
 """SIGKILL at random moments: runs on Ray with masks, in process, buffered, and studies, each continued to its end.
 
 Each one must end with the `model_sha256` of an undisturbed run, or a study with the same configurations and results.
-The moment is uniform over the time that the undisturbed one took, imports included; every third one is killed again
-when it has been resumed. Finished records are in FILE, a CSV, and are not repeated.
+Three of four moments are uniform over the rounds or trials, the others over the time that the undisturbed one took,
+imports included; every third one is killed again when it has been resumed. Finished records are in FILE, a CSV, and
+are not repeated.
 
     python benchmarks/kills.py FILE [--kills 40] [--only WORKLOAD]
 """
@@ -46,6 +47,15 @@ space:
   training.learning_rate: [0.01, 0.1, 0.5]
   training.batch_size: [5, 10]
 """
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a workload ends with when nothing happens, in how many seconds and rounds or trials."""
+
+    fingerprint: str
+    seconds: float
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,13 @@ class Attempt:
         except subprocess.TimeoutExpired:
             return None
 
+    def reach(self, steps: int) -> bool:
+        """Wait for so many rounds or trials; return False if the process ends before."""
+        while self.workload.progress(self.folder) < steps:
+            if self.wait(0.01) is not None:
+                return False
+        return True
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
@@ -157,20 +174,20 @@ def _marked(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def undisturbed(workload: Workload, parent: Path) -> tuple[str, float]:
-    """Return what the workload ends with when nothing happens, and the seconds that it takes."""
+def undisturbed(workload: Workload, parent: Path) -> Reference:
+    """Run a workload without a kill."""
     attempt = Attempt(workload, Path(tempfile.mkdtemp(dir=parent)))
     began = time.monotonic()
     attempt.begin(workload.start)
     if attempt.wait(_DEADLINE_SECONDS) != 0:
         raise SystemExit(f"the undisturbed run failed: {attempt.last_line()}")
-    return workload.fingerprint(attempt.folder), time.monotonic() - began
+    seconds = time.monotonic() - began
+    return Reference(workload.fingerprint(attempt.folder), seconds, workload.progress(attempt.folder))
 
 
-def kill_and_continue(name: str, number: int, reference: tuple[str, float], parent: Path) -> dict[str, Any]:
+def kill_and_continue(name: str, number: int, reference: Reference, parent: Path) -> dict[str, Any]:
     """Kill the workload once or twice, continue it, and return the record."""
     workload, chances = WORKLOADS[name], random.Random(f"{name} {number}")
-    expected, usual_seconds = reference
     attempt = Attempt(workload, Path(tempfile.mkdtemp(dir=parent)))
     wanted, moments, progress, said, again = (2 if number % 3 == 2 else 1), [], [], [], 0
     began = time.monotonic()
@@ -178,11 +195,14 @@ def kill_and_continue(name: str, number: int, reference: tuple[str, float], pare
     while True:
         attempt.begin(words)
         if len(moments) < wanted:
-            moment = chances.uniform(0, usual_seconds)
-            if attempt.wait(moment) is None:
+            since = time.monotonic()
+            by_step, step, wait = chances.random() < 0.75, chances.randrange(reference.steps), chances.random()
+            runs = not by_step or attempt.reach(step)
+            longest = reference.seconds / reference.steps if by_step else reference.seconds
+            if runs and attempt.wait(wait * longest) is None:
                 progress.append(workload.progress(attempt.folder))
                 attempt.kill()
-                moments.append(moment)
+                moments.append(time.monotonic() - since)
                 words = workload.resume
                 continue
         status = attempt.wait(_DEADLINE_SECONDS)
@@ -203,7 +223,7 @@ def kill_and_continue(name: str, number: int, reference: tuple[str, float], pare
         "kills": len(moments),
         "killed_at_seconds": " ".join(f"{moment:.2f}" for moment in moments),
         "rounds_or_trials_then": " ".join(map(str, progress)),
-        "same": workload.fingerprint(attempt.folder) == expected != "",
+        "same": workload.fingerprint(attempt.folder) == reference.fingerprint != "",
         "started_again": again,
         "said": " | ".join(said),
         "left": " ".join(attempt.left_behind()),
@@ -222,14 +242,14 @@ def main() -> None:
     done = {(record["workload"], int(record["number"])) for record in records}
     names = arguments.only or list(WORKLOADS)
     todo = [(names[place % len(names)], place // len(names)) for place in range(arguments.kills)]
-    references: dict[str, tuple[str, float]] = {}
+    references: dict[str, Reference] = {}
     with tempfile.TemporaryDirectory(prefix="narrowcast-kills-") as parent:
         for name, number in todo:
             if (name, number) in done:
                 continue
             if name not in references:
                 references[name] = undisturbed(WORKLOADS[name], Path(parent))
-                print(f"{name}: {references[name][1]:.1f} s undisturbed", flush=True)
+                print(f"{name}: {references[name].seconds:.1f} s undisturbed", flush=True)
             record = kill_and_continue(name, number, references[name], Path(parent))
             _append(arguments.file, record)
             verdict = "same" if record["same"] else "DIFFERENT"
