@@ -211,3 +211,25 @@ def test_an_experiment_cannot_be_changed() -> None:
     experiment = load_experiment("scolr-ml100k")
     with pytest.raises(ValueError, match="frozen"):
         experiment.seed = 1  # type: ignore[misc]
+
+
+CODED = 'algorithm.codec=[{kind: quantise, norms: column}, "entropy"]'
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ([], "this run sends none"),
+        (["algorithm={kind: fedmf, rows: all, codec: [quantise]}"], "this run sends none"),
+        (["algorithm={kind: fedavg, codec: [quantise]}"], "this run sends none"),
+        (["secure=plain"], "this run sends none"),
+        ([CODED, "training.negatives=0"], r"training\.negatives = 0 draws none"),
+    ],
+)
+def test_negatives_are_shared_only_where_that_shortens_an_upload(settings: list[str], why: str) -> None:
+    refused = load_experiment("scolr-ml100k", [*settings, "training.shared_negatives=true"])
+    data = refused.data.load()
+    with pytest.raises(UserError, match=rf"^training\.shared_negatives = true: .*{why}.*; leave it out$"):
+        refused.task(data)
+    accepted = load_experiment("scolr-ml100k", [CODED, "training.shared_negatives=true"])
+    assert accepted.task(data).training.shared_negatives
