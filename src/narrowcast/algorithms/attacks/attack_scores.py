@@ -30,12 +30,6 @@ def chance_recall(wanted: BoolArray) -> float:
     return float((counts**2).sum() / max(wanted.size // len(wanted) * counts.sum(), 1))
 
 
-def wholly_known(scores: FloatArray, wanted: BoolArray) -> float:
-    """Return the share of clients of which all wanted entries are found; both arguments are [C, N]."""
-    found = [expected_hits(*each) > each[1].sum() - 1e-9 for each in zip(scores, wanted, strict=True)]
-    return float(np.mean(found))
-
-
 def alignment(found: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
     """Return the mean absolute cosine between the rows of two matrices [C, d]."""
     scale = np.linalg.norm(found, axis=1) * np.linalg.norm(truth, axis=1)
