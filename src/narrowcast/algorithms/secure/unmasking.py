@@ -180,7 +180,7 @@ class SumOpener:
         if few.any():
             self._warned_of.add("small counts")
             logger.warning(
-                "round %d: %d of %d items were touched by fewer than %d clients, and the sums of their rows are open; "
+                "round %d: %d of %d items have counts below %d, and the sums of these rows are open; "
                 "use more clients_per_round, or secure.kind = ckks with smallest_count = %d",
                 self._round,
                 few.sum(),
