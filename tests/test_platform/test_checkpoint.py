@@ -196,6 +196,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
 def test_the_last_ones_are_kept_and_what_was_cut_off_is_swept_away(tmp_path: Path, content: bytes) -> None:
     for round_index in (3, 4, 5):
         (tmp_path / f"round-{round_index:09d}.part").write_bytes(content[:round_index])
+        (tmp_path / f".tmp{round_index}").write_bytes(content[:round_index])
         save_checkpoint(tmp_path, make_state(round_index), "digest", keep=2)
     assert [name[:15] for name in files(tmp_path)] == ["round-000000004", "round-000000005"]
     # Round 5 was refused and the run went on from round 3, say: what is ahead is nothing to fall back upon.

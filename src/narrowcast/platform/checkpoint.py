@@ -36,6 +36,7 @@ KEPT = 2
 _FORMAT = "narrowcast-3"
 _NAME = re.compile(r"round-\d{9}\.[0-9a-f]{64}\.safetensors")
 _OURS = "round-"
+_SCRATCH = ".tmp"  # what safetensors writes before it renames, and leaves if it is killed
 _TEMPORARY = "narrowcast-checkpoint-"
 _EARLIER = "state.safetensors"  # what the formats before this one were named
 _TENSORS = ("participants", "last_round", "update_bits")
@@ -221,7 +222,7 @@ class Folder:
     def remove_all_but(self, kept: list[str]) -> None:
         """Remove other checkpoints, and the remains of interrupted writes."""
         for name in self._names():
-            if name.startswith(_OURS) and name not in kept:
+            if name.startswith((_OURS, _SCRATCH)) and name not in kept:
                 self.remove(name)
 
 
