@@ -1,11 +1,15 @@
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test slow lint bench ui clean
+.PHONY: help venv demo test slow lint lock sbom bench ui clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNS := runs
 JOBS ?= 2
+
+# The platform whose files the locks have; on any other, constraints.txt pins the versions alone.
+LOCKED := linux-x86_64 3.11
+PLATFORM = $(shell $(PYTHON) -c "import sys, sysconfig; print(sysconfig.get_platform(), '%d.%d' % sys.version_info[:2])")
 
 # Data sets kept beside the checkout are used where they are; everything else is fetched on demand.
 ifneq ($(wildcard ../shared/data),)
@@ -17,9 +21,14 @@ help: ## what can be made
 
 venv: $(VENV)/installed ## the virtual environment, with pinned versions
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard locks/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	if [ "$(PLATFORM)" = "$(LOCKED)" ]; then \
+	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/runtime.txt -r locks/development.txt && \
+	  $(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'; \
+	else \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
+	fi
 	touch $@
 
 demo: venv ## SCoLR on MovieLens-100K with unequal links, on a local Ray
@@ -36,6 +45,13 @@ test: lint ## style, types and all tests but the slow ones
 
 slow: venv ## the slow tests: kills, outages and real clusters
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m slow
+
+lock: ## locks/*.txt anew from constraints.txt: the sha256 of every file, for Linux on x86-64 and Python 3.11
+	$(PYTHON) .ci/lock.py
+
+sbom: venv ## build/sbom.cdx.json: every installed package with its version, licence and dependencies (CycloneDX)
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.cdx.json $(VENV)
 
 bench: venv ## seconds per round here and on Ray, beside plain loops and other platforms
 	$(BIN)/python benchmarks/seconds_per_round.py

@@ -8,6 +8,7 @@ _CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu "
 _TEMPLATE = """\
 # The image of every node, made by: narrowcast manifest dockerfile
 # Build it where pyproject.toml is: docker build -t {image} -f Dockerfile .
+# For an image that can be built again as it was, give base_image by digest: python@sha256:...
 FROM {base}
 
 # KubeRay's probes call wget, Ray's launcher calls rsync.
@@ -20,8 +21,11 @@ RUN useradd --create-home --uid 1000 ray \\
 
 WORKDIR /opt/narrowcast
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY locks locks
+# Every file is checked against its sha256 in the lock{and_then}.
+RUN pip install --no-cache-dir {index}--require-hashes --no-deps -r locks/runtime.txt
 COPY src src
-RUN pip install --no-cache-dir {index}--constraint constraints.txt ".[cluster,server]"
+RUN pip install --no-cache-dir --no-build-isolation {rest} ".[cluster,server,he]"
 
 USER ray
 WORKDIR /home/ray
@@ -39,5 +43,7 @@ def dockerfile(deployment: Deployment) -> str:
         runs=deployment.runs.path,
         data=deployment.data.path,
         index="" if deployment.gpus else _CPU_INDEX,
+        and_then=", but for CUDA's libraries: torch names their versions" if deployment.gpus else "",
+        rest="--constraint constraints.txt" if deployment.gpus else "--no-deps",
         environment=" ".join(f"{name}={value}" for name, value in deployment.environment().items()),
     )
