@@ -1,0 +1,301 @@
+"""Secrets planted wherever one can be given are found in nothing that is written, shown or listed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, get_args
+
+import psutil
+import psycopg
+import pytest
+import requests
+from psycopg import sql
+from pydantic import BaseModel
+
+from command_line import narrowcast
+from narrowcast.cluster.deployment.description import Deployment
+from narrowcast.experiment import Experiment, build_experiment
+from narrowcast.platform.config import validate
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import Registry
+from narrowcast.runs.packaged import read_experiment
+from narrowcast.tuning.study_file import build_study
+from narrowcast.tuning.study_settings import StudySettings
+from planted import Planted, Watched
+from postgres import Postgres
+from ray_nodes import RayNodes
+from scratch import short_folder
+from studies import EXPERIMENT, ONE_OBJECTIVE, RATES, write_study
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+TOO_LONG_A_SEARCH = 6  # levels of models within models
+
+
+def text_fields(model: type[BaseModel], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the dotted path of every field that takes a text or a path, with the kinds that lead to it."""
+    for name, field in model.model_fields.items():
+        path = prefix + name
+        parts = list(_parts(field.annotation))
+        if name != "kind" and any(part in (str, Path, Any) for part in parts):
+            yield path, {}
+        registries = [each for each in (*field.metadata, *parts) if isinstance(each, Registry)]
+        models = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+        for each in {*models, *(kind for registry in registries for kind in registry.values())}:
+            if depth < TOO_LONG_A_SEARCH:
+                kind = each.model_fields.get("kind")
+                chosen = {f"{path}.kind": str(kind.default)} if kind is not None else {}
+                for inner, kinds in text_fields(each, f"{path}.", depth + 1):
+                    yield inner, {**chosen, **kinds}
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in (*get_args(annotation), *getattr(annotation, "__metadata__", ())):
+        yield from _parts(part)
+
+
+def put(values: dict[str, Any], path: str, value: str) -> None:
+    """Set the value at a dotted path; what is no section on the way there is replaced by one."""
+    *parents, last = path.split(".")
+    for key in parents:
+        if not isinstance(values.get(key), dict):
+            values[key] = {}
+        values = values[key]
+    values[last] = value
+
+
+def with_secret(
+    fields: Iterator[tuple[str, dict[str, str]]], base: dict[str, Any]
+) -> Iterator[tuple[str, Any, Planted]]:
+    """Yield each path, the values with an address there that has a user, a password and a token, and the secrets."""
+    for path, kinds in fields:
+        for scheme in ("https", "postgresql"):
+            planted, values = Planted(), deepcopy(base)
+            for place, kind in kinds.items():
+                put(values, place, kind)
+            address = f"{scheme}://alice:{planted.encoded('password')}@host/x?token={planted.encoded('token')}"
+            put(values, path, address)
+            yield path, values, planted
+
+
+def test_no_field_of_an_experiment_writes_a_secret_down() -> None:
+    base, _ = read_experiment("scolr-ml100k")
+    accepted, tried = set(), set()
+    for path, values, planted in with_secret(text_fields(Experiment), base):
+        tried.add(path)
+        try:
+            experiment = build_experiment(values, "mine.yaml")
+        except UserError as error:
+            assert planted.found_in(str(error)) == [], path
+            continue
+        accepted.add(path)
+        assert planted.found_in(json.dumps(experiment.plain())) == [], path
+        assert planted.found_in(json.dumps(experiment.identity())) == [], path
+    assert accepted == {"tracking.uri"}, "the only field that may hold a password, which is hidden where it is written"
+    assert {"checkpoint_path", "backend.address", "tracking.experiment", "data.path", "name"} <= tried
+    assert len(tried) > 12
+
+
+def test_no_field_of_a_study_or_of_a_cluster_writes_a_secret_down() -> None:
+    study: dict[str, Any] = {
+        "experiment": {"base": "fedavg-digits"},
+        "study": {"objectives": {"validation.accuracy": "maximize"}},
+        "space": {"training.learning_rate": [0.1, 0.2]},
+    }
+    accepted, tried = set(), set()
+    fields = (
+        (f"study.{path}", {f"study.{at}": kind for at, kind in kinds.items()})
+        for path, kinds in text_fields(StudySettings)
+    )
+    for path, values, planted in with_secret(fields, study):
+        tried.add(path)
+        try:
+            read = build_study(values, "study.yaml", ())
+        except UserError as error:
+            assert planted.found_in(str(error)) == [], path
+            continue
+        accepted.add(path)
+        assert planted.found_in(json.dumps(read.plain(), default=str)) == [], path
+    assert accepted == {"study.storage"}
+    assert {"study.storage", "study.address"} <= tried
+    for path, values, planted in with_secret(text_fields(Deployment), {}):
+        with pytest.raises(UserError) as refused:
+            validate(Deployment, values, "cluster.yaml")
+        assert planted.found_in(str(refused.value)) == [], path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "scolr-ml100k", "--backend", "local", "tracking.uri={}"),
+        ("run", "scolr-ml100k", "--backend", "ray", "--address", "alice:{secret}@127.0.0.1:9"),
+        ("run", "scolr-ml100k", "--address", "{}"),
+        ("run", "scolr-ml100k", "tracking.url={}"),
+        ("run", "scolr-ml100k", "data.path={}"),
+        ("tune", "{study}", "--storage", "{}"),
+        ("tune", "{study}", "--address", "{}"),
+        ("submit", "scolr-ml100k", "--address", "{}"),
+        ("submit", "scolr-ml100k", "--address", "http://alice:{secret}@127.0.0.1:9"),
+        ("jobs", "list", "--address", "{}"),
+        ("doctor", "--address", "http://alice:{secret}@127.0.0.1:9"),
+        ("manifest", "compose", "mlflow.artifacts=s3://key:{secret}@bucket"),
+        ("sync", "{run}", "--tracking-uri", "{}"),
+        ("ui", "--port", "1"),
+    ],
+    ids=lambda words: " ".join(words[:2] + words[-2:]),
+)
+@pytest.mark.parametrize("scheme", ["http", "postgresql"])
+def test_no_option_shows_a_secret_where_it_fails(
+    words: tuple[str, ...], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = Planted()
+    secret = planted.secret("option", "/#?")
+    address = f"{scheme}://alice:{secret}@127.0.0.1:9/x?password={secret}"
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "NARROWCAST_STORAGE"):
+        monkeypatch.setenv(name, f"{scheme}://alice:{planted.encoded(name)}@127.0.0.1:9/x")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tracking.json").write_text('{"uri": "sqlite:///x.db", "run_id": "1"}')
+    filled = [
+        word.replace("{}", address)
+        .replace("{secret}", secret)
+        .replace("{study}", str(write_study(tmp_path)))
+        .replace("{run}", str(tmp_path / "run"))
+        for word in words
+    ]
+    monkeypatch.chdir(tmp_path)
+    said = narrowcast(*filled)
+    assert said.status in (1, 2), said
+    assert planted.found_in(said.out) == planted.found_in(said.err) == []
+    assert list(planted.found_in_files([tmp_path])) == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_secrets_are_in_nothing_that_runs_studies_and_jobs_write_show_or_list(tmp_path: Path) -> None:
+    planted, database = Planted(), Postgres()
+    with short_folder() as scratch:
+        try:
+            database.start()
+            with psycopg.connect(database.url, autocommit=True) as connection:
+                connection.execute("CREATE DATABASE studies")  # MLflow and Optuna each have tables of the same names
+            _play(planted, database, tmp_path, scratch)
+        finally:
+            database.remove()
+
+
+def _play(planted: Planted, database: Postgres, tmp_path: Path, scratch: Path) -> None:
+    def address(place: str) -> str:
+        return database.url.replace("study@", f"study:{planted.encoded(place)}@")
+
+    token = planted.secret("RAY_AUTH_TOKEN", "")
+    env = {
+        **os.environ,
+        "TMPDIR": str(scratch),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "MLFLOW_TRACKING_URI": address("MLFLOW_TRACKING_URI"),
+        "MLFLOW_TRACKING_USERNAME": "alice",
+        "MLFLOW_TRACKING_PASSWORD": planted.secret("MLFLOW_TRACKING_PASSWORD"),
+        "AWS_SECRET_ACCESS_KEY": planted.secret("AWS_SECRET_ACCESS_KEY"),
+        "NARROWCAST_STORAGE": address("NARROWCAST_STORAGE").replace("/postgres", "/studies"),
+        "PGPASSWORD": planted.secret("PGPASSWORD"),
+    }
+    shown: list[str] = []
+
+    def say(*words: object, **more: str) -> int:
+        command = [sys.executable, "-m", "narrowcast", *map(str, words)]
+        done = subprocess.run(
+            command, check=False, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        shown.extend((done.stdout, done.stderr))
+        return done.returncode
+
+    # A file, which only its owner may read, has what would otherwise be an argument.
+    own, study = tmp_path / "own.yaml", tmp_path / "inputs" / "digits.yaml"
+    own.write_text(json.dumps({**read_experiment("fedavg-digits")[0], "name": "own", "rounds": 2}))
+    study.parent.mkdir()
+    own.rename(study.parent / "own.yaml")
+    values = f"tracking: {{system_metrics: false, uri: '{address('experiment.tracking.uri')}'}}"
+    write_study(study.parent, EXPERIMENT.replace("tracking: {system_metrics: false}", values) + ONE_OBJECTIVE + RATES)
+    output = ("--output", tmp_path / "runs")
+    with Watched(planted, scratch) as watched:
+        assert say("run", "fedavg-digits", "--backend", "ray", "rounds=3", *output) == 0, shown
+        assert say("--log-format", "json", "tune", study, "study.trials=2", *output) == 0, shown
+        assert (
+            say(
+                "run",
+                study.parent / "own.yaml",
+                *output,
+                MLFLOW_TRACKING_URI=f"http://a:{planted.encoded('down')}@127.0.0.1:9",
+            )
+            == 2
+        )
+        assert say("doctor", *output) in (0, 1)
+        _look_at_the_pages(env, tmp_path)
+        nodes = RayNodes(1, token=token)
+        try:
+            job = ("--address", nodes.address, "--output", tmp_path / "jobs")
+            assert say("submit", study.parent / "own.yaml", "backend=local", "--id", "job", *job) == 0, shown
+            assert say("jobs", "logs", "job", "--address", nodes.address) == 0
+            assert say("jobs", "list", "--address", nodes.address) == 0
+            shown.append(requests.get(f"{nodes.address}/api/jobs/", headers=nodes.headers, timeout=10).text)
+            shown.append(nodes.scraped())
+            of_ray = [each for folder in nodes.folders for each in planted.found_in_files([folder])]
+        finally:
+            nodes.kill()
+
+    dump = dumped(database.url) + dumped(database.url.replace("/postgres", "/studies"))
+    assert planted.places >= 8
+    assert watched.commands > 20
+    assert watched.files > 5, "Ray's logs were looked at"
+    assert b"fedavg-digits" in dump
+    assert (tmp_path / "jobs" / "job" / "result.json").is_file()
+    assert watched.seen == set()
+    assert planted.found_in("".join(shown)) == []
+    assert planted.found_in(dump) == []
+    inputs = {str(path) for path in study.parent.rglob("*")}
+    assert [each for each in planted.found_in_files([tmp_path]) if each[0] not in inputs] == []
+    # The packed folder of a job has the address of its store; see docs/shared-machine.md.
+    assert {(Path(path).name, place) for path, place in of_ray} <= {("config.yaml", "MLFLOW_TRACKING_URI")}
+
+
+def _look_at_the_pages(env: dict[str, str], folder: Path) -> None:
+    """Start `narrowcast ui` on the store with a password, and end it once its server answers."""
+    port = 20_000 + os.getpid() % 10_000
+    command = [sys.executable, "-m", "narrowcast", "ui", "--port", str(port)]
+    pages = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                assert requests.get(f"http://127.0.0.1:{port}/health", timeout=2).ok
+                break
+            except requests.ConnectionError:
+                assert pages.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+        time.sleep(1)  # for the list of processes
+    finally:
+        family = psutil.Process(pages.pid).children(recursive=True)
+        pages.terminate()
+        pages.wait(60)
+        psutil.wait_procs(family, timeout=20)
+
+
+def dumped(url: str) -> bytes:
+    """Return every table of a database as text."""
+    with psycopg.connect(url) as connection:
+        tables = connection.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
+        parts = []
+        for (name,) in tables.fetchall():
+            with connection.cursor().copy(sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(name))) as rows:
+                parts += [bytes(row) for row in rows]
+    return b"".join(parts)

