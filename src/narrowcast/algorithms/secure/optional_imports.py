@@ -7,7 +7,6 @@ from typing import Any
 
 from narrowcast.platform.errors import UserError
 
-
 _PAILLIER = ("phe", "gmpy2")  # an extra of their own, since phe is under the GPL
 
 

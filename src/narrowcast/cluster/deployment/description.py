@@ -74,7 +74,11 @@ class Deployment(_Part):
 
     name: Name = "narrowcast"
     image: str = Field(f"narrowcast:{__version__}", pattern=r"^\S+$")
-    base_image: str = Field("python:3.11-slim-bookworm", pattern=r"^\S+$", description="base image of the Dockerfile; NAME@sha256:... for one that never changes")
+    base_image: str = Field(
+        "python:3.11-slim-bookworm",
+        pattern=r"^\S+$",
+        description="base image of the Dockerfile; NAME@sha256:... for one that never changes",
+    )
     namespace: Name = "default"
     ray_version: str = Field(version("ray"), pattern=r"^\d+\.\d+\.\d+$", description="must be that of the image")
     head: NodeDescription = NodeDescription(cpus=0, memory_gib=8)
