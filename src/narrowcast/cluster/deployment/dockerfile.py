@@ -23,7 +23,7 @@ WORKDIR /opt/narrowcast
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY locks locks
 # Every file is checked against its sha256 in the lock{and_then}.
-RUN pip install --no-cache-dir {index}--require-hashes --no-deps -r locks/runtime.txt
+RUN pip install --no-cache-dir {index}--require-hashes --no-deps -r locks/runtime.txt -r locks/torch-{build}.txt
 COPY src src
 RUN pip install --no-cache-dir --no-build-isolation {rest} ".[cluster,server,he]"
 
@@ -44,6 +44,7 @@ def dockerfile(deployment: Deployment) -> str:
         data=deployment.data.path,
         index="" if deployment.gpus else _CPU_INDEX,
         and_then=", but for CUDA's libraries: torch names their versions" if deployment.gpus else "",
+        build="cuda" if deployment.gpus else "cpu",
         rest="--constraint constraints.txt" if deployment.gpus else "--no-deps",
         environment=" ".join(f"{name}={value}" for name, value in deployment.environment().items()),
     )
