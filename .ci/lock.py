@@ -1,8 +1,8 @@
 """Write locks/*.txt: the files of every pin in constraints.txt, by their sha256, as pip's own report names them.
 
-They are for Linux on x86-64 and Python 3.11. runtime.txt has what the image needs, narrowcast[cluster,server,he] and the
-build back-end, but torch; torch-cpu.txt and torch-cuda.txt are torch's two builds, the first as this machine's index has
-it and the second from pypi.org; development.txt has the rest.
+They are for Linux on x86-64 and Python 3.11. runtime.txt has what the image needs, narrowcast[cluster,server,he] and
+the build back-end, but torch; torch-cpu.txt and torch-cuda.txt are its two builds, the first as this machine finds it
+and the second from pypi.org; development.txt has the rest.
 """
 
 from __future__ import annotations

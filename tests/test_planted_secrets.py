@@ -176,94 +176,121 @@ def test_no_option_shows_a_secret_where_it_fails(
     assert list(planted.found_in_files([tmp_path])) == []
 
 
+class Stage:
+    """An account whose environment is full of secrets, a database for its stores, and all that its commands say."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self.planted, self._database, self._folder = Planted(), Postgres(), folder
+        self.shown: list[str] = []
+        self._database.start()
+        with psycopg.connect(self._database.url, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE studies")  # MLflow and Optuna each have tables of the same names
+        self.env = {
+            **os.environ,
+            "TMPDIR": str(scratch),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.planted.secret("RAY_AUTH_TOKEN", ""),
+            "MLFLOW_TRACKING_URI": self.address("MLFLOW_TRACKING_URI"),
+            "MLFLOW_TRACKING_USERNAME": "alice",
+            "MLFLOW_TRACKING_PASSWORD": self.planted.secret("MLFLOW_TRACKING_PASSWORD"),
+            "AWS_SECRET_ACCESS_KEY": self.planted.secret("AWS_SECRET_ACCESS_KEY"),
+            "NARROWCAST_STORAGE": self.address("NARROWCAST_STORAGE").replace("/postgres", "/studies"),
+            "PGPASSWORD": self.planted.secret("PGPASSWORD"),
+        }
+
+    def address(self, place: str) -> str:
+        """Return the database's address with a new password, which it does not ask for."""
+        return self._database.url.replace("study@", f"study:{self.planted.encoded(place)}@")
+
+    def say(self, *words: object, **more: str) -> int:
+        """Run a command as a process, and keep what it says."""
+        command = [sys.executable, "-m", "narrowcast", *map(str, words)]
+        env = {**self.env, **more}
+        done = subprocess.run(
+            command, check=False, env=env, cwd=self._folder, capture_output=True, text=True, timeout=300
+        )
+        self.shown.extend((done.stdout, done.stderr))
+        return done.returncode
+
+    def assert_clean(self, but: Path) -> None:
+        """Assert that no table, no file outside the folder of inputs, and no output has a secret."""
+        dump = dumped(self._database.url) + dumped(self._database.url.replace("/postgres", "/studies"))
+        assert b"accuracy" in dump
+        assert self.planted.found_in(dump) == []
+        assert self.planted.found_in("".join(self.shown)) == []
+        written = [each for each in self.planted.found_in_files([self._folder]) if but not in Path(each[0]).parents]
+        assert written == []
+
+    def end(self) -> None:
+        """Take the database away."""
+        self._database.remove()
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def stage(tmp_path: Path, scratch: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path, scratch)
+    yield stage
+    stage.end()
+
+
+def inputs(stage: Stage, folder: Path) -> Path:
+    """Write an experiment and a study with a store of its own, which only their owner may read."""
+    folder.mkdir()
+    experiment = {**read_experiment("fedavg-digits")[0], "name": "own", "rounds": 2}
+    (folder / "own.yaml").write_text(json.dumps(experiment))
+    store = f"tracking: {{system_metrics: false, uri: '{stage.address('experiment.tracking.uri')}'}}"
+    write_study(folder, EXPERIMENT.replace("tracking: {system_metrics: false}", store) + ONE_OBJECTIVE + RATES)
+    return folder
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_secrets_are_in_nothing_that_runs_studies_and_jobs_write_show_or_list(tmp_path: Path) -> None:
-    planted, database = Planted(), Postgres()
-    with short_folder() as scratch:
-        try:
-            database.start()
-            with psycopg.connect(database.url, autocommit=True) as connection:
-                connection.execute("CREATE DATABASE studies")  # MLflow and Optuna each have tables of the same names
-            _play(planted, database, tmp_path, scratch)
-        finally:
-            database.remove()
-
-
-def _play(planted: Planted, database: Postgres, tmp_path: Path, scratch: Path) -> None:
-    def address(place: str) -> str:
-        return database.url.replace("study@", f"study:{planted.encoded(place)}@")
-
-    token = planted.secret("RAY_AUTH_TOKEN", "")
-    env = {
-        **os.environ,
-        "TMPDIR": str(scratch),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": token,
-        "MLFLOW_TRACKING_URI": address("MLFLOW_TRACKING_URI"),
-        "MLFLOW_TRACKING_USERNAME": "alice",
-        "MLFLOW_TRACKING_PASSWORD": planted.secret("MLFLOW_TRACKING_PASSWORD"),
-        "AWS_SECRET_ACCESS_KEY": planted.secret("AWS_SECRET_ACCESS_KEY"),
-        "NARROWCAST_STORAGE": address("NARROWCAST_STORAGE").replace("/postgres", "/studies"),
-        "PGPASSWORD": planted.secret("PGPASSWORD"),
-    }
-    shown: list[str] = []
-
-    def say(*words: object, **more: str) -> int:
-        command = [sys.executable, "-m", "narrowcast", *map(str, words)]
-        done = subprocess.run(
-            command, check=False, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=300
-        )
-        shown.extend((done.stdout, done.stderr))
-        return done.returncode
-
-    # A file, which only its owner may read, has what would otherwise be an argument.
-    own, study = tmp_path / "own.yaml", tmp_path / "inputs" / "digits.yaml"
-    own.write_text(json.dumps({**read_experiment("fedavg-digits")[0], "name": "own", "rounds": 2}))
-    study.parent.mkdir()
-    own.rename(study.parent / "own.yaml")
-    values = f"tracking: {{system_metrics: false, uri: '{address('experiment.tracking.uri')}'}}"
-    write_study(study.parent, EXPERIMENT.replace("tracking: {system_metrics: false}", values) + ONE_OBJECTIVE + RATES)
-    output = ("--output", tmp_path / "runs")
-    with Watched(planted, scratch) as watched:
-        assert say("run", "fedavg-digits", "--backend", "ray", "rounds=3", *output) == 0, shown
-        assert say("--log-format", "json", "tune", study, "study.trials=2", *output) == 0, shown
-        assert (
-            say(
-                "run",
-                study.parent / "own.yaml",
-                *output,
-                MLFLOW_TRACKING_URI=f"http://a:{planted.encoded('down')}@127.0.0.1:9",
-            )
-            == 2
-        )
-        assert say("doctor", *output) in (0, 1)
-        _look_at_the_pages(env, tmp_path)
-        nodes = RayNodes(1, token=token)
-        try:
-            job = ("--address", nodes.address, "--output", tmp_path / "jobs")
-            assert say("submit", study.parent / "own.yaml", "backend=local", "--id", "job", *job) == 0, shown
-            assert say("jobs", "logs", "job", "--address", nodes.address) == 0
-            assert say("jobs", "list", "--address", nodes.address) == 0
-            shown.append(requests.get(f"{nodes.address}/api/jobs/", headers=nodes.headers, timeout=10).text)
-            shown.append(nodes.scraped())
-            of_ray = [each for folder in nodes.folders for each in planted.found_in_files([folder])]
-        finally:
-            nodes.kill()
-
-    dump = dumped(database.url) + dumped(database.url.replace("/postgres", "/studies"))
-    assert planted.places >= 8
+def test_nothing_that_runs_and_studies_write_show_or_list_has_a_secret(
+    stage: Stage, tmp_path: Path, scratch: Path
+) -> None:
+    folder, output = inputs(stage, tmp_path / "inputs"), ("--output", tmp_path / "runs")
+    with Watched(stage.planted, scratch) as watched:
+        assert stage.say("run", "fedavg-digits", "--backend", "ray", "rounds=3", *output) == 0, stage.shown
+        study = ("tune", folder / "digits.yaml", "study.trials=2", "experiment.rounds=4", *output)
+        assert stage.say("--log-format", "json", *study) == 0, stage.shown
+        down = f"http://alice:{stage.planted.encoded('a store that is down')}@127.0.0.1:9"
+        assert stage.say("run", folder / "own.yaml", *output, MLFLOW_TRACKING_URI=down) == 2
+        _look_at_the_pages(stage.env, tmp_path)
+    assert stage.planted.places >= 8
     assert watched.commands > 20
     assert watched.files > 5, "Ray's logs were looked at"
-    assert b"fedavg-digits" in dump
+    assert watched.seen == set()
+    stage.assert_clean(but=folder)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_has_a_secret_in_its_packed_folder_only(stage: Stage, tmp_path: Path, scratch: Path) -> None:
+    folder = inputs(stage, tmp_path / "inputs")
+    nodes = RayNodes(1, token=stage.env["RAY_AUTH_TOKEN"])
+    try:
+        to = ("--address", nodes.address)
+        with Watched(stage.planted, scratch) as watched:
+            job = (folder / "own.yaml", "backend=local", "--id", "job", "--output", tmp_path / "jobs")
+            assert stage.say("submit", *job, *to) == 0, stage.shown
+        assert stage.say("jobs", "list", *to) == 0
+        for path in ("/api/jobs/", "/api/v0/tasks?detail=true", "/api/v0/workers?detail=true"):
+            stage.shown.append(requests.get(nodes.address + path, headers=nodes.headers, timeout=20).text)
+        of_ray = list(stage.planted.found_in_files(nodes.folders))
+    finally:
+        nodes.kill()
     assert (tmp_path / "jobs" / "job" / "result.json").is_file()
     assert watched.seen == set()
-    assert planted.found_in("".join(shown)) == []
-    assert planted.found_in(dump) == []
-    inputs = {str(path) for path in study.parent.rglob("*")}
-    assert [each for each in planted.found_in_files([tmp_path]) if each[0] not in inputs] == []
-    # The packed folder of a job has the address of its store; see docs/shared-machine.md.
+    stage.assert_clean(but=folder)
+    # See docs/shared-machine.md.
     assert {(Path(path).name, place) for path, place in of_ray} <= {("config.yaml", "MLFLOW_TRACKING_URI")}
 
 
