@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -112,7 +113,7 @@ def test_a_bad_setting(tmp_path: Path, words: list[str], phrases: list[str]) -> 
     ("content", "phrases"),
     [
         (b"rounds: 2\ndata: {kind: ml-100k\nalgorithm: x\n", ["my.yaml, line 3, column 10: not valid YAML"]),
-        (b"\x80\x00\xff" * 50, ["my.yaml: cannot be read as an experiment file"]),
+        (b"\x80\x00\xff" * 50, ["my.yaml: not a text in UTF-8 (byte 0); correct the file"]),
         (b"", ["my.yaml: expected keys and values, got NoneType"]),
         (b"- 1\n", ["my.yaml: expected keys and values, got list"]),
         (b"rounds: 2\n", ["my.yaml: data is missing; algorithm is missing"]),
@@ -270,13 +271,11 @@ def test_what_cannot_be_done_with_a_run(runs: Path, words: list[str], phrases: l
     ("name", "content", "phrases"),
     [
         ("config.yaml", None, ["no run at ", "; runs in ", ": none"]),
-        ("config.yaml", b"\x80", ["config.yaml: cannot be read as an experiment file"]),
+        ("config.yaml", b"\x80", ["config.yaml: not a text in UTF-8 (byte 0); correct the file"]),
         ("config.yaml", b"- 1\n", ["config.yaml: expected keys and values, got list"]),
         ("config.yaml", b"rounds: [2\n", ["config.yaml, line 2, column 1: not valid YAML"]),
         ("checkpoint/*", None, ["no checkpoint in ", "start it again"]),
         ("checkpoint/*", b"", [".safetensors is damaged ("]),
-        ("journal.jsonl", None, ["journal.jsonl ends at round 0, the checkpoint at 2; start the run again"]),
-        ("journal.jsonl", b"{}\n", ["journal.jsonl is damaged ("]),
         ("tracking.json", None, ["holds no run that was tracked"]),
         ("tracking.json", b"[]", ["holds no run that was tracked"]),
     ],
@@ -292,6 +291,21 @@ def test_a_run_that_was_damaged(
             path.write_bytes(content)
     said = narrowcast("run", "--resume", "done", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
     assert_refused(said, *phrases)
+
+
+@pytest.mark.parametrize("content", [None, b"{}\n"])
+def test_a_run_without_its_journal_repeats_its_rounds(runs: Path, tmp_path: Path, content: bytes | None) -> None:
+    folder = tmp_path / "done"
+    shutil.copytree(runs / "done", folder)
+    (folder / "journal.jsonl").unlink()
+    if content is not None:
+        (folder / "journal.jsonl").write_bytes(content)
+    said = narrowcast("run", "--resume", "done", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
+    assert said.status == 0, said.err
+    assert "checkpoint: round 2 is not in the journal; going on from round 0" in said.err
+    before, after = (json.loads((each / "result.json").read_text()) for each in (runs / "done", folder))
+    assert after["model_sha256"] == before["model_sha256"]
+    assert after["uplink_bits"] == before["uplink_bits"]
 
 
 def test_a_port_that_is_taken(runs: Path, silent_server: int) -> None:
