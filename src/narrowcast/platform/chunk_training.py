@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from narrowcast.platform.contracts import ClientKeyStore, LocalCall
+from narrowcast.platform.contracts import LocalCall
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.open_round import TrainingCall
 from narrowcast.platform.run import Run
+from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates
 
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")

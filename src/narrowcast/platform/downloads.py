@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.platform.contracts import Broadcast, SecureSums
+from narrowcast.platform.contracts import Broadcast
+from narrowcast.platform.secure_contracts import SecureSums
 from narrowcast.platform.state import LiveState
 from narrowcast.platform.types import IntArray
 

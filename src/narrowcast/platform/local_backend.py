@@ -10,11 +10,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.chunk_training import train_chunk
-from narrowcast.platform.contracts import ClientKeyStore
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
+from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.state import RunState
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 

@@ -8,11 +8,12 @@ from contextlib import closing
 
 from narrowcast.platform.asynchronous import OpenStep
 from narrowcast.platform.chunk_training import train_together
-from narrowcast.platform.contracts import Executor, SecureRounds
+from narrowcast.platform.contracts import Executor
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.open_round import OpenRound, TrainingCall
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
+from narrowcast.platform.secure_contracts import SecureRounds
 from narrowcast.platform.simulation.stragglers import calls_to_repeat, replaced
 from narrowcast.platform.state import LiveState, RunState, start, stoppable
 from narrowcast.platform.threads import one_thread

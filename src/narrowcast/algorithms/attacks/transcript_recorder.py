@@ -25,8 +25,9 @@ from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
 from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
-from narrowcast.platform.contracts import Algorithm, ClientKeyStore, Executor, SecureRounds, Task
+from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.secure_contracts import ClientKeyStore, SecureRounds
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray
 
 _BASIS = "basis"

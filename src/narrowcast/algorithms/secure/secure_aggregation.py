@@ -23,14 +23,9 @@ from narrowcast.algorithms.secure.protected_upload import UploadProtector
 from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
 from narrowcast.algorithms.secure.unmasking import SumOpener, protected_sums
-from narrowcast.platform.contracts import (
-    AlgorithmDefaults,
-    Broadcast,
-    ClientKeyStore,
-    RateDistortion,
-    Task,
-)
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray
 
 

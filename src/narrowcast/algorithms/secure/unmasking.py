@@ -19,7 +19,8 @@ from narrowcast.algorithms.secure.participation import Participation, Participat
 from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
 from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.algorithms.secure.small_counts import SmallCounts
-from narrowcast.platform.contracts import ClientKeyStore, Task
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)

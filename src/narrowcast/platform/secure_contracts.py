@@ -1,0 +1,67 @@
+"""Contracts of secure aggregation: the clients' key store, and the server's side around the training of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
+
+if TYPE_CHECKING:
+    from narrowcast.platform.contracts import Task
+
+
+class ClientKeyStore(Protocol):
+    """The clients' secrets, held in a process other than the server's."""
+
+    def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
+        """Return what the clients of a round reveal when asked by `method`.
+
+        `secrets` is asked by the host of some clients, and answers with what `Chunk.secrets` is to hold.
+        """
+        ...
+
+
+class SecureRounds(Protocol):
+    """The server's side of secure aggregation within one run, called around the training of each round."""
+
+    def before(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Return the chunks with `relayed` filled in; the first call of a round has its clients make their keys."""
+        ...
+
+    def after(self, results: list[ChunkResult]) -> list[ChunkResult]:
+        """Return the results of a round with the opened sum in place of each partial sum.
+
+        If too few clients delivered, no sum is opened and no client counts as delivered.
+        """
+        ...
+
+
+class SecureSums(Protocol):
+    """Secure aggregation as the platform sees it: the keys' place, their bits, and the hooks around a round."""
+
+    @property
+    def keys_last(self) -> bool:
+        """Return whether a resumed run has the keys that it began with."""
+        ...
+
+    def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
+        """Return each client's download besides the broadcast, [C]; `budget_bits` [C] as in `Chunk`."""
+        ...
+
+    def public_key_bits(self, task: Task) -> int:
+        """Return the size of the public key, which every client is sent once."""
+        ...
+
+    def key_store(self) -> ClientKeyStore:
+        """Return a new key store; for a process that is not the server's."""
+        ...
+
+    def key_store_process(self) -> AbstractContextManager[ClientKeyStore]:
+        """Start a key store in a process of its own on this machine."""
+        ...
+
+    def rounds(self, key_store: ClientKeyStore, task: Task) -> SecureRounds:
+        """Return the server's side of one run."""
+        ...
