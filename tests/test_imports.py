@@ -23,7 +23,19 @@ MAY_IMPORT = {
 ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform/tracking"}
 OF_PLATFORM = {
     "narrowcast.platform." + name
-    for name in ("types", "contracts", "seeds", "errors", "kinds", "plugins", "data", "models", "atomic_files", "disk")
+    for name in (
+        "types",
+        "contracts",
+        "secure_contracts",
+        "seeds",
+        "errors",
+        "kinds",
+        "plugins",
+        "data",
+        "models",
+        "atomic_files",
+        "disk",
+    )
 }
 
 
