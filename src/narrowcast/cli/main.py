@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import signal
 import sys
@@ -31,6 +32,7 @@ from narrowcast.cli.verify import verify
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.redaction import redact
+from narrowcast.runs.broken_pipe import discard_unread
 
 
 class _Commands(click.Group):
@@ -81,6 +83,7 @@ def main() -> NoReturn:
     """Run the command line and exit with 0, 1 for a failed run, 2 for bad input, without a traceback."""
     logging.basicConfig()
     STOPPING.clear()
+    atexit.register(discard_unread)
     signal.signal(signal.SIGTERM, _stop)
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == default:  # background jobs and nohup ignore them

@@ -19,6 +19,17 @@ def discard_output() -> None:
         os.dup2(nowhere, sys.stderr.fileno())
 
 
+def discard_unread() -> None:
+    """Discard what is still to be flushed if its reader has gone, on which Python would exit with status 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 @contextmanager
 def output_may_end() -> Iterator[None]:
     """Discard output from here on if the reader of what the block prints has gone."""
