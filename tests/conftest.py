@@ -24,6 +24,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # threads of several workers that wait 
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _handler)
+os.environ.setdefault("RAY_AUTH_MODE", "token")  # a test may import Ray before narrowcast, which sets it
 os.environ.pop("RAY_ADDRESS", None)
 # A token of their own, whatever the home folder has.
 _TOKEN = Path(tempfile.mkdtemp(prefix="nc-token-")) / "auth_token"

@@ -37,8 +37,18 @@ def test_the_documentation_has_the_list() -> None:
     assert table == LISTENERS
 
 
+_FIXED_PORTS = {"dashboard.py", "monitor.py"}
+"""Processes with ports that do not depend on the cluster: those of another cluster on this machine keep them."""
+
+
 @pytest.fixture(scope="module")
-def found() -> Iterator[set[tuple[str, str]]]:
+def expected() -> set[str]:
+    """The processes that have to listen beside whatever else runs here."""
+    return set(LISTENERS) - ({process for process, _ in listening()} & _FIXED_PORTS)
+
+
+@pytest.fixture(scope="module")
+def found(expected: set[str]) -> Iterator[set[tuple[str, str]]]:
     """What listens while a cluster of one run is up, with an actor."""
     before = set(listening())
     with RayBackend().cluster(1):
@@ -52,7 +62,7 @@ def found() -> Iterator[set[tuple[str, str]]]:
         assert ray.get(actor.ready.remote())
         there: set[tuple[str, str]] = set()
         deadline = time.monotonic() + 60
-        while {process for process, _ in there} != set(LISTENERS) and time.monotonic() < deadline:
+        while not expected <= {process for process, _ in there} and time.monotonic() < deadline:
             time.sleep(0.5)
             there = set(listening()) - before
         yield there
@@ -60,8 +70,10 @@ def found() -> Iterator[set[tuple[str, str]]]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_every_listening_process_is_on_the_list_and_on_loopback(found: set[tuple[str, str]]) -> None:
-    assert {process for process, _ in found} == set(LISTENERS)
+def test_every_listening_process_is_on_the_list_and_on_loopback(
+    found: set[tuple[str, str]], expected: set[str]
+) -> None:
+    assert expected <= {process for process, _ in found} <= set(LISTENERS)
     assert [each for each in sorted(found) if beyond_loopback(each[1])] == []
     mine = psutil.Process()
     family = [mine, *mine.children(recursive=True)]
@@ -76,7 +88,7 @@ def test_every_listening_process_is_on_the_list_and_on_loopback(found: set[tuple
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_only_the_named_ports_answer_without_a_token(found: set[tuple[str, str]]) -> None:
+def test_only_the_named_ports_answer_without_a_token(found: set[tuple[str, str]], expected: set[str]) -> None:
     answered = set()
     for process, address in found:
         try:
@@ -84,7 +96,8 @@ def test_only_the_named_ports_answer_without_a_token(found: set[tuple[str, str]]
         except requests.RequestException:  # gRPC
             continue
         answered |= {process} if answer.ok else set()
-    assert answered == {process for process, what in LISTENERS.items() if "no token" in what}
+    named = {process for process, what in LISTENERS.items() if "no token" in what}
+    assert expected & named <= answered <= named
 
 
 @pytest.mark.ray
