@@ -162,6 +162,19 @@ def test_a_journal_of_an_earlier_version_is_checked_by_all_but_checksums(folder:
     assert set(problems(folder)) == {"round 1", "rounds.parquet"}
 
 
+def test_a_run_of_a_version_with_one_seed_is_repeated_with_its_streams(tmp_path: Path) -> None:
+    said = narrowcast("run", *RUN, "client_seed=0", "--output", tmp_path)
+    assert said.status == 0, said.err
+    config = tmp_path / NAME / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("client_seed:")))
+    (tmp_path / NAME / "model.safetensors").unlink()
+    assert problems(tmp_path / NAME) == {}
+    assert [check.subject for check in verify(tmp_path / NAME) if check.skipped] == []
+    change_result(tmp_path / NAME, model_sha256="0" * 64)
+    assert set(problems(tmp_path / NAME)) == {"model.safetensors"}
+
+
 def test_without_checkpoints_the_model_is_checked_by_repeating_the_run(folder: Path) -> None:
     shutil.rmtree(folder / "checkpoint")
     (skipped,) = (check for check in verify(folder, 1) if check.skipped)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
-from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.checkpoint import Saved, read_checkpoints
 from narrowcast.platform.config import read_yaml
@@ -27,6 +27,7 @@ from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import TABLES, Journal, read_locked
 from narrowcast.platform.types import Arrays
+from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
 from narrowcast.runs.outputs import measured
 from narrowcast.runs.result import ResultFile
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
@@ -52,14 +53,14 @@ def verify(folder: Path, rounds: int = 3) -> Iterator[Check]:
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"no run at {folder}; give the name of a run, or its folder")
-    experiment = load_experiment(str(folder / CONFIG))
+    experiment = saved_experiment(folder)
     with read_locked(folder):
         yield from _Verification(folder, experiment).checks(rounds)
 
 
 class _Verification:
     def __init__(self, folder: Path, experiment: Experiment) -> None:
-        self._folder, self._experiment = folder, experiment
+        self._folder, self._experiment, self._earlier = folder, experiment, has_one_seed(folder)
         self._run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data.load()))
         self._journal = Journal.read(folder)
         self._saved = list(read_checkpoints(checkpoint_place(experiment, folder)))
@@ -124,6 +125,8 @@ class _Verification:
         compared = f"repeated from {where}: each number of the round and of its clients"
         if getattr(self._experiment.backend, "on_failure", "") == "drop":
             return Check(subject, skipped="with backend.on_failure=drop, rounds depend on failures")
+        if self._earlier and getattr(self._experiment.training, "shared_negatives", False):
+            return Check(subject, skipped="version 0.1 did not send the number of positives, so that bits differ")
         ledgers = self._journal.ledgers()
         with closing(LocalBackend().run(self._run, state)) as outcomes:
             for outcome in islice(outcomes, count):
@@ -156,11 +159,14 @@ class _Verification:
         if last is None:
             every = f"--rounds {result.rounds} repeats the run"
             return Check(MODEL, skipped=f"there is no checkpoint of the last round; {every}")
-        compared = f"each array against the last state, and that state's sha256 against {RESULT}"
-        try:
-            problem = _arrays_problem(read_tensors(path)[0], algorithm.final(last.server))
-        except (SafetensorError, OSError) as error:
-            problem = f"unreadable ({error})"
+        compared, problem = f"each array against the last state, and that state's sha256 against {RESULT}", ""
+        if self._earlier and not path.is_file():
+            compared = f"the last state's sha256 against {RESULT}; version 0.1 wrote no model"
+        else:
+            try:
+                problem = _arrays_problem(read_tensors(path)[0], algorithm.final(last.server))
+            except (SafetensorError, OSError) as error:
+                problem = f"unreadable ({error})"
         if not problem and (found := model_sha256(algorithm, last)) != result.model_sha256:
             problem = f"{RESULT} has the model_sha256 {result.model_sha256}, the last state {found}"
         return Check(MODEL, compared, problem)
