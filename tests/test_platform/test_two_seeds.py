@@ -41,7 +41,7 @@ PUBLIC = {
     ("algorithms/uploads/client_loop.py", "'codec'"),
     ("algorithms/codecs/random_basis.py", "kind + name"),
     # an attacker, who tries the seed that he knows
-    ("algorithms/attacks/row_list_attack.py", "_STREAM"),
+    ("algorithms/attacks/row_list_attack.py", "'negatives'"),
     # when simulated clients stop answering
     ("algorithms/secure/masking_round.py", "'secure dropout'"),
     # Rounding and sampling inside a codec: drawn under the key of the upload, which its stages are given whole.

@@ -55,6 +55,5 @@ def _touched(transcript: Transcript, each: RoundTranscript, members: IntArray, w
     rows = np.repeat(again[:, None], n_items, axis=1)
     for place, client in enumerate(members.tolist()):
         if client in each.cohort:
-            likely = negatives_of_seed(n_items, int(drawn[place]), transcript.public_seed, each.round_index, client)
-            rows[place, likely] = 1.0
+            rows[place, negatives_of_seed(transcript, each.round_index, client)] = 1.0
     return rows

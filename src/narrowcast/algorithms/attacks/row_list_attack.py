@@ -11,19 +11,18 @@ from __future__ import annotations
 import numpy as np
 
 from narrowcast.algorithms.attacks.transcript import Transcript
-from narrowcast.platform.seeds import stream_keys, uniform_below
+from narrowcast.algorithms.local_training.batches import SharedNegatives
+from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 _NEVER = -1e9
-_STREAM = "negatives"
 
 
-def negatives_of_seed(n_items: int, drawn: int, seed: int, round_index: int, client: int) -> BoolArray:
-    """Return the items that the seed makes a client draw first, [N]; false guesses if the stream is private."""
-    keys = stream_keys(seed, _STREAM, round_index, np.array([client]))
-    drawn_items = np.zeros(n_items, dtype=bool)
-    drawn_items[uniform_below(keys, np.arange(drawn), np.full(drawn, n_items))] = True
-    return drawn_items
+def negatives_of_seed(transcript: Transcript, round_index: int, client: int) -> BoolArray:
+    """Return the items that the public seed makes a client draw first, [N]; false guesses if the stream is private."""
+    key = stream_keys(transcript.public_seed, "negatives", round_index, np.array([client]))
+    shared = SharedNegatives(transcript.n_items, transcript.negatives, key)
+    return shared.likely_rows(int(transcript.examples[client]))
 
 
 def positives_from_row_lists(transcript: Transcript, clients: IntArray, *, with_seed: bool) -> FloatArray:
@@ -44,7 +43,7 @@ def positives_from_row_lists(transcript: Transcript, clients: IntArray, *, with_
             present[upload.rows] = True
             evidence = np.full(n_items, -np.log(by_draw))
             if with_seed:
-                likely = negatives_of_seed(n_items, drawn, transcript.public_seed, each.round_index, client)
+                likely = negatives_of_seed(transcript, each.round_index, client)
                 evidence = np.where(likely, 0.0, -np.log(again))
             scores[place] += np.where(present, evidence, _NEVER)
     return scores

@@ -85,13 +85,7 @@ Fits = Callable[[int], BoolArray]
 
 
 def _by_seed(transcript: Transcript, each: RoundTranscript) -> Fits:
-    drawn = transcript.examples[each.cohort] * transcript.negatives
-    likely = np.array(
-        [
-            negatives_of_seed(transcript.n_items, int(count), transcript.public_seed, each.round_index, client)
-            for count, client in zip(drawn, each.cohort.tolist(), strict=True)
-        ]
-    )
+    likely = np.array([negatives_of_seed(transcript, each.round_index, client) for client in each.cohort.tolist()])
     return lambda item: likely[:, item]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from narrowcast.algorithms.attacks.transcript import RoundTranscript, Transcript
 from narrowcast.algorithms.secure.bit_packing import RingElements
-from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
+from narrowcast.algorithms.secure.mask_recovery import recovered
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.platform.types import IntArray
@@ -56,15 +56,8 @@ def _known_masks(each: RoundTranscript, messages: Messages, keys: RoundKeys) -> 
 
     They are those of the protocol, and those of a client that would draw its own mask of all groups from one seed.
     """
-    revealed = {}
-    for name, data in each.told["reveal"].items():
-        rule = keys.participation.rule
-        message = messages.unmasking_shares(each.round_index, len(rule.risky(int(name))))
-        client, (body,) = message.open(np.asarray(data).tobytes(), keys.verify)
-        assert body is not None
-        revealed[client] = body
     survivors = frozenset(upload.client for upload in each.protected)
-    recovery = MaskRecovery.of(each.round_index, keys.participation.rule, keys.advertised, survivors, revealed)
+    recovery = recovered(messages, each.round_index, keys, survivors, each.told["reveal"])
     layout, at_once = messages.mask_layout(), messages.mask_layout().zeros()
     for client, own in recovery.own_seeds.items():
         layout.add(at_once, own.shared, recovery.rule.sent[client])

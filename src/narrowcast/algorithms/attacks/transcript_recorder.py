@@ -7,7 +7,7 @@ sum is what the server decodes of that client's payload.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from narrowcast.algorithms.attacks.transcript import (
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.federated.shared_basis import draw_components
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.algorithms.secure.unmasking import protected_groups
 from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
@@ -117,7 +118,7 @@ class TranscriptRecorder:
         client = int(chunk.clients[0])
         if not isinstance(self.algorithm, SecureAggregation):
             return self._readable(client, result, columns)
-        groups = _protected_groups(result.partial)
+        groups = protected_groups(result.partial)
         if self.algorithm.scheme.kind != "plain":
             return ProtectedUpload(client, groups)
         messages = chunk.relayed.messages(self.algorithm.messages(self.task))
@@ -153,14 +154,6 @@ def _rows_of(client: int, partial: Arrays) -> ReadableUpload:
     # The server knows the weight of a client, and divides by it.
     weight = float(counts[0, 0]) if counts.shape == (1, 1) else 1.0
     return ReadableUpload(client, rows, (values[rows] / np.float32(weight)).astype(np.float32))
-
-
-def _protected_groups(partial: Arrays) -> Mapping[int, NDArray[np.uint64]]:
-    return {
-        int(name.removeprefix("sum/")): np.asarray(values)
-        for name, values in partial.items()
-        if name.startswith("sum/")
-    }
 
 
 @dataclass(frozen=True)

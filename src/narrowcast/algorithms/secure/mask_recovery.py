@@ -10,11 +10,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from narrowcast.algorithms.secure.bit_packing import RingElements
+from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
 from narrowcast.algorithms.secure.masks import MaskLayout, OwnSeeds
+from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
+from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES, combine
-from narrowcast.platform.types import BoolArray, PayloadError
+from narrowcast.platform.types import Arrays, BoolArray, PayloadError
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,21 @@ class MaskRecovery:
                 seed = agreements.key(key, *ends, b"mask", self.round_index)
                 layout.add(totals, seed, sent[dropout] & sent[client], negative=client > dropout)
         return [elements.astype(np.uint64) for elements in totals]
+
+
+def recovered(
+    messages: Messages, round_index: int, keys: RoundKeys, survivors: Collection[int], answers: Arrays
+) -> MaskRecovery:
+    """Combine the messages in which survivors reveal their shares, by the name of the client.
+
+    Raise `PayloadError` as `MaskRecovery.of`, and for a message that is empty or that its client did not sign.
+    """
+    rule, enrolled = keys.participation.rule, EnrolledClients(keys.verify)
+    revealed = dict(
+        enrolled.open(messages.unmasking_shares(round_index, len(rule.risky(int(name)))), np.asarray(data).tobytes())
+        for name, data in answers.items()
+    )
+    return MaskRecovery.of(round_index, rule, keys.advertised, survivors, revealed)
 
 
 def _revealed_seeds(

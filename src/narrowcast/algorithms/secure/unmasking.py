@@ -12,27 +12,33 @@ from narrowcast.algorithms.secure.bit_packing import RingElements
 from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.fixed_point import Integers
 from narrowcast.algorithms.secure.inbox import Inbox, merged
-from narrowcast.algorithms.secure.mask_recovery import MaskRecovery
+from narrowcast.algorithms.secure.mask_recovery import MaskRecovery, recovered
 from narrowcast.algorithms.secure.masking_round import REVEALS, SIGNS, stops
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
 from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
 from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.algorithms.secure.small_counts import SmallCounts
+from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, PayloadError
 
 logger = logging.getLogger(__name__)
 
-_SUM = "sum/"
+_SUMS = PrefixedArrays("sum/")
 _MUCH_CLIPPING = 0.01
 """Share of a round's values beyond the clip that is warned of: the bias of the sum is no longer negligible."""
 
 
 def protected_sums(inbox: Inbox) -> Arrays:
     """Return a chunk's partial sum: each group's protected sum."""
-    return {f"{_SUM}{place}": elements for place, elements in enumerate(inbox.sums) if elements is not None}
+    return _SUMS.add({str(place): elements for place, elements in enumerate(inbox.sums) if elements is not None})
+
+
+def protected_groups(partial: Arrays) -> dict[int, RingElements]:
+    """Return the protected sum of each group in a chunk's partial sum, by place."""
+    return {int(place): np.asarray(elements) for place, elements in _SUMS.of(partial).items()}
 
 
 class SumOpener:
@@ -136,13 +142,7 @@ class SumOpener:
                 raise PayloadError(f"{len(signed)} of {len(listed)} clients signed the list, {rule.threshold} needed")
             signed = signed[: rule.threshold]
         asked = {"clients": listed, "asked": self._answering(REVEALS, listed), "signed": signed}
-        revealed = {}
-        for name, data in self._key_store.call("reveal", self._round, asked).items():
-            message = messages.unmasking_shares(self._round, len(rule.risky(int(name))))
-            client, (body,) = message.open(data.tobytes(), keys.verify)
-            assert body is not None
-            revealed[client] = body
-        return MaskRecovery.of(self._round, rule, keys.advertised, survivors, revealed)
+        return recovered(messages, self._round, keys, survivors, self._key_store.call("reveal", self._round, asked))
 
     def _answering(self, step: int, clients: IntArray) -> IntArray:
         """Return the clients that still answer in a step."""
@@ -195,6 +195,6 @@ def _folded(results: Sequence[ChunkResult], place: int, messages: Messages, publ
     """Return the protected sum of a group over all chunks; None if no client sent it."""
     elements: RingElements | None = None
     for result in results:
-        if (part := result.partial.get(f"{_SUM}{place}")) is not None:
+        if (part := result.partial.get(_SUMS.name(str(place)))) is not None:
             elements = merged(elements, part, messages, public)
     return elements
