@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lossy_links import LOSING
-from masking_play import Play
+from masked_round import MaskedRound
 from narrowcast.algorithms.attacks.transcript import Transcript
 from narrowcast.algorithms.secure.shamir import SHARE_BYTES
 from narrowcast.platform.errors import UserError
@@ -49,8 +49,8 @@ def reads_by_split_lists(n: int, threshold: int, colluders: int, adversary: str)
 
     It asks one part of the honest clients with the victim on the list, and the others without.
     """
-    play = Play({client: [True] for client in range(n)}, threshold, adversary=adversary)
-    clients, _ = play.agree()
+    masked = MaskedRound({client: [True] for client in range(n)}, threshold, adversary=adversary)
+    clients, _ = masked.agree()
     victim, honest = n - 1, list(range(colluders, n))
     for client in range(colluders):  # colluders accept every list
         clients[client]._accept = lambda _: None  # type: ignore[method-assign]
@@ -58,12 +58,12 @@ def reads_by_split_lists(n: int, threshold: int, colluders: int, adversary: str)
     without = honest[: len(honest) - len(with_victim)]
     enough = []
     for part, listed in ((with_victim, list(clients)), (without, list(range(n - 1)))):
-        signing = [*part, *range(colluders)] if play.messages.active else []
+        signing = [*part, *range(colluders)] if masked.messages.active else []
         signed = [clients[each].sign_survivors(listed) for each in signing]
         shares = colluders
         for each in part:
             with contextlib.suppress(PayloadError):
-                body = play.body(each, clients[each].unmask(listed, signed))
+                body = masked.body(each, clients[each].unmask(listed, signed))
                 shares += body[victim * SHARE_BYTES :][:SHARE_BYTES] != bytes(SHARE_BYTES)
         enough.append(shares >= threshold)
     return all(enough)

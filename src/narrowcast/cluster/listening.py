@@ -18,7 +18,7 @@ LISTENERS = {
     "dashboard.py": "Ray's own metrics; **no token**",
     "monitor.py": "metrics of the autoscaler; **no token**",
 }
-"""Every process of a local run that listens, and what answers there; docs/ray.md has this table."""
+"""Every process of a local run that listens, and what answers there; docs/shared-machine.md has this table."""
 
 
 def listening() -> list[tuple[str, str]]:

@@ -56,12 +56,12 @@ def attack_run(
     """
     results: list[AttackResult] = []
     for count in rounds:
-        played = experiment.model_copy(update={"rounds": count, "evaluate_every": count})
-        transcript, state = record_transcript(played, data, popularity)
+        shortened = experiment.model_copy(update={"rounds": count, "evaluate_every": count})
+        transcript, state = record_transcript(shortened, data, popularity)
         readable = transcript
         if (secure := experiment.secure).kind not in ("none", "plain"):
             fields = {name: getattr(secure, name) for name in Plain.model_fields if name not in ("kind", "keys")}
-            readable, _ = record_transcript(played.model_copy(update={"secure": Plain(**fields)}), data)
+            readable, _ = record_transcript(shortened.model_copy(update={"secure": Plain(**fields)}), data)
         owners: dict[tuple[int, int], list[int]] = {}
         for each in readable.rounds:
             for upload in each.readable:
@@ -74,7 +74,7 @@ def attack_run(
 
 @dataclass(frozen=True)
 class Truth:
-    """What the attacks look for: training items, senders by round and item, and private factors of participants."""
+    """The facts that attacks infer: training items, senders by round and item, and private factors of participants."""
 
     data: Interactions
     owners: Mapping[tuple[int, int], Sequence[int]]

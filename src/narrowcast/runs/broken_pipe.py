@@ -7,16 +7,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 _GONE = (errno.EPIPE, errno.EIO)  # EIO: the terminal was closed
 
 
 def discard_output() -> None:
     """Discard what is printed from here on, as after `narrowcast run ... | head`; of stderr, if it is a terminal."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    _discard(sys.stdout)
     if sys.stderr.isatty():
-        os.dup2(nowhere, sys.stderr.fileno())
+        _discard(sys.stderr)
 
 
 def discard_unread() -> None:
@@ -27,7 +27,13 @@ def discard_unread() -> None:
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 @contextmanager

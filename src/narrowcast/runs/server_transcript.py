@@ -36,7 +36,7 @@ def record_transcript(
 
 
 def record_run(run: Run, popularity: FloatArray | None = None) -> tuple[Transcript, RunState]:
-    """Play all rounds of a run, with clients in chunks of one; return its server's transcript and its last state."""
+    """Run every round, with clients in chunks of one; return its server's transcript and its last state."""
     run = replace(run, plan=run.plan.model_copy(update={"chunk_size": 1}))
     told = np.ones(run.task.data.sizes["items"]) if popularity is None else popularity
     recorder = TranscriptRecorder(run.algorithm, run.task, told)

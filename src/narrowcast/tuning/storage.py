@@ -100,7 +100,7 @@ def _intact_bytes(path: Path) -> int:
     before = content.rfind(b"\n", 0, -1) + 1
     try:
         json.loads(content[before:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return before
     return len(content) if content.endswith(b"\n") else before
 

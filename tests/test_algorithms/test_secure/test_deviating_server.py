@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from masking_play import ROUND, SIZE, Play
+from masked_round import ROUND, SIZE, MaskedRound
 from narrowcast.algorithms.secure.key_store import KeyStore
 from narrowcast.algorithms.secure.masking_round import STAYS
 from narrowcast.algorithms.secure.masks import OwnSeeds
@@ -108,10 +108,10 @@ def test_signatures_of_other_rounds_runs_ranks_and_clients_do_not_count() -> Non
 def test_clients_that_were_told_different_groups_do_not_unmask() -> None:
     """A server that tells one client of many senders of its group, and the others of few."""
     groups = {client: [True, client < 4] for client in range(7)}
-    play = Play(groups, 5, 3, adversary="active")
-    clients, _ = play.agree()
+    masked = MaskedRound(groups, 5, 3, adversary="active")
+    clients, _ = masked.agree()
     alone = {client: [True, client == 3] for client in range(7)}
-    clients[3]._rule = play.told(alone)
+    clients[3]._rule = masked.told(alone)
     signed = [each.sign_survivors(range(7)) for each in clients.values()]
     for client in (0, 3):
         with pytest.raises(PayloadError, match="another context"):
@@ -148,34 +148,34 @@ def test_no_client_gives_both_shares_of_another() -> None:
 
 
 def test_peers_refuse_keys_that_their_owner_did_not_sign() -> None:
-    play = Play({client: [True] for client in range(4)}, 3)
-    clients, _ = play.agree()
+    masked = MaskedRound({client: [True] for client in range(4)}, 3)
+    clients, _ = masked.agree()
     sent = [each.advertise_keys() for each in clients.values()]
     own = X25519PrivateKey.generate().public_key().public_bytes_raw()
-    forged = play.messages.advertised_keys(ROUND).seal(2, [own * 2 + bytes(32)], play.signing[1])
+    forged = masked.messages.advertised_keys(ROUND).seal(2, [own * 2 + bytes(32)], masked.signing[1])
     with pytest.raises(PayloadError, match="client 2 was changed, or is not signed by it"):
-        clients[0].share_keys([*sent[:2], forged, sent[3]], play.rule)
-    stale = play.messages.advertised_keys(ROUND - 1).seal(2, [own * 2 + bytes(32)], play.signing[2])
+        clients[0].share_keys([*sent[:2], forged, sent[3]], masked.rule)
+    stale = masked.messages.advertised_keys(ROUND - 1).seal(2, [own * 2 + bytes(32)], masked.signing[2])
     with pytest.raises(PayloadError, match="round 2, not 3"):
-        clients[0].share_keys([*sent[:2], stale, sent[3]], play.rule)
+        clients[0].share_keys([*sent[:2], stale, sent[3]], masked.rule)
     for few in (sent[:2], sent[1:]):
         with pytest.raises(PayloadError, match="client 0 shares nothing"):
-            clients[0].share_keys(few, play.rule)
+            clients[0].share_keys(few, masked.rule)
 
 
-def left_by_colluders(play: Play, colluders: set[int]) -> tuple[Any, bool]:
+def left_by_colluders(masked: MaskedRound, colluders: set[int]) -> tuple[Any, bool]:
     """Return the second group's sum without the masks that a server and its colluders know, and whether it is open."""
-    clients, advertised = play.agree()
-    recovery = play.recovery(clients, advertised, list(clients))
-    senders = [client for client in clients if play.groups[client][1]]
-    left = sum((play.upload(clients[client])[1] for client in senders), np.zeros(SIZE, np.uint64))
-    left -= recovery.masks(play.layout, advertised)[1]
-    known, opened = play.layout.zeros(), bool(recovery.opened[1])
+    clients, advertised = masked.agree()
+    recovery = masked.recovery(clients, advertised, list(clients))
+    senders = [client for client in clients if masked.groups[client][1]]
+    left = sum((masked.upload(clients[client])[1] for client in senders), np.zeros(SIZE, np.uint64))
+    left -= recovery.masks(masked.layout, advertised)[1]
+    known, opened = masked.layout.zeros(), bool(recovery.opened[1])
     for client in colluders & set(senders) if not opened else ():
         seed = OwnSeeds.of(clients[client]._own_secret, [1]).of_group[1]
-        play.layout.add(known, seed, np.array([False, True]))
+        masked.layout.add(known, seed, np.array([False, True]))
     for client in colluders:
-        left -= play.values(client, 1)
+        left -= masked.values(client, 1)
     return (left - known[1]) % 2**32, opened
 
 
@@ -184,12 +184,12 @@ def test_twelve_of_sixty_colluders_read_no_group_of_fewer_than_the_bound() -> No
     colluders, honest = set(range(12)), [12, 13]
     groups = {client: [True, client in colluders or client in honest] for client in range(60)}
     for least, reads in ((3 + 12, False), (3, True)):
-        left, opened = left_by_colluders(Play(groups, 36, least), colluders)
+        left, opened = left_by_colluders(MaskedRound(groups, 36, least), colluders)
         assert opened == reads
-        assert np.array_equal(left, (sum(Play.values(client, 1) for client in honest)) % 2**32) == reads
+        assert np.array_equal(left, (sum(MaskedRound.values(client, 1) for client in honest)) % 2**32) == reads
 
 
-def gets_both_secrets(play: Play, clients: Any, colluders: list[int], victim: int) -> bool:
+def gets_both_secrets(masked: MaskedRound, clients: Any, colluders: list[int], victim: int) -> bool:
     """Return whether a server that shows each half of the honest clients another list gets both secrets of one."""
     honest, enough, at = [each for each in clients if each not in colluders], [], victim * SHARE_BYTES
     lists = [each for each in clients if each != victim], list(clients)
@@ -199,9 +199,9 @@ def gets_both_secrets(play: Play, clients: Any, colluders: list[int], victim: in
         shares = {each + 1: clients[each]._shares[victim][of_victim] for each in colluders}
         for each in half:
             with contextlib.suppress(PayloadError):
-                body = play.body(each, clients[each].unmask(listed, signed))
+                body = masked.body(each, clients[each].unmask(listed, signed))
                 shares[each + 1] = body[at : at + SHARE_BYTES]
-        enough.append(len(shares) >= play.threshold)
+        enough.append(len(shares) >= masked.threshold)
     return all(enough)
 
 
@@ -210,8 +210,8 @@ def test_a_split_list_and_twelve_colluders_read_an_update_unless_lists_are_signe
     adversary: str, threshold: int, reads: bool
 ) -> None:
     """2 t - n colluders hold the missing shares: 12 of 60 at a threshold of .6; .7 needs 24, and signatures."""
-    play = Play({client: [True] for client in range(60)}, threshold, adversary=adversary)
-    clients, _ = play.agree()
+    masked = MaskedRound({client: [True] for client in range(60)}, threshold, adversary=adversary)
+    clients, _ = masked.agree()
     for each in range(12):  # colluders sign whatever they are asked to
         clients[each]._accept = lambda _: None
-    assert gets_both_secrets(play, clients, list(range(12)), victim=59) == reads
+    assert gets_both_secrets(masked, clients, list(range(12)), victim=59) == reads

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from masking_play import ROUND, Play
+from masked_round import ROUND, MaskedRound
 from narrowcast.algorithms.secure import shamir
 from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import KeyAgreements
@@ -51,14 +51,14 @@ def test_enough_shares_give_the_secret_and_fewer_do_not(threshold: int, more: in
 
 
 @st.composite
-def plays(draw: Any) -> Play:
+def plays(draw: Any) -> MaskedRound:
     n, n_groups = draw(st.integers(3, 7)), draw(st.integers(1, 4))
     groups = {
         10 + client: [True, *draw(st.lists(st.booleans(), min_size=n_groups - 1, max_size=n_groups - 1))]
         for client in range(n)
     }
     stop = st.sampled_from([*STEPS, STAYS, STAYS, STAYS, STAYS])
-    return Play(
+    return MaskedRound(
         groups,
         draw(st.integers(n // 2 + 1, n)),
         draw(st.integers(1, 3)),
@@ -69,8 +69,8 @@ def plays(draw: Any) -> Play:
 
 @given(plays())
 @settings(max_examples=60, deadline=None)
-def test_any_dropouts_leave_the_plain_sums_of_the_groups_that_may_be_opened(play: Play) -> None:
-    assert play.run() == play.reference()
+def test_any_dropouts_leave_the_plain_sums_of_the_groups_that_may_be_opened(masked: MaskedRound) -> None:
+    assert masked.run() == masked.reference()
 
 
 @pytest.mark.parametrize("adversary", ["honest_but_curious", "active"])
@@ -78,9 +78,9 @@ def test_any_dropouts_leave_the_plain_sums_of_the_groups_that_may_be_opened(play
 def test_a_round_completes_with_as_many_as_needed_and_not_with_fewer(step: int, adversary: str) -> None:
     groups = {client: [True, client % 2 == 0] for client in range(7)}
     for gone in (2, 3):
-        play = Play(groups, 5, 2, dict.fromkeys(range(1, 1 + gone), step), adversary)
-        assert play.run() == play.reference()
-        assert (play.run() is None) == (gone == 3)
+        masked = MaskedRound(groups, 5, 2, dict.fromkeys(range(1, 1 + gone), step), adversary)
+        assert masked.run() == masked.reference()
+        assert (masked.run() is None) == (gone == 3)
 
 
 @pytest.mark.parametrize("senders", [1, 2, 3])
@@ -91,55 +91,55 @@ def test_a_group_of_few_stays_hidden_under_every_pattern_of_dropouts(senders: in
     for pattern in product([STAYS, UPLOADS, REVEALS], repeat=6):
         if sum(each != STAYS for each in pattern) > 2:
             continue
-        play = Play(groups, 4, 3, dict(enumerate(pattern)))
-        result = play.run()
+        masked = MaskedRound(groups, 4, 3, dict(enumerate(pattern)))
+        result = masked.run()
         assert result is not None
-        assert result == play.reference()
+        assert result == masked.reference()
         arrived = sum(each != UPLOADS for each in pattern[:senders])
         assert (1 in result) <= (arrived == 3)
         opened += 1 in result
     assert (opened > 0) == (senders == 3)
 
 
-def revealed_seeds(play: Play) -> tuple[MaskRecovery, dict[int, Any], dict[int, bytes], list[int]]:
-    clients, advertised = play.agree()
-    survivors = [client for client in clients if play.stop(client) > UPLOADS]
-    return play.recovery(clients, advertised, survivors), clients, advertised, survivors
+def revealed_seeds(masked: MaskedRound) -> tuple[MaskRecovery, dict[int, Any], dict[int, bytes], list[int]]:
+    clients, advertised = masked.agree()
+    survivors = [client for client in clients if masked.stop(client) > UPLOADS]
+    return masked.recovery(clients, advertised, survivors), clients, advertised, survivors
 
 
 def test_the_server_cannot_read_a_thin_group_from_all_that_is_revealed() -> None:
     """The control: with a smaller bound the same subtraction reads the group of one client."""
     groups = {client: [True, client in (0, 1), True] for client in range(6)}
     for least, reads in ((2, False), (1, True)):
-        play = Play(groups, 4, least, {1: UPLOADS})
-        recovery, clients, advertised, survivors = revealed_seeds(play)
-        upload = play.upload(clients[0])[1]
-        left = recovery.masks(play.layout, advertised)[1]
+        masked = MaskedRound(groups, 4, least, {1: UPLOADS})
+        recovery, clients, advertised, survivors = revealed_seeds(masked)
+        upload = masked.upload(clients[0])[1]
+        left = recovery.masks(masked.layout, advertised)[1]
         assert bool(recovery.opened[1]) == reads
-        assert np.array_equal((upload - left) % 2**32, play.values(0, 1)) == reads
+        assert np.array_equal((upload - left) % 2**32, masked.values(0, 1)) == reads
         assert recovery.opened[[0, 2]].all()
         assert survivors == [0, 2, 3, 4, 5]
 
 
 def test_wrong_shares_are_noticed() -> None:
-    play = Play({client: [True] for client in range(10, 17)}, 4)
-    clients, advertised = play.agree()
+    masked = MaskedRound({client: [True] for client in range(10, 17)}, 4)
+    clients, advertised = masked.agree()
     survivors = [10, 11, 12, 13]
-    bodies = {each: play.body(each, clients[each].unmask(survivors)) for each in survivors}
-    assert MaskRecovery.of(ROUND, play.rule, advertised, survivors, bodies).opened.all()
+    bodies = {each: masked.body(each, clients[each].unmask(survivors)) for each in survivors}
+    assert MaskRecovery.of(ROUND, masked.rule, advertised, survivors, bodies).opened.all()
     for place in range(7):
         spoilt = bytearray(bodies[12])
         spoilt[33 * place + 20] ^= 1
         with pytest.raises(PayloadError, match=f"client {10 + place}'s secret do not give"):
-            MaskRecovery.of(ROUND, play.rule, advertised, survivors, {**bodies, 12: bytes(spoilt)})
+            MaskRecovery.of(ROUND, masked.rule, advertised, survivors, {**bodies, 12: bytes(spoilt)})
     del bodies[11]
     with pytest.raises(PayloadError, match="3 of 4 clients revealed shares, 4 needed"):
-        MaskRecovery.of(ROUND, play.rule, advertised, survivors, bodies)
+        MaskRecovery.of(ROUND, masked.rule, advertised, survivors, bodies)
 
 
 def test_shares_that_were_changed_or_are_for_another_do_not_open() -> None:
-    play = Play({client: [True] for client in range(3)}, 2)
-    clients, _ = play.agree()  # client 0 derives its shares
+    masked = MaskedRound({client: [True] for client in range(3)}, 2)
+    clients, _ = masked.agree()  # client 0 derives its shares
     boxes = {}
     for recipient in (1, 2):
         share = bytes(66)
@@ -170,12 +170,12 @@ def test_keys_of_low_order_are_refused(key: bytes) -> None:
     private = X25519PrivateKey.generate()
     with pytest.raises(PayloadError, match="low order"):
         KeyAgreements().key(private, private.public_key().public_bytes_raw(), key, b"mask")
-    play = Play({client: [True] for client in range(3)}, 2)
+    masked = MaskedRound({client: [True] for client in range(3)}, 2)
     good = private.public_key().public_bytes_raw()
     for keys in (key + good, good + key):
-        sent = play.messages.advertised_keys(ROUND).seal(1, [keys + bytes(32)], play.signing[1])
+        sent = masked.messages.advertised_keys(ROUND).seal(1, [keys + bytes(32)], masked.signing[1])
         with pytest.raises(PayloadError, match="low order"):
-            checked_keys(play.messages, ROUND, EnrolledClients(play.keys), sent)
+            checked_keys(masked.messages, ROUND, EnrolledClients(masked.keys), sent)
 
 
 def mutated(data: bytes, random: np.random.Generator) -> bytes:
@@ -192,20 +192,20 @@ def mutated(data: bytes, random: np.random.Generator) -> bytes:
 
 
 def test_two_thousand_mutations_of_each_message_are_refused() -> None:
-    play = Play({client: [True, client < 4] for client in range(5)}, 4, 3, adversary="active")
-    enrolled, random, survivors = EnrolledClients(play.keys), np.random.default_rng(0), [0, 1, 2, 3]
-    clients, advertised = play.agree()
+    masked = MaskedRound({client: [True, client < 4] for client in range(5)}, 4, 3, adversary="active")
+    enrolled, random, survivors = EnrolledClients(masked.keys), np.random.default_rng(0), [0, 1, 2, 3]
+    clients, advertised = masked.agree()
     everything = [each.advertise_keys() for each in clients.values()]
-    shared = clients[1].share_keys(everything, play.rule)
+    shared = clients[1].share_keys(everything, masked.rule)
     signed = [clients[each].sign_survivors(survivors) for each in survivors]
     revealed = clients[1].unmask(survivors, signed)
     others = everything[:1] + everything[2:]
     readers: list[tuple[bytes, Any]] = [
-        (everything[1], lambda data: checked_keys(play.messages, ROUND, enrolled, data)),
-        (everything[1], lambda data: clients[0].share_keys([*others, data], play.rule)),
-        (shared, lambda data: sealed_shares(play.messages, ROUND, enrolled, play.rule, advertised, data)),
+        (everything[1], lambda data: checked_keys(masked.messages, ROUND, enrolled, data)),
+        (everything[1], lambda data: clients[0].share_keys([*others, data], masked.rule)),
+        (shared, lambda data: sealed_shares(masked.messages, ROUND, enrolled, masked.rule, advertised, data)),
         (signed[1], lambda data: clients[0].unmask(survivors, [signed[0], data, *signed[2:]])),
-        (revealed, lambda data: play.body(1, data)),
+        (revealed, lambda data: masked.body(1, data)),
     ]
     for good, read in readers:
         read(good)
@@ -216,17 +216,17 @@ def test_two_thousand_mutations_of_each_message_are_refused() -> None:
 
 
 def test_shares_that_their_owner_signed_and_made_up_are_refused() -> None:
-    play = Play({client: [True] for client in range(4)}, 3)
-    clients, advertised = play.agree()
-    bodies = {each: play.body(each, clients[each].unmask([0, 1, 2])) for each in (0, 1, 2)}
+    masked = MaskedRound({client: [True] for client in range(4)}, 3)
+    clients, advertised = masked.agree()
+    bodies = {each: masked.body(each, clients[each].unmask([0, 1, 2])) for each in (0, 1, 2)}
     random = np.random.default_rng(0)
     for _ in range(200):
         made_up = {**bodies, 1: random.bytes(len(bodies[1]))}
         with pytest.raises(PayloadError, match="do not give the one that it advertised"):
-            MaskRecovery.of(ROUND, play.rule, advertised, [0, 1, 2], made_up)
-    enrolled, size = EnrolledClients(play.keys), int(sealed_bytes(np.array(0)))
+            MaskRecovery.of(ROUND, masked.rule, advertised, [0, 1, 2], made_up)
+    enrolled, size = EnrolledClients(masked.keys), int(sealed_bytes(np.array(0)))
     for recipients in ([2, 2], [1, 3], [2, 9], [0, 2]):  # clients 0 and 1 derive their shares
         body = b"".join(each.to_bytes(4, "little") + bytes(size - 4) for each in recipients)
-        sent = play.messages.shares(ROUND, 2, 0).seal(1, [body], play.signing[1])
+        sent = masked.messages.shares(ROUND, 2, 0).seal(1, [body], masked.signing[1])
         with pytest.raises(PayloadError, match="not for each of the others once"):
-            sealed_shares(play.messages, ROUND, enrolled, play.rule, advertised, sent)
+            sealed_shares(masked.messages, ROUND, enrolled, masked.rule, advertised, sent)

@@ -156,7 +156,7 @@ def draw_batches(
 
 @dataclass(frozen=True)
 class SharedNegatives:
-    """What a receiver knows of the negatives that one client draws from the public stream in one round.
+    """The knowledge that a receiver has of the negatives that one client draws from the public stream in one round.
 
     `negatives` are drawn for each positive of `n_items` items; `key` is that of the client's stream.
     """
@@ -167,7 +167,7 @@ class SharedNegatives:
 
     @classmethod
     def of(cls, task: Task[Interactions, FactorisationSGD], client: int, round_index: int) -> Self:
-        """Return what everybody knows of this client's negatives in a round."""
+        """Return the public knowledge of this client's negatives in a round."""
         key = stream_keys(task.seed, "negatives", round_index, np.array([client]))
         return cls(task.data.n_items, task.training.negatives, key)
 

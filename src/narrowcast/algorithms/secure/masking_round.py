@@ -35,7 +35,7 @@ def agree_on_keys(
     signing_keys: Mapping[int, bytes],
     stop: Mapping[int, int],
 ) -> tuple[dict[int, MaskingClient], dict[int, bytes]]:
-    """Play both steps for all participants; return the clients that shared their keys, and what they advertised.
+    """Run both steps for all participants; return the clients that shared their keys, and what they advertised.
 
     Nobody is returned if too few clients answer. A client whose message the server refuses counts as one that did not
     answer.

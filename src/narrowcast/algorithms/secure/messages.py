@@ -42,7 +42,7 @@ class Messages:
 
     @property
     def active(self) -> bool:
-        """Whether survivors sign the list of survivors before they reveal anything."""
+        """Return whether survivors sign the list of survivors before they reveal anything."""
         return isinstance(self.scheme, Masked) and self.scheme.adversary == "active"
 
     def mask_layout(self) -> MaskLayout:
@@ -146,7 +146,7 @@ class Messages:
 
     @property
     def _may_be_at_risk(self) -> bool:
-        """Whether clients may send different groups, so that dropouts may leave a group with too few senders."""
+        """Return whether clients may send different groups, so that dropouts may leave one with too few senders."""
         return isinstance(self.scheme, Masked) and self.layout.max_rank > 0
 
     def opened_sum_bits(self) -> int:
