@@ -184,13 +184,14 @@ def test_a_curve_over_bits_keeps_the_earlier_value() -> None:
     assert curve.extend(row(6, 0.7, 100), 0.7) == [(4, 0.5), (5, 0.5), (6, 0.7)]
 
 
-def test_the_partial_line_of_a_killed_writer_is_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", ['{"op_code": 5, "worker', "[" * 100_000 + "\n"], ids=["cut", "nested"])
+def test_the_partial_line_of_a_killed_writer_is_dropped(tmp_path: Path, rest: str) -> None:
     one = client(tmp_path / "s", {**ONE, "trials": 2})
     asked = one.ask()
     assert asked is not None
     run(one, asked)
     with (tmp_path / "s").open("a") as journal:
-        journal.write('{"op_code": 5, "worker')
+        journal.write(rest)
     again = client(tmp_path / "s", {**ONE, "trials": 2})
     asked = again.ask()
     assert asked is not None
