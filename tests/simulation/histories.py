@@ -1,6 +1,6 @@
 """A history: one small run, begun and resumed through accidents drawn from a seed until it has ended.
 
-It plays the real run: preparation, rounds, journal, checkpoints, MLflow client, the Ray backend's driver, hosts and
+It runs the real program: preparation, rounds, journal, checkpoints, MLflow client, the Ray backend's driver, hosts and
 failure policy. Disk, clocks, store and Ray are simulated.
 
     python tests/simulation/histories.py SEED          # the log of one history
@@ -139,19 +139,19 @@ def _machine(host: SimulatedHost, failures: float) -> Iterator[_Machine]:
         yield machine
 
 
-def play(seed: int, variant: Callable[[], AbstractContextManager[Any]] = nullcontext) -> History:
-    """Play the history of a seed, of the program or of a variant."""
+def simulate(seed: int, variant: Callable[[], AbstractContextManager[Any]] = nullcontext) -> History:
+    """Simulate the history of a seed, of the program or of a variant."""
     host = SimulatedHost(seed)
     chances = host.chances("history")
     workload = chances.choice(list(WORKLOADS))
     history = History(seed, workload, host.log)
     expected = reference(workload)
     with _machine(host, _FAILURES) as machine, variant():
-        _Player(machine, history, expected).play()
+        _Simulation(machine, history, expected).simulate()
     return history
 
 
-class _Player:
+class _Simulation:
     """Starts the run, follows the advice of each line that ends it, and checks what was promised."""
 
     def __init__(self, machine: _Machine, history: History, expected: _Reference) -> None:
@@ -162,7 +162,7 @@ class _Player:
         self.if_begun = self.chances.random() < 0.25
         self.result: dict[str, Any] | None = None
 
-    def play(self) -> None:
+    def simulate(self) -> None:
         while not (self.result and self._is_sent()) and self.history.processes < _MOST_PROCESSES:
             self.history.processes += 1
             self.machine.disk.start_process(self._accidents())
@@ -337,9 +337,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which the background job of a shell ignores
     seeds = [int(word) for word in sys.argv[1:]]
     if len(seeds) == 1:
-        print(play(seeds[0]))
+        print(simulate(seeds[0]))
         return
-    began, histories = time.perf_counter(), [play(seed) for seed in range(seeds[0], seeds[1] + 1)]
+    began, histories = time.perf_counter(), [simulate(seed) for seed in range(seeds[0], seeds[1] + 1)]
     print(*(each for each in histories if each.broken), sep="\n\n")
     print_table(histories)
     seconds, processor = time.perf_counter() - began, time.process_time()

@@ -111,7 +111,7 @@ class _Study:
         ):
             yield
 
-    def play(self) -> StudyHistory:
+    def simulate(self) -> StudyHistory:
         hosts = ["one", "two", self.chances.choice(("one", "three"))]
         for host in hosts:
             self.start(host)
@@ -203,11 +203,11 @@ class _Study:
             self.history.broken.append("BROKEN: a trial is left running or waiting")
 
 
-def play_study(seed: int) -> StudyHistory:
+def simulate_study(seed: int) -> StudyHistory:
     optuna.logging.set_verbosity(logging.ERROR)
-    return _Study(seed).play()
+    return _Study(seed).simulate()
 
 
 if __name__ == "__main__":
     for word in sys.argv[1:]:
-        print(play_study(int(word)))
+        print(simulate_study(int(word)))

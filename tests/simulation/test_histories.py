@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from broken_variants import VARIANTS
-from histories import play
+from histories import simulate
 
 _BLOCK = 10
 _SEEDS_FOR_A_VARIANT = 150
@@ -12,7 +12,7 @@ _SEEDS_FOR_A_VARIANT = 150
 
 def broken(first: int, number: int) -> str:
     """The histories of these seeds that break a promise, with their logs."""
-    return "\n\n".join(str(each) for each in map(play, range(first, first + number)) if each.broken)
+    return "\n\n".join(str(each) for each in map(simulate, range(first, first + number)) if each.broken)
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -28,7 +28,7 @@ def test_a_thousand_histories(block: int) -> None:
 
 @pytest.mark.parametrize("seed", [3, 8, 15])
 def test_a_seed_has_one_history(seed: int) -> None:
-    first, second = play(seed), play(seed)
+    first, second = simulate(seed), simulate(seed)
     assert first.log == second.log
     assert first.log
 
@@ -36,4 +36,4 @@ def test_a_seed_has_one_history(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_broken_program_is_noticed(name: str) -> None:
-    assert any(play(seed, VARIANTS[name]).broken for seed in range(_SEEDS_FOR_A_VARIANT))
+    assert any(simulate(seed, VARIANTS[name]).broken for seed in range(_SEEDS_FOR_A_VARIANT))

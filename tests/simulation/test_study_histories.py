@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.trial import FrozenTrial
-from study_histories import play_study
+from study_histories import simulate_study
 
 from narrowcast.tuning import study_client
 from narrowcast.tuning.study_client import StudyClient
@@ -19,14 +19,14 @@ _SEEDS = 100
 
 
 def test_every_configuration_is_complete_once_whoever_dies() -> None:
-    histories = [play_study(seed) for seed in range(_SEEDS)]
+    histories = [simulate_study(seed) for seed in range(_SEEDS)]
     assert not "\n\n".join(str(each) for each in histories if each.broken)
     assert sum(each.deaths for each in histories) > 50
     assert sum(each.frozen for each in histories) > 50
 
 
 def test_a_seed_has_one_history_of_a_study() -> None:
-    first, second = play_study(3), play_study(3)
+    first, second = simulate_study(3), simulate_study(3)
     assert first.log == second.log
 
 
@@ -36,9 +36,9 @@ def test_leases_by_the_wall_clock_are_noticed(monkeypatch: pytest.MonkeyPatch) -
         return "alive" if time.time() - beat < 60.0 else "over"
 
     monkeypatch.setattr(StudyClient, "_lease", lease)
-    assert any(play_study(seed).broken for seed in range(_SEEDS))
+    assert any(simulate_study(seed).broken for seed in range(_SEEDS))
 
 
 def test_lost_trials_that_are_not_tried_again_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optuna.Study, "enqueue_trial", lambda *_: None)
-    assert any(play_study(seed).broken for seed in range(_SEEDS))
+    assert any(simulate_study(seed).broken for seed in range(_SEEDS))
