@@ -64,8 +64,24 @@ def found(expected: set[str]) -> Iterator[set[tuple[str, str]]]:
         deadline = time.monotonic() + 60
         while not expected <= {process for process, _ in there} and time.monotonic() < deadline:
             time.sleep(0.5)
-            there = set(listening()) - before
+            ports = _ports()
+            there = {each for each in set(listening()) - before if _port(each[1]) in ports}
         yield there
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _ports() -> set[int]:
+    """Return the ports that this process and its children have open: another test's cluster may start meanwhile."""
+    mine = psutil.Process()
+    return {
+        each.laddr.port
+        for process in [mine, *mine.children(recursive=True)]
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
 
 
 @pytest.mark.ray
@@ -75,15 +91,7 @@ def test_every_listening_process_is_on_the_list_and_on_loopback(
 ) -> None:
     assert expected <= {process for process, _ in found} <= set(LISTENERS)
     assert [each for each in sorted(found) if beyond_loopback(each[1])] == []
-    mine = psutil.Process()
-    family = [mine, *mine.children(recursive=True)]
-    open_ports = {
-        each.laddr.port
-        for process in family
-        for each in process.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
-    }
-    assert open_ports <= {int(address.rpartition(":")[2]) for _, address in found}, "a process that we do not look at"
+    assert _ports() <= {_port(address) for _, address in found}, "a process that we do not look at"
 
 
 @pytest.mark.ray
@@ -92,7 +100,7 @@ def test_only_the_named_ports_answer_without_a_token(found: set[tuple[str, str]]
     answered = set()
     for process, address in found:
         try:
-            answer = requests.get(f"http://127.0.0.1:{address.rpartition(':')[2]}/metrics", timeout=3)
+            answer = requests.get(f"http://127.0.0.1:{_port(address)}/metrics", timeout=3)
         except requests.RequestException:  # gRPC
             continue
         answered |= {process} if answer.ok else set()
