@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from narrowcast.algorithms.channel.radio import CellRadio
-from narrowcast.algorithms.federated.own_basis import translate_own_basis
+from narrowcast.algorithms.federated.earlier_algorithms import translate_earlier_algorithm
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.secure.optional_imports import library
 from narrowcast.algorithms.secure.protection import NoProtection
@@ -190,7 +190,7 @@ def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
 
 def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
     """Return the validated experiment, with the training defaults of its data set."""
-    values = translate_own_basis(values, origin)
+    values = translate_earlier_algorithm(values, origin)
     data = values.get("data")
     kind = data.get("kind") if isinstance(data, dict) else getattr(data, "kind", data)
     training = values.get("training", {})

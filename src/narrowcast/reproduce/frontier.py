@@ -83,7 +83,7 @@ class Frontier:
         for budget in self.budgets:
             run = self.best.run(f"{budget}")
             ours, share = _accuracies(results[run.label], self.metric), self._share(results, run)
-            others = [series for series in self.others if not series.name.startswith("SCoLR")]
+            others = [series for series in self.others if not series.name.startswith(("SCoLR", "Adaptive"))]
             rivals = {series.name: self._at(results, series, share) for series in others}
             name = max(rivals, key=lambda each: float(np.mean(rivals[each])))
             aim = self.aims.get(budget)

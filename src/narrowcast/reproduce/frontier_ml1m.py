@@ -40,8 +40,8 @@ def _factors(kind: str, sizes: tuple[tuple[int, int], ...], *before: str) -> dic
 
 
 _SCOLR = "scolr-channel-ml1m"
-OWN = Series(
-    "SCoLR, channel, own basis",
+ADAPTIVE_SVD = Series(
+    "Adaptive SVD, channel",
     _SCOLR,
     ("algorithm={kind: adaptive_svd, rank: 4}", *_codec(_levels(10))),
     band("min_error", _SECONDS, (*BUDGETS, *_BEYOND)),
@@ -94,7 +94,7 @@ ML1M = Frontier(
     BUDGETS,
     {256: 63.6, 512: 62.3, 1024: 60.8, 2048: 60.0},
     RunSpec("frontier-fedmf-ml1m-d-64", "fedmf-ml1m", ("model.embedding_dim=64",)),
-    OWN,
+    ADAPTIVE_SVD,
     (SHARED, RANKS, COLR, QUANTISED, EDEN, SVD, POWER_SGD, TOP_K),
     lowest=45.0,
 )
@@ -114,7 +114,7 @@ FLOAT32 = Series("FedMF, float32", "fedmf-ml1m", (), {"d = 64": ("model.embeddin
 _RATES = (0.5, 1.0, 1.5, 2.0)
 TRIED = (
     (FLOAT32, "d = 64", (*_RATES, 2.5)),
-    (OWN, "2048", _RATES),
+    (ADAPTIVE_SVD, "2048", _RATES),
     (SVD, "rank 1, k = 16", _RATES),
     (POWER_SGD, "rank 1, k = 16", _RATES),
     (EDEN, "2 levels", _RATES),
@@ -129,7 +129,7 @@ TUNED = replace(
     title="Accuracy against uplink, MovieLens-1M, at the best learning rates",
     budgets=(64, 1024, 2048),
     reference=_tuned(FLOAT32, 2.0, "d = 64").run("d = 64"),
-    best=_tuned(OWN, 1.5, "64", "1024", "2048", "3072", "4096"),
+    best=_tuned(ADAPTIVE_SVD, 1.5, "64", "1024", "2048", "3072", "4096"),
     others=(
         _tuned(QUANTISED, 1.5, "k = 12"),
         _tuned(EDEN, 1.5, "2 levels"),

@@ -37,7 +37,7 @@ LEVELS = [{"kind": "quantise", "levels": 10, "norms": "column", "rounding": "dit
         ),
     ],
 )
-def test_an_own_basis_is_an_algorithm_of_its_own(
+def test_basis_own_is_translated(
     name: str, overrides: tuple[str, ...], wanted: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     algorithm = load_experiment(name, overrides).plain()["algorithm"]

@@ -1,4 +1,4 @@
-"""Experiments of version 0.1 with `basis: own`, which is an algorithm of its own now."""
+"""Translation of algorithms of version 0.1: `basis: own` is `adaptive_svd` or `adaptive_atomo` now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RANKS = {"colr": 4, "scolr": 8}
 _KEPT = ("codec", "server_learning_rate")
 
 
-def translate_own_basis(values: dict[str, Any], origin: str) -> dict[str, Any]:
+def translate_earlier_algorithm(values: dict[str, Any], origin: str) -> dict[str, Any]:
     """Return an experiment's values with CoLR or SCoLR in `basis: own` as `adaptive_svd`, or `adaptive_atomo`.
 
     Values without it are returned as they are; otherwise a warning names the new kind.
