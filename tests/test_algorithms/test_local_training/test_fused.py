@@ -152,6 +152,38 @@ def test_fused_equals_the_slow_reference(kind: str) -> None:
     assert relative_error(result.loss, wanted.loss[samples.order]) <= BOUND
 
 
+@pytest.mark.parametrize("kind", ["fedmf", "colr-4", "colr-gaussian"])
+@pytest.mark.parametrize("item_weight_decay", [0.0, 0.05, None])
+def test_item_weight_decay_moves_q_alone_and_zero_leaves_it(item_weight_decay: float | None, kind: str) -> None:
+    """With p = 0 the loss has no gradient in q, so that a single step moves q by its decay only."""
+    cohort = small_cohort(
+        synthetic([20, 3]), batch_size=4096, epochs=1, weight_decay=0.01, item_weight_decay=item_weight_decay
+    )
+    cohort.chunk.state[USER_FACTORS][:] = 0
+    part = low_rank_part(kind, 2, 8)
+    samples = draw(cohort)
+    result, tensors = train_fused(cohort, samples, part), train_float64(cohort, part)
+    decay = 0.01 if item_weight_decay is None else item_weight_decay
+    wanted = -cohort.task.training.learning_rate * 2 * decay * cohort.item_factors[samples.row_items].astype(np.float64)
+    if part is not None:
+        wanted = wanted @ part.basis.T * Subspace(part.basis, part.components).gradient_scale
+    assert result.row_changes is not None
+    for changes in (result.row_changes, tensors.row_changes.numpy()):
+        assert changes.any() == (decay > 0)
+        assert np.allclose(changes, wanted, rtol=1e-4, atol=1e-8)
+    assert result.user_factors.any(axis=1).all()
+
+
+@pytest.mark.parametrize("kind", ["fedmf", "scolr"])
+def test_an_item_weight_decay_equal_to_weight_decay_changes_no_bit(kind: str) -> None:
+    results = []
+    for item_weight_decay in (None, 5e-4, 0.0):
+        cohort = small_cohort(synthetic([20, 3, 11]), item_weight_decay=item_weight_decay)
+        result = train_fused(cohort, draw(cohort), low_rank_part(kind, 3, 8))
+        results.append(bits(result.total, result.user_factors, result.loss))
+    assert results[0] == results[1] != results[2]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_do_not_depend_on_threads(kind: str) -> None:
     cohort = random_cohort(5)

@@ -67,7 +67,7 @@ def train_rows(
     proximal: float = 0.0,
     correction: Tensor | None = None,
 ) -> LocalResult:
-    """Train whole item rows: q_i -= lr (g p + 2 wd q_i) per row, p -= lr (mean g x + 2 wd p).
+    """Train whole item rows: q_i -= lr (g p + 2 wd_q q_i) per row, p -= lr (mean g x + 2 wd p).
 
     With `proximal` or `correction`, every row of a client also moves by -lr (mu (q - q_0) + correction) in each step.
 
@@ -78,7 +78,7 @@ def train_rows(
     table = torch.cat([before, before.new_zeros(1, before.shape[1])])
     users = user_factors.clone()
     decay = 2 * training.weight_decay
-    shrink = 1 - training.learning_rate * decay
+    shrink = 1 - training.learning_rate * (2 * training.item_decay)
     scores = []
     drift = None
     for rows, labels, padding, inverse_sizes in zip(*_fields(steps), strict=True):
@@ -110,7 +110,7 @@ def train_low_rank(
     batches: ChunkBatches,
     training: FactorisationSGD,
 ) -> LocalResult:
-    """Train A with x_i = q_i + A_i B, q_i and B fixed: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
+    """Train A with x_i = q_i + A_i B, q_i and B fixed: A_i -= lr s (g B p + 2 wd_q B x_i) on the client's components.
 
     A starts at zero, so `row_changes` [R, r] is A itself.
 
@@ -126,7 +126,7 @@ def train_low_rank(
     table = basis.new_zeros(len(row_items) + 1, len(basis))
     users = user_factors.clone()
     step_scale = components * (subspace.gradient_scale * training.learning_rate)
-    decay = 2 * training.weight_decay
+    decay, item_decay = 2 * training.weight_decay, 2 * training.item_decay
     scores = []
     for rows, labels, padding, inverse_sizes in zip(*_fields(steps), strict=True):
         active = len(rows)
@@ -143,7 +143,7 @@ def train_low_rank(
         mean_gradient.addmm_(torch.bmm(g.unsqueeze(1), a).squeeze(1), basis).mul_(inverse_sizes)
         users[:active].sub_(mean_gradient.add_(p, alpha=decay), alpha=training.learning_rate)
         basis_x = basis_items.index_select(0, flat_items).addmm_(a.view(-1, len(basis)), gram).view_as(a)
-        gradient = torch.baddbmm(basis_x, g.unsqueeze(2), basis_p.unsqueeze(1), beta=decay)
+        gradient = torch.baddbmm(basis_x, g.unsqueeze(2), basis_p.unsqueeze(1), beta=item_decay)
         a = torch.addcmul(a, gradient, step_scale[:active].unsqueeze(1), value=-1)
         table.index_copy_(0, flat_rows, a.view(-1, len(basis)))
         table[-1] = 0

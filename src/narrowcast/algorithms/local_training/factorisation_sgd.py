@@ -41,7 +41,10 @@ class FactorisationSGD(BaseModel):
     learning_rate: float = Field(0.5, gt=0, description="step size of local SGD")
     batch_size: int = Field(256, ge=1, description="samples per step")
     epochs: int = Field(2, ge=1, description="local epochs per participation")
-    weight_decay: float = Field(5e-4, ge=0, description="coefficient of the squared L2 norm in the loss")
+    weight_decay: float = Field(5e-4, ge=0, description="coefficient of the squared L2 norm of p and q in the loss")
+    item_weight_decay: float | None = Field(
+        None, ge=0, description="coefficient of the squared L2 norm of q alone, 0 for no decay of Q; null: weight_decay"
+    )
     negatives: int = Field(4, ge=0, description="sampled negatives per training item")
     train_negatives: Literal["clean", "leaky"] = Field(
         "clean", description="items never drawn as negatives: training items; or also the held-out and ranked items"
@@ -60,6 +63,11 @@ class FactorisationSGD(BaseModel):
     def fused(self) -> bool:
         """Return whether clients are trained by the compiled kernels."""
         return self.program == "fused" or (self.program == "auto" and self.device == "cpu")
+
+    @property
+    def item_decay(self) -> float:
+        """Return the coefficient of the squared L2 norm of q in the loss."""
+        return self.weight_decay if self.item_weight_decay is None else self.item_weight_decay
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is matrix factorisation and the program runs on the device."""

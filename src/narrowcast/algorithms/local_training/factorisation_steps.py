@@ -154,7 +154,7 @@ def score_rows(
 def move_rows(
     work: Floats, rows: Places, errors: Floats, vector: Floats, learning_rate: np.float32, decay: np.float32
 ) -> None:
-    """Step q_i -= lr (g p + 2 wd q_i)."""
+    """Step q_i -= lr (g p + decay q_i)."""
     pull = learning_rate * decay
     for place in range(len(rows)):
         row = work[rows[place]]
@@ -174,7 +174,7 @@ def move_components(
     gram: Floats,
     decay: np.float32,
 ) -> None:
-    """Step A_i -= steps (g B p + 2 wd (B q_i + B B^T A_i)); `gram` is empty if B B^T is diagonal, else [r, r]."""
+    """Step A_i -= steps (g B p + decay (B q_i + B B^T A_i)); `gram` is empty if B B^T is diagonal, else [r, r]."""
     rank = len(steps)
     dimension = len(vector) - rank
     basis_user = vector[dimension:]
@@ -200,7 +200,7 @@ def move_components(
 def move_user(
     basis: Floats, vector: Floats, gradient: Floats, learning_rate: np.float32, decay: np.float32, n_samples: int
 ) -> None:
-    """Step p -= lr (mean g x + 2 wd p), where x = q + A B and `gradient` is the sum of g (q, A)."""
+    """Step p -= lr (mean g x + decay p), where x = q + A B and `gradient` is the sum of g (q, A)."""
     rank, dimension = basis.shape
     for component in range(rank):
         for column in range(dimension):

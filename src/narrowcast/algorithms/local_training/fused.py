@@ -72,7 +72,7 @@ def train_rows_fused(
     threads: int = 1,
     keep_changes: bool = False,
 ) -> FusedResult:
-    """Train whole item rows: q_i -= lr (g p + 2 wd q_i) per row, p -= lr (mean g x + 2 wd p).
+    """Train whole item rows: q_i -= lr (g p + 2 wd_q q_i) per row, p -= lr (mean g x + 2 wd p).
 
     Shapes: weights [C] in the order of `samples.order`. A client of weight 0 trains, but is neither summed nor counted.
     """
@@ -90,7 +90,7 @@ def train_low_rank_fused(
     threads: int = 1,
     keep_changes: bool = False,
 ) -> FusedResult:
-    """Train A with x_i = q_i + A_i B, q_i and B fixed: A_i -= lr s (g B p + 2 wd B x_i) on the client's components.
+    """Train A with x_i = q_i + A_i B, q_i and B fixed: A_i -= lr s (g B p + 2 wd_q B x_i) on the client's components.
 
     A starts at zero, so the change of a row is its A. A basis without rows trains whole rows. One thread adds up the
     changes client by client while they are in its cache; several threads keep them, and they are added up afterwards
@@ -124,6 +124,7 @@ def train_low_rank_fused(
         training.epochs,
         np.float32(training.learning_rate),
         np.float32(2 * training.weight_decay),
+        np.float32(2 * training.item_decay),
         weights,
         keep,
         changes,
@@ -154,6 +155,7 @@ def _train_clients(
     epochs: int,
     learning_rate: np.float32,
     decay: np.float32,
+    item_decay: np.float32,
     weights: Floats,
     keep: bool,
     changes: Floats,
@@ -198,9 +200,9 @@ def _train_clients(
                         work, rows, labels[block:], copies, vector, gradient, errors, scratch, exponents, last
                     )
                     if rank:
-                        move_components(work, rows, errors, vector, steps[client], gram_diagonal, gram, decay)
+                        move_components(work, rows, errors, vector, steps[client], gram_diagonal, gram, item_decay)
                     else:
-                        move_rows(work, rows, errors, vector, learning_rate, decay)
+                        move_rows(work, rows, errors, vector, learning_rate, item_decay)
                 move_user(basis, vector, gradient, learning_rate, decay, len(batch))
         users[client] = vector[:dimension]
         loss[client] = total_loss / max(n_samples, 1)
