@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from narrowcast.algorithms.channel.regions import Region
+from narrowcast.algorithms.channel.regions import Region, undecodable
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import BoolArray, FloatArray, IntArray, Profiles
+from narrowcast.platform.types import BoolArray, FloatArray, Profiles
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,24 @@ class Links:
 
     `uplink_bits_per_second` is a client's rate while the others are silent; `region` has the rates that are feasible
     together, its users are places in the cohort. `lost` marks uploads lost to outage: their bits count, and they do not
-    enter the sum.
+    enter the sum. Where gains are estimated, rates and `region` follow from the estimates, and `actual` is the region
+    of the gains themselves, which only the loss of uploads depends on; None: `region` is exact.
     """
 
     uplink_bits_per_second: FloatArray
     downlink_bits_per_second: FloatArray
     lost: BoolArray
     region: Region
+    actual: Region | None = None
 
     def __post_init__(self) -> None:
         sizes = {len(self.uplink_bits_per_second), len(self.downlink_bits_per_second), len(self.lost), len(self.region)}
+        sizes |= {len(self.region if self.actual is None else self.actual)}
         assert len(sizes) == 1, f"links of different cohorts: {sizes}"
 
-    def delivered(self, uplink_bits: IntArray) -> BoolArray:
-        """Return the uploads [C] that enter the sum, as a mask: sent and not lost."""
-        return (uplink_bits > 0) & ~self.lost
+    def lost_at(self, bits_per_second: FloatArray) -> BoolArray:
+        """Return the uploads [C] that are lost at these planned rates [C], as a mask; 0 stands for a silent client."""
+        return self.lost if self.actual is None else self.lost | undecodable(self.actual, bits_per_second)
 
 
 class Channel(Protocol):

@@ -19,7 +19,7 @@ from narrowcast.algorithms.channel.trace import Trace
 from narrowcast.platform.contracts import LinkAllocation, RateDistortion
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
-from narrowcast.platform.types import FloatArray, IntArray, Profiles
+from narrowcast.platform.types import BoolArray, FloatArray, IntArray, Profiles
 
 CHANNELS = Registry(
     "channel",
@@ -46,7 +46,8 @@ class CellRadio(BaseModel):
     """The links of a cell. Without `upload_seconds` uploads have no budget; with it, a round's uploads share that time.
 
     Then `allocation` gives each client the bits that it may send within the channel's rate region in `upload_seconds`,
-    and it sends at that rate. A client that cannot send its least payload sends nothing in the round.
+    and it sends at that rate. A client that cannot send its least payload sends nothing in the round. The allocation
+    sees the channel's estimates alone; the gains themselves decide which uploads are lost.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -69,7 +70,6 @@ class CellRadio(BaseModel):
     ) -> LinkAllocation:
         """Return the rates and budgets of a cohort; raise `UserError` if the channel cannot serve it."""
         links = self.channel.draw(profiles, seed, round_index)
-        lost = links.lost if links.lost.any() else None
         rates = links.uplink_bits_per_second
         if self.upload_seconds is None:
             if not isinstance(links.region, Independent):
@@ -77,14 +77,19 @@ class CellRadio(BaseModel):
                     f"radio.channel.kind = {self.channel.kind} is one band for all; set its time per round with "
                     "radio.upload_seconds"
                 )
-            return LinkAllocation(None, lost, rates, links.downlink_bits_per_second)
+            return LinkAllocation(None, _or_none(links.lost_at(rates)), rates, links.downlink_bits_per_second)
         least = np.zeros(len(profiles), dtype=np.int64) if rate_distortion is None else rate_distortion.least_bits
         budget = self.allocation.bits(
             links.region, self.upload_seconds, least, errors=None if rate_distortion is None else rate_distortion.errors
         )
         allocated = np.where(budget > 0, budget / self.upload_seconds, rates)
+        lost = _or_none(links.lost_at(budget / self.upload_seconds))
         return LinkAllocation(budget, lost, allocated, links.downlink_bits_per_second)
 
     def download_seconds(self, bits: IntArray, rates: FloatArray) -> FloatArray:
         """Return the seconds until each client has its download of `bits` [C], [C]."""
         return self.downlink.seconds(bits, rates, np.ones(len(bits), dtype=bool))
+
+
+def _or_none(lost: BoolArray) -> BoolArray | None:
+    return lost if lost.any() else None

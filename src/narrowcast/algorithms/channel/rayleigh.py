@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.channel.channel_random import FOR_THE_WHOLE_RUN, block_of, exponentials, normals, uniforms
+from narrowcast.algorithms.channel.gain_estimates import GainEstimates
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
-from narrowcast.algorithms.channel.regions import GaussianRegion, Independent
+from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region
 from narrowcast.platform.types import FloatArray, Profiles
 
 
-class Rayleigh(BaseModel):
+class Rayleigh(GainEstimates):
     """SNR = reference x (distance / reference distance)^-exponent x shadowing x |h|^2, and B log2(1 + SNR) from it.
 
     A client's position and shadowing are drawn once for the run, |h|^2 ~ Exp(1) for every block of `coherence` rounds,
@@ -21,13 +22,12 @@ class Rayleigh(BaseModel):
 
     With neither `margin_decibel` nor `outage_probability` the client knows its fade, sends at capacity and is never
     lost. With one of them it sends at the rate of a gain t instead of |h|^2, and is lost if |h|^2 < t: t =
-    10^(-margin / 10), or the quantile of |h|^2 at the chosen probability. The server knows the downlink.
+    10^(-margin / 10), or the quantile of |h|^2 at the chosen probability. With `csi_error_decibel` its rate is planned
+    for an estimate of |h|^2. The server knows the downlink.
 
-    Differs from a real cell: 1. with `access: shared` a lost upload does not disturb the others, which are decoded
-    as if its sender were silent.
+    Differs from a real cell: 1. with `access: shared`, and a margin or an outage probability, a lost upload does not
+    disturb the others, which are decoded as if its sender were silent; uploads lost to an estimate are noise to them.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["rayleigh"] = "rayleigh"
     bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False)
@@ -53,6 +53,11 @@ class Rayleigh(BaseModel):
             raise ValueError("margin_decibel and outage_probability set the same gain; give one of them")
         if self.nearest > self.farthest:
             raise ValueError(f"nearest = {self.nearest:g} m is beyond farthest = {self.farthest:g} m")
+        if not self.knows_gains and self.planned_gain() is not None:
+            raise ValueError(
+                "margin_decibel and outage_probability plan rates without an estimate of the fade; leave out "
+                "csi_error_decibel and back_off_decibel, or plan on the estimate alone"
+            )
         return self
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
@@ -63,12 +68,17 @@ class Rayleigh(BaseModel):
         gain = exponentials(seed, "fading uplink", block, profiles.client)
         planned = self.planned_gain()
         uplink_snr = mean * (gain if planned is None else planned)
+        planned_snr = self.planned(uplink_snr, seed, block, profiles.client)
         lost = nobody_lost(profiles) if planned is None else gain < planned
         downlink_gain = exponentials(seed, "fading downlink", block, profiles.client)
         downlink_snr = mean * 10 ** (self.downlink_gain_decibel / 10) * downlink_gain
-        shared = GaussianRegion(uplink_snr, self.bandwidth_hertz)
-        region = shared if self.access == "shared" else Independent(shared.single_rates())
-        return Links(shared.single_rates(), self.bandwidth_hertz * np.log1p(downlink_snr) / np.log(2), lost, region)
+        downlink = self.bandwidth_hertz * np.log1p(downlink_snr) / np.log(2)
+        region, actual = self._region(planned_snr), None if self.knows_gains else self._region(uplink_snr)
+        return Links(region.single_rates(), downlink, lost, region, actual)
+
+    def _region(self, snr: FloatArray) -> Region:
+        shared = GaussianRegion(snr, self.bandwidth_hertz)
+        return shared if self.access == "shared" else Independent(shared.single_rates())
 
     def planned_gain(self) -> float | None:
         """Return the gain t that replaces |h|^2; None if the client knows its fade."""

@@ -73,6 +73,28 @@ def contains(region: Region, rates: FloatArray) -> bool:
     return bool((rates >= 0).all()) and not overloaded(region, rates).any()
 
 
+def undecodable(region: Region, rates: FloatArray) -> BoolArray:
+    """Return the users whose messages cannot be decoded at these rates [n], as a mask; rate 0 stands for a silent user.
+
+    The others are the largest set that a joint decoder recovers with the lost signals as noise: individual outages of
+    Li, Jindal and Goldsmith, IEEE IT 51(4), 2005. The smallest of the most violated sets shares no user with any
+    decodable set, since each of its parts exceeds what is left for it beside the rest of that set; so it is lost as a
+    whole, and the same holds for the remaining users given its noise.
+    """
+    lost = np.zeros(len(rates), dtype=bool)
+    heard = np.flatnonzero(rates > 0)
+    left = region.take(heard) if len(heard) else region
+    while len(heard):
+        over = overloaded(left, rates[heard])
+        if not over.any():
+            break
+        lost[heard[over]] = True
+        heard = heard[~over]
+        if len(heard):
+            left = left.contracted(np.flatnonzero(over))
+    return lost
+
+
 @dataclass(frozen=True)
 class Independent:
     """Links without interference: R(S) is the sum of the users' own rates.

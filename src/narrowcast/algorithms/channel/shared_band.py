@@ -7,6 +7,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from narrowcast.algorithms.channel.gain_estimates import GainEstimates
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import GaussianRegion
 from narrowcast.algorithms.channel.table_region import TableRegion
@@ -16,20 +17,17 @@ from narrowcast.platform.types import Profiles
 _HIGHEST_BITS_PER_HERTZ = 300.0
 
 
-class MultipleAccess(BaseModel):
+class MultipleAccess(GainEstimates):
     """All clients upload in the same band, each with the SNR at which its single-user rate is its profile's uplink.
 
-    The region is R(S) = B log2(1 + the sum of the SNRs over S).
+    The region is R(S) = B log2(1 + the sum of the SNRs over S). SNRs are constant; their estimates differ by the round.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["multiple_access"] = "multiple_access"
     bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False)
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
-        """Return the same links in every round; raise `UserError` for an empty cohort, or a rate beyond the band."""
-        del seed, round_index
+        """Return the links of this round; raise `UserError` for an empty cohort, or a rate beyond the band."""
         check_cohort(profiles)
         uplink = profiles.uplink_bits_per_second
         fastest = int(uplink.argmax())
@@ -40,7 +38,11 @@ class MultipleAccess(BaseModel):
             )
         snr = np.expm1(uplink / self.bandwidth_hertz * np.log(2))
         region = GaussianRegion(snr, self.bandwidth_hertz)
-        return Links(uplink, profiles.downlink_bits_per_second, nobody_lost(profiles), region)
+        downlink, lost = profiles.downlink_bits_per_second, nobody_lost(profiles)
+        if self.knows_gains:
+            return Links(uplink, downlink, lost, region)
+        planned = GaussianRegion(self.planned(snr, seed, round_index, profiles.client), self.bandwidth_hertz)
+        return Links(planned.single_rates(), downlink, lost, planned, region)
 
 
 class Capacity(BaseModel):
