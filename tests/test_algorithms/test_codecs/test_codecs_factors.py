@@ -10,7 +10,8 @@ import pytest
 from chains import CHAINS, Array, codec, error, matrix, quantise, round_trip, shapes_of
 from narrowcast.algorithms.codecs.error_feedback import MEMORY, memory_of_rows, with_memory_of_rows
 from narrowcast.algorithms.codecs.power_sgd import WARM
-from narrowcast.algorithms.codecs.svd import truncated_svd
+from narrowcast.algorithms.codecs.svd import iterated_svd, truncated_svd
+from narrowcast.platform.seeds import generator
 
 
 def best(values: Array, rank: int) -> Array:
@@ -99,6 +100,64 @@ def test_a_warm_start_comes_to_the_best_approximation() -> None:
         errors.append(float(((chain.decode(encoded.to_bytes(), {"Q": (60, 10)}, key)["Q"] - values) ** 2).sum()))
     assert errors[0] > 1.05 * least
     assert errors[-1] == pytest.approx(least, rel=1e-3)
+
+
+def test_a_cold_start_draws_its_factors_and_keeps_none() -> None:
+    values, shapes = {"Q": matrix(60, 10, decay=0.9)}, {"Q": (60, 10)}
+    chain = codec({"kind": "power_sgd", "rank": 2, "warm_start": False})
+    assert not chain.init_state(shapes)
+    assert not any(stage.remembers for stage in chain.stages)
+    assert any(stage.remembers for stage in codec("power_sgd").stages)
+    encoded, after = chain.encode_with_state(values, 7, {})
+    assert not after
+    start = generator(7, WARM + "Q").standard_normal((10, 2))
+    product, _ = power_by_hand(values["Q"].astype(np.float64), start)
+    assert np.allclose(chain.decode(encoded.to_bytes(), shapes, 7)["Q"], product, atol=1e-5)
+    feedback = codec("error_feedback", {"kind": "power_sgd", "rank": 2, "warm_start": False})
+    assert set(feedback.init_state(shapes)) == {MEMORY + "Q"}
+
+
+def test_one_iteration_of_a_warm_svd_is_power_sgds_product() -> None:
+    shapes = {"Q": (40, 8)}
+    warm = codec({"kind": "svd", "rank": 2, "warm_start": True})
+    power, states = codec({"kind": "power_sgd", "rank": 2}), {}
+    for name, chain, prefix in (("svd", warm, "svd/"), ("power", power, WARM)):
+        state = chain.init_state(shapes)
+        states[name] = {prefix + "Q": np.random.default_rng(3).standard_normal((8, 2)).astype(np.float32)}
+        assert {each: values.shape for each, values in state.items()} == {prefix + "Q": (8, 2)}
+    update = {"Q": matrix(40, 8, 2)}
+    by_svd, by_power = (
+        chain.decode(chain.encode(update, 1, states[name]).to_bytes(), shapes, 1)["Q"]
+        for name, chain in (("svd", warm), ("power", power))
+    )
+    assert np.allclose(by_svd, by_power, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", ["uv", "usv"])
+@pytest.mark.parametrize("shape", [(80, 8), (8, 80), (30, 30)])
+def test_a_warm_svd_comes_to_the_exact_one(shape: tuple[int, int], parts: str) -> None:
+    """With many iterations at once, and with one for each update: also if the matrix turns a little each time."""
+    values, fields = matrix(*shape, decay=0.6), {"kind": "svd", "rank": 2, "parts": parts, "warm_start": True}
+    at_once = round_trip(codec({**fields, "iterations": 60}), {"Q": values}, 3)["Q"]
+    assert np.allclose(at_once, best(values, 2), atol=1e-5)
+    chain, turn = codec(fields), np.linalg.qr(np.eye(shape[1]) + 0.002 * matrix(shape[1], shape[1], 5))[0]
+    turn *= np.sign(np.diag(turn))
+    state, lost = chain.init_state({"Q": shape}), []
+    for key in range(15):
+        values = (values @ turn).astype(np.float32)
+        encoded, state = chain.encode_with_state({"Q": values}, key, state)
+        back = chain.decode(encoded.to_bytes(), {"Q": shape}, key)["Q"]
+        lost.append(float(((back - values) ** 2).sum() / ((best(values, 2) - values) ** 2).sum()))
+    assert lost[0] > 1.02
+    assert 1 - 1e-4 < lost[-1] < 1.002
+
+
+def test_the_directions_of_a_warm_svd_are_orthogonal_and_the_strongest_comes_first() -> None:
+    update, rank = matrix(50, 9, decay=0.8), 3
+    left, singular, right = iterated_svd(update, np.random.default_rng(0).standard_normal((9, rank)), 2)
+    assert np.allclose(left.T @ left, np.eye(rank), atol=1e-9)
+    assert np.allclose(right @ right.T, np.eye(rank), atol=1e-9)
+    assert np.all(np.diff(singular) <= 0)
 
 
 def test_a_client_with_fewer_rows_or_a_higher_rank_than_its_state_is_served() -> None:

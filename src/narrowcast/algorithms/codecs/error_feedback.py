@@ -27,8 +27,12 @@ class ErrorFeedback(ValueStage):
     """
 
     of_whole: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
     kind: Literal["error_feedback"] = "error_feedback"
+
+    @property
+    def remembers(self) -> bool:
+        """True: the error of former updates."""
+        return True
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the bytes of the update plus its memory."""

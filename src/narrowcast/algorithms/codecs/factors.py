@@ -53,6 +53,10 @@ class Factored(Transform):
             inner |= self.factor_shapes(name, *as_matrix(shape), rank) if rank else {name: shape}
         return inner
 
+    def factored(self, shapes: Shapes) -> Shapes:
+        """Return the shapes of the tensors that are sent as factors."""
+        return {name: shape for name, shape in shapes.items() if self.rank_for(shape)}
+
     def rank_for(self, shape: tuple[int, ...]) -> int:
         """Return the rank at which a tensor of this shape is sent; 0 if it is sent whole."""
         rows, columns = as_matrix(shape)

@@ -6,15 +6,16 @@ Algorithm 2.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Factored
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors
-from narrowcast.platform.seeds import generator
+from narrowcast.algorithms.codecs.warm_factors import kept_factors, start, zero_factors
 from narrowcast.platform.types import Arrays
 
 WARM = "power_sgd/"
@@ -24,35 +25,34 @@ WARM = "power_sgd/"
 class PowerSGD(Factored):
     """Send P = M Q, orthonormalised, and Q = M^T P for a matrix M; the client keeps Q for its next update.
 
+    `warm_start` and error feedback are independent, as in the paper's code (its Tables 1 and 2): without a warm start
+    Q is drawn from the client's key in every round and nothing is kept. The paper's unbiased rank r, M U^T for a random
+    U, is the codec `basis`.
+
     Differs from the paper: 1. each client has factors of its own, decoded alone; the paper averages P, then Q, over all
     workers in two rounds of communication. 2. the first Q is drawn from the client's key. 3. P is orthonormalised by
     Householder reflections instead of Gram-Schmidt.
     """
 
-    remembers: ClassVar[bool] = True
-
     kind: Literal["power_sgd"] = "power_sgd"
+    warm_start: bool = Field(True, description="start from the client's last Q; otherwise from a random one")
+
+    @property
+    def remembers(self) -> bool:
+        """Return whether the client keeps Q."""
+        return self.warm_start
 
     def factor(
         self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
     ) -> tuple[Tensors, Arrays]:
         """Return the factors of one power iteration, started from warm columns of Q and random others."""
-        kept = np.array(state.get(WARM + name, np.zeros((matrix.shape[1], self.rank))), dtype=np.float32)
-        start = generator(key, WARM + name).standard_normal((matrix.shape[1], rank))
-        warm = np.flatnonzero(kept[:, :rank].any(axis=0))
-        start[:, warm] = kept[:, warm]
-        left, _ = np.linalg.qr(matrix.astype(np.float64) @ start)
+        first = start(WARM + name, matrix.shape[1], rank, key, state)
+        left, _ = np.linalg.qr(matrix.astype(np.float64) @ first)
         right = matrix.T @ left
-        if right.any():  # an update of zeros teaches nothing
-            kept[:, :rank] = right[:, : kept.shape[1]]
         factors = {name + LEFT: left.astype(np.float32), name + RIGHT: right.astype(np.float32)}
-        return factors, {WARM + name: kept}
+        return factors, kept_factors(WARM + name, right, state)
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
-        """Return zeros for every factored matrix, and the state of the rest."""
-        warm = {
-            WARM + name: np.zeros((int(np.prod(shape[1:])), self.rank), dtype=np.float32)
-            for name, shape in shapes.items()
-            if self.rank_for(shape)
-        }
+        """Return zeros for every factored matrix if it starts warm, and the state of the rest."""
+        warm = zero_factors(WARM, self.factored(shapes), self.rank) if self.warm_start else {}
         return {**super().init_state(shapes, rest), **warm}

@@ -5,7 +5,6 @@ Reference: Ailon and Chazelle, STOC 2006; for distributed means, Suresh et al., 
 
 from __future__ import annotations
 
-from math import prod
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.flat_values import flatten, n_values, unflatten
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform, stream
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.algorithms.local_training.compiled import compiled
@@ -53,7 +53,7 @@ class Rotate(Transform):
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """Return the shapes of the blocks and the tail."""
-        return rotated_shapes(sum(map(prod, shapes.values())), self.block)
+        return rotated_shapes(n_values(shapes), self.block)
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the bytes of the rest of the chain; the rotation adds none."""
@@ -77,12 +77,11 @@ def rotated_shapes(count: int, block: int) -> Shapes:
 
 def rotate(tensors: Tensors, block: int, passes: int, key: int) -> Tensors:
     """Return all values as rotated rows: H S x / sqrt(D) per pass, with signs S and row length D."""
-    count = sum(values.size for values in tensors.values())
-    shapes = rotated_shapes(count, block)
-    rows = np.zeros(sum(map(prod, shapes.values())), dtype=np.float32)
-    if count:
-        rows[:count] = np.concatenate([values.ravel() for values in tensors.values()])
-    parts = _cut(rows, shapes)
+    values = flatten(tensors)
+    shapes = rotated_shapes(len(values), block)
+    rows = np.zeros(n_values(shapes), dtype=np.float32)
+    rows[: len(values)] = values
+    parts = unflatten(rows, shapes)
     for index in range(passes):
         rows *= _signs(len(rows), index, key)
         for part in parts.values():
@@ -92,21 +91,13 @@ def rotate(tensors: Tensors, block: int, passes: int, key: int) -> Tensors:
 
 def rotate_back(rotated: Tensors, shapes: Shapes, passes: int, key: int) -> Tensors:
     """Invert `rotate`."""
-    rows = np.concatenate([part.ravel() for part in rotated.values()] or [np.empty(0, np.float32)])
-    parts = _cut(rows, {name: part.shape for name, part in rotated.items()})
+    rows = flatten(rotated)
+    parts = unflatten(rows, {name: part.shape for name, part in rotated.items()})
     for index in reversed(range(passes)):
         for part in parts.values():
             _transform(part)
         rows *= _signs(len(rows), index, key)
-    return _cut(rows, shapes)
-
-
-def _cut(values: NDArray[np.float32], shapes: Shapes) -> Tensors:
-    parts, place = {}, 0
-    for name, shape in shapes.items():
-        parts[name] = values[place : place + prod(shape)].reshape(shape)
-        place += prod(shape)
-    return parts
+    return unflatten(rows, shapes)
 
 
 def _signs(count: int, index: int, key: int) -> NDArray[np.float32]:

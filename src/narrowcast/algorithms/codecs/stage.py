@@ -43,9 +43,12 @@ class Stage(BaseModel, ABC):
     gives: ClassVar[Signal] = "values"
     of_whole: ClassVar[bool] = False
     """True if the stage needs all rows of a matrix in one tensor, as for a memory or factors."""
-    remembers: ClassVar[bool] = False
-    """True if clients keep state from round to round."""
     kind: str
+
+    @property
+    def remembers(self) -> bool:
+        """Return whether clients keep state from round to round."""
+        return False
 
 
 class ValueStage(Stage):

@@ -16,6 +16,7 @@ from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
 from narrowcast.algorithms.codecs.power_sgd import PowerSGD
 from narrowcast.algorithms.codecs.quantise import Quantise
+from narrowcast.algorithms.codecs.random_k import RandomK
 from narrowcast.algorithms.codecs.rotation import Rotate
 from narrowcast.algorithms.codecs.stage import Stage
 from narrowcast.algorithms.codecs.svd import SVD
@@ -32,6 +33,7 @@ STAGES = Registry(
         "power_sgd": PowerSGD,
         "atomo": Atomo,
         "top_k": TopK,
+        "random_k": RandomK,
         "rotate": Rotate,
         "quantise": Quantise,
         "eden": Eden,

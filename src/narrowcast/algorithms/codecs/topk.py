@@ -5,7 +5,7 @@ Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.flat_values import flatten, n_values, unflatten
 from narrowcast.algorithms.codecs.indices import IndexLayout, max_index_bytes, read_indices, write_indices
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform
 from narrowcast.algorithms.codecs.wire import Reader
@@ -42,29 +43,27 @@ class TopK(Transform):
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """Return the shape of the kept values."""
-        return {VALUES: (self.kept(_size(shapes)),)}
+        return {VALUES: (self.kept(n_values(shapes)),)}
 
     def side_bytes(self, shapes: Shapes) -> int:
         """Return the most bytes of the indices."""
-        size = _size(shapes)
+        size = n_values(shapes)
         return max_index_bytes(self.kept(size), size, self.indices)
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the indices, then the values."""
-        flat = np.concatenate([values.ravel() for values in tensors.values()] or [np.empty(0, np.float32)])
+        flat = flatten(tensors)
         places = _largest(flat, self.kept(len(flat)))
         data, after = rest.write({VALUES: flat[places]}, key, state)
         return write_indices(places, len(flat), self.indices) + data, after
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
         """Return the kept values at their indices, zeros elsewhere."""
-        size = _size(shapes)
+        size = n_values(shapes)
         places = read_indices(reader, self.kept(size), size, self.indices)
         flat = np.zeros(size, dtype=np.float32)
         flat[places] = rest.read(reader, self.inner_shapes(shapes), key)[VALUES]
-        ends = np.cumsum([prod(shape) for shape in shapes.values()])
-        parts = np.split(flat, ends[:-1]) if shapes else []
-        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return unflatten(flat, shapes)
 
 
 def _largest(flat: NDArray[np.float32], count: int) -> IntArray:
@@ -76,7 +75,3 @@ def _largest(flat: NDArray[np.float32], count: int) -> IntArray:
     if not count:
         return places[:0]
     return places[np.sort(np.argpartition(-np.abs(flat[places]), count - 1)[:count])]
-
-
-def _size(shapes: Shapes) -> int:
-    return sum(map(prod, shapes.values()))

@@ -1,0 +1,29 @@
+"""All values of an update as one vector, and back."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.algorithms.codecs.stage import Shapes, Tensors
+
+
+def n_values(shapes: Shapes) -> int:
+    """Return the number of values of tensors of these shapes."""
+    return sum(map(prod, shapes.values()))
+
+
+def flatten(tensors: Tensors) -> NDArray[np.float32]:
+    """Return the values of all tensors [n], in the order of the tensors."""
+    return np.concatenate([values.ravel() for values in tensors.values()] or [np.empty(0, np.float32)])
+
+
+def unflatten(values: NDArray[np.float32], shapes: Shapes) -> Tensors:
+    """Return tensors of these shapes from the values [n, or more]."""
+    parts, place = Tensors(), 0
+    for name, shape in shapes.items():
+        parts[name] = values[place : place + prod(shape)].reshape(shape)
+        place += prod(shape)
+    return parts
