@@ -46,7 +46,7 @@ def test_the_kept_values_are_those_with_the_least_words(fraction: float, scale: 
 
 
 def test_every_place_is_kept_equally_often() -> None:
-    keys, share = 4000, 0.25
+    keys, share = 2000, 0.25
     kept = np.array([round_trip(codec(random_k(share)), {"x": np.ones(40)}, key)["x"] > 0 for key in range(keys)])
     assert np.all(kept.sum(axis=1) == 10)
     assert np.all(np.abs(kept.mean(axis=0) - share) < 5 * sqrt(share * (1 - share) / keys))
@@ -58,8 +58,8 @@ def test_every_place_is_kept_equally_often() -> None:
 def test_the_error_is_the_share_that_is_left_out(name: str) -> None:
     """Relative squared error n / k - 1 unbiased and 1 - k / n as kept: means over keys, for any vector."""
     tensors = {"x": vectors(64)[name]}
-    for scale, expected, within in (("unbiased", 3.0, 0.35), ("kept", 0.75, 0.05)):
-        errors = [error(codec(random_k(0.25, scale=scale)), tensors, key) for key in range(1500)]
+    for scale, expected, within in (("unbiased", 3.0, 0.6), ("kept", 0.75, 0.08)):
+        errors = [error(codec(random_k(0.25, scale=scale)), tensors, key) for key in range(500)]
         assert np.mean(errors) == pytest.approx(expected, abs=within)
 
 
@@ -81,8 +81,7 @@ def test_eden_below_one_bit_has_the_published_error(fraction: float) -> None:
 )
 @pytest.mark.parametrize("name", ["heavy", "even", "one"])
 def test_no_bias_whatever_unbiased_quantiser_follows(name: str, after: dict[str, Any]) -> None:
-    x, keys = vectors(32)[name], 3000
+    x, keys = vectors(32)[name], 800
     chain = codec(random_k(0.5), after)
     samples = np.array([round_trip(chain, {"x": x}, key)["x"] for key in range(keys)], dtype=np.float64)
-    noise = samples.var(axis=0).sum() / keys
-    assert ((samples.mean(axis=0) - x) ** 2).sum() < 2.2 * noise  # a mean of 32 squares around 1, with deviation 0.25
+    assert np.all(np.abs(samples.mean(axis=0) - x) <= 5 * samples.std(axis=0) / sqrt(keys) + 1e-6)
