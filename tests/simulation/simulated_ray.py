@@ -22,7 +22,7 @@ from ray.exceptions import (
 )
 from simulated_host import KilledError, PowerCutError, SimulatedHost
 
-from narrowcast.cluster import driver, hosts, key_service, ray_backend, ray_executor
+from narrowcast.cluster import driver, hosts, key_service, ray_executor, ray_session
 from narrowcast.platform.host_time import host_time
 
 _PASSED_ON = (KeyboardInterrupt, KilledError, PowerCutError, AssertionError)
@@ -276,9 +276,9 @@ class _Head:
 def in_force(ray: SimulatedRay) -> Iterator[None]:
     """Put the simulated cluster in the place of Ray."""
     with ExitStack() as stack:
-        for module in (driver, hosts, key_service, ray_backend, ray_executor):
+        for module in (driver, hosts, key_service, ray_session, ray_executor):
             stack.enter_context(patch.object(module, "ray", ray))
-        for module, name in ((ray_backend, "Driver"), (hosts, "ClientHost"), (key_service, "KeyService")):
+        for module, name in ((ray_session, "Driver"), (hosts, "ClientHost"), (key_service, "KeyService")):
             stack.enter_context(patch.object(module, name, _ActorClass(ray, getattr(module, name))))
-        stack.enter_context(patch.object(ray_backend, "Head", _Head))
+        stack.enter_context(patch.object(ray_session, "Head", _Head))
         yield

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.json_files import read_json
@@ -64,9 +64,7 @@ class ReproductionRun:
     @cached_property
     def experiment(self) -> Experiment:
         """The experiment, on the local backend."""
-        own = [f"seed={self.seed}", f"name={self.name}", "backend.kind=local", "tracking.system_metrics=false"]
-        shorter = [f"rounds={self.rounds}"] if self.rounds else []
-        return load_experiment(self.spec.experiment, [*self.spec.overrides, *own, *shorter])
+        return self.spec.configured(self.seed, self.name, self.rounds)
 
     def finished(self) -> Mapping[str, Any] | None:
         """Return the result, None if the run is not finished; raise `UserError` if the folder holds another run."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from narrowcast.experiment import Experiment, load_experiment
+
 Measure = Literal["accuracy", "times", "components"]
 """`accuracy`: the result of the run. `times`, `components`: a measurement made in place of a recorded run."""
 
@@ -14,13 +16,30 @@ Measure = Literal["accuracy", "times", "components"]
 class RunSpec:
     """One setting, run once per seed: a packaged experiment and overrides as on the command line.
 
-    `label` begins the name of the run's folder.
+    `label` begins the name of the run's folder. Seeds are counted from `first_seed`, and there are at most `most_seeds`
+    of them. With `data_seed` the seed of a data set's split and partition follows that of the run. `memory_gib`: about
+    how much memory a run needs.
     """
 
     label: str
     experiment: str
     overrides: tuple[str, ...] = ()
     measure: Measure = "accuracy"
+    first_seed: int = 0
+    most_seeds: int | None = None
+    data_seed: bool = False
+    memory_gib: float = 1.0
+
+    def seeds(self, number: int) -> range:
+        """Return the seeds of this run where `number` are asked for."""
+        return range(self.first_seed, self.first_seed + min(number, self.most_seeds or number))
+
+    def configured(self, seed: int, name: str, rounds: int | None = None) -> Experiment:
+        """Return the experiment of a seed, on the local backend."""
+        own = [f"seed={seed}", f"name={name}", "backend.kind=local", "tracking.system_metrics=false"]
+        data = [f"data.seed={seed}"] if self.data_seed else []
+        shorter = [f"rounds={rounds}"] if rounds else []
+        return load_experiment(self.experiment, [*self.overrides, *data, *own, *shorter])
 
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]

@@ -12,6 +12,7 @@ from PIL import Image
 from pydantic import Field
 
 from narrowcast.platform.data.classification import DEFAULT_CLIENTS, MOST_CLIENTS, Classification
+from narrowcast.platform.data.fetch import roots
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 
@@ -26,23 +27,26 @@ class ImageFolder(Classification):
     """
 
     kind: Literal["image_folder"] = "image_folder"
-    path: Path = Field(description="folder that contains train/CLASS and, optionally, test/CLASS")
+    path: Path = Field(description="folder of train/CLASS and, optionally, test/CLASS; its name if it is a data folder")
     channels: Literal[1, 3] = Field(3, description="1 converts images to grey, 3 to RGB")
     clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS, description="number of clients")
 
     def load(self) -> Samples:
         """Return the images partitioned across clients; raise `UserError` that names the first unsuitable file."""
-        classes = _folders(self.path / "train")
-        train_files = _files(self.path / "train", classes)
+        folder = next(
+            (path for path in (self.path, *(root / self.path for root in roots())) if path.is_dir()), self.path
+        )
+        classes = _folders(folder / "train")
+        train_files = _files(folder / "train", classes)
         if not train_files:
             raise UserError(
-                f"{self.path} has no train/CLASS/*{' or *'.join(SUFFIXES)}; give the folder that holds train and test"
+                f"{folder} has no train/CLASS/*{' or *'.join(SUFFIXES)}; give the folder that holds train and test"
             )
-        test_files = _files(self.path / "test", classes)
+        test_files = _files(folder / "test", classes)
         with _open(train_files[0][0]) as first:
             width, height = first.size
         train, test = (self._read(files, width, height) for files in (train_files, test_files))
-        return self._dealt(self.path.name, str(self.path), len(classes), train, test, clients=self.clients)
+        return self._dealt(folder.name, str(folder), len(classes), train, test, clients=self.clients)
 
     def _read(self, files: Sequence[tuple[Path, int]], width: int, height: int) -> Labelled:
         features = np.empty((len(files), self.channels, height, width), dtype=np.uint8)

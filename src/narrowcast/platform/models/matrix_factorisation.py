@@ -13,7 +13,7 @@ from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, IntArray
 
 ITEM_FACTORS, USER_FACTORS = "item_factors", "user_factors"
 _USERS_AT_ONCE = 100  # their scores, or the rows gathered for them, fit in the processor's cache
@@ -54,21 +54,32 @@ class MatrixFactorisation(BaseModel):
     def evaluate(
         self, server: Arrays, clients: Arrays, data: Interactions, split: Literal["validation", "test"]
     ) -> Mapping[str, float]:
-        """Return HR@10 and NDCG@10 of each user's held-out item among its 99 fixed negatives; a tie ranks it last.
+        """Return HR@10 and NDCG@10 of each user's held-out item among its 99 fixed negatives."""
+        rank = self.ranks(server, clients, data, split)
+        if not len(rank):
+            return {}
+        hit = rank < 10
+        return {
+            "hr@10": float(hit.mean()),
+            "ndcg@10": float(np.where(hit, 1 / np.log2(rank + 2.0), 0.0).mean()),
+        }
+
+    def ranks(
+        self, server: Arrays, clients: Arrays, data: Interactions, split: Literal["validation", "test"]
+    ) -> IntArray:
+        """Return the rank of each user's held-out item, 0 to 99, among its 99 fixed negatives; a tie ranks it last.
 
         The published ML-1M lists hold the test item itself among the negatives of 156 users; it then ties with itself
-        and loses a place, here as in the code released with CoLR.
+        and loses a place, here as in the code released with CoLR. Users without such an item are left out.
 
         Reference: He et al., Neural Collaborative Filtering, WWW 2017, section 4.1.
         """
         targets = data.test if split == "test" else data.validation
         users = np.flatnonzero(targets != NO_ITEM)
-        if not len(users):
-            return {}
         candidates = np.concatenate([targets[users, None], data.negatives[users]], axis=1)
         item_factors = torch.from_numpy(np.array(server[ITEM_FACTORS]))
         user_factors = torch.from_numpy(np.array(clients[USER_FACTORS]))
-        ranks = []
+        ranks = [torch.empty(0, dtype=torch.int64)]
         for start in range(0, len(users), _USERS_AT_ONCE):
             part = slice(start, start + _USERS_AT_ONCE)
             own, places = user_factors[torch.from_numpy(users[part])], torch.from_numpy(candidates[part])
@@ -77,9 +88,4 @@ class MatrixFactorisation(BaseModel):
             else:
                 scores = torch.bmm(item_factors[places], own.unsqueeze(2)).squeeze(2)
             ranks.append((scores[:, 1:] >= scores[:, :1]).sum(dim=1))
-        rank = torch.cat(ranks).numpy()
-        hit = rank < 10
-        return {
-            "hr@10": float(hit.mean()),
-            "ndcg@10": float(np.where(hit, 1 / np.log2(rank + 2.0), 0.0).mean()),
-        }
+        return torch.cat(ranks).numpy()

@@ -1,0 +1,138 @@
+r"""Hundreds of runs within a time limit, one process each; killed at any moment, it loses the running ones only.
+
+    python -m narrowcast.reproduce.long_runs tuning-ml1m decay-ml1m frontier-ml1m tuning-mnist frontier-mnist \
+        decay-ml1m-3000 frontier-others --seconds 570 --workers 16 --results docs/results --output OUT
+
+Runs of the first study named go first; a frontier starts with the methods whose tuning is finished. Finished runs are
+appended to OUT/STUDY.csv. Runs that are in the CSV files of `--results` or OUT are not repeated. The same command with
+`--merge` runs nothing and adds the rows of OUT to `--results`. MLflow, Ray and Optuna are not imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.reproduce.light_run import light_run
+from narrowcast.reproduce.long_studies import STUDIES, Planned
+from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_GUESS_SECONDS = 45.0
+
+
+class Queue:
+    """The runs of the studies that are not finished, in order, and an estimate of how long each takes."""
+
+    def __init__(self, studies: Sequence[str], folders: Sequence[Path]) -> None:
+        self.studies = studies
+        self.rows: Rows = read_rows(folders)
+        self.begun: set[tuple[str, int]] = set()
+
+    def missing(self) -> Iterator[Planned]:
+        """Yield the runs that are neither finished nor begun."""
+        for study in self.studies:
+            for planned in STUDIES[study](self.rows):
+                begun = (planned.spec.label, planned.seed) in self.begun
+                if not begun and key_of(planned.spec, planned.seed) not in self.rows:
+                    yield planned
+
+    def seconds(self, planned: Planned) -> float:
+        """Return how long a run takes: as the longest of its method so far, or a guess."""
+        stem = planned.spec.label.rpartition("-")[0]
+        times = [row["wall_seconds"] for (label, _, _), row in self.rows.items() if label.startswith(stem)]
+        return max(times, default=_GUESS_SECONDS)
+
+    def ended(self, planned: Planned, result: dict[str, Any]) -> None:
+        """Count a run as finished."""
+        packed = {name: value for name, value in result.items() if name != "hits"}
+        self.rows[key_of(planned.spec, planned.seed)] = packed
+
+
+def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: float) -> None:
+    """Run what is missing until all is done or the time is up."""
+    end, ended = time.monotonic() + seconds, 0
+    for name in _THREADS:
+        os.environ[name] = "1"
+    output.mkdir(parents=True, exist_ok=True)
+    running = dict[Future[dict[str, Any]], Planned]()
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context)
+    try:
+        while (left := end - time.monotonic()) > 0:
+            for planned in queue.missing():
+                if len(running) == workers:
+                    break
+                used = sum(each.spec.memory_gib for each in running.values())
+                if queue.seconds(planned) <= left and used + planned.spec.memory_gib <= memory_gib:
+                    queue.begun.add((planned.spec.label, planned.seed))
+                    running[pool.submit(light_run, planned.spec, planned.seed, test=planned.test)] = planned
+            if not running:
+                break
+            for future in wait(running, left, FIRST_COMPLETED).done:
+                planned = running.pop(future)
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    raise RunFailed("a run's process was killed, perhaps for lack of memory; lower --memory") from None
+                except UserError as error:
+                    print(f"{planned.spec.label}-seed-{planned.seed} cannot run: {error}", flush=True)
+                    continue
+                append(output / f"{planned.study}.csv", planned.spec, planned.seed, result)
+                queue.ended(planned, result)
+                ended += 1
+                shown = result.get("error") or {name: round(100 * each, 2) for name, each in result["final"].items()}
+                print(
+                    f"[{ended}, {end - time.monotonic():.0f} s left] {planned.spec.label}-seed-{planned.seed} {shown} "
+                    f"{result.get('uplink_bits')} bits, {result['wall_seconds']:.0f} s",
+                    flush=True,
+                )
+    finally:
+        for process in multiprocessing.active_children():
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+    print(f"{ended} runs ended, {sum(1 for _ in queue.missing())} of those that can be planned now are left")
+
+
+def merge(sources: Sequence[Path], target: Path) -> None:
+    """Append to each file of `target` the rows of the same file in the sources that it lacks."""
+    for path in sorted(file for folder in sources for file in folder.glob("*.csv")):
+        ours = target / path.name
+        before = ours.read_text() if ours.exists() else ""
+        known = set(before.splitlines())
+        new = [line for line in path.read_text().splitlines() if line not in known]
+        ours.write_text(before + "".join(f"{line}\n" for line in new))
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="+", choices=list(STUDIES))
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this time")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--memory", type=float, default=100.0, help="GiB for all runs together")
+    parser.add_argument("--results", type=Path, default=Path("docs/results"), help="folder of finished results")
+    parser.add_argument("--output", type=Path, default=Path("docs/results"), help="folder to append results to")
+    parser.add_argument("--merge", action="store_true", help="run nothing; add the rows of OUTPUT to RESULTS")
+    parser.add_argument("--list", action="store_true", help="run nothing; list the runs that are missing")
+    given = parser.parse_args()
+    queue = Queue(given.studies, [given.results, given.output])
+    if given.merge:
+        merge([given.output], given.results)
+    elif given.list:
+        for planned in queue.missing():
+            print(f"{planned.study} {planned.spec.label}-seed-{planned.seed} {queue.seconds(planned):.0f} s")
+    else:
+        work(queue, given.output, given.workers, given.seconds, given.memory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The studies of hundreds of runs: which runs each needs next, given the results that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from narrowcast.reproduce import decay
+from narrowcast.reproduce.results_csv import Rows, key_of
+from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.tuning_study import Study, read_tuning_study
+
+TEST_SEEDS = 5
+_OTHER_SEEDS = 3
+_OTHER_BANDS = (256, 2048)
+_BEST_METHODS = 4
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a study; without `test` its test metrics are not looked at."""
+
+    study: str
+    spec: RunSpec
+    seed: int
+    test: bool = True
+
+
+Plan = Callable[[Rows], Iterator[Planned]]
+
+
+def finished(rows: Rows, spec: RunSpec, seeds: int = 1) -> list[Mapping[str, Any]]:
+    """Return the results of a run's seeds, empty unless all of them are finished."""
+    found = [rows.get(key_of(spec, seed)) for seed in spec.seeds(seeds)]
+    return [each for each in found if each is not None] if all(found) else []
+
+
+def tuning_results(rows: Rows, study: Study) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the results of a study's trials by label."""
+    return {spec.label: found for spec in study.trials if (found := finished(rows, spec))}
+
+
+def _tuning(name: str) -> Plan:
+    def plan(rows: Rows) -> Iterator[Planned]:
+        del rows
+        study = read_tuning_study(name)
+        for spec in study.trials:
+            yield Planned(f"tuning-{name}", spec, spec.first_seed, test=False)
+
+    return plan
+
+
+def _frontier(name: str) -> Plan:
+    def plan(rows: Rows) -> Iterator[Planned]:
+        study = read_tuning_study(name)
+        winners = study.winners(tuning_results(rows, study))
+        chosen = [(method, trial) for method, best in winners.items() for trial in dict.fromkeys(best.values())]
+        for seed in range(TEST_SEEDS):
+            for method, trial in chosen:
+                yield Planned(f"frontier-{name}", study.test(method, trial), seed)
+
+    return plan
+
+
+def _decay(rounds: int, seeds: int) -> Plan:
+    name = "decay-ml1m" if rounds == decay.ROUNDS[0] else f"decay-ml1m-{rounds}"
+
+    def plan(rows: Rows) -> Iterator[Planned]:
+        cells = decay.cells(rounds)
+        for rate in decay.RATES:
+            for cell in cells:
+                spec = cell.tuning(rate)
+                yield Planned(name, spec, spec.first_seed, test=False)
+        for seed in range(seeds):
+            for cell in cells:
+                tried = [finished(rows, cell.tuning(rate)) for rate in decay.RATES]
+                if all(tried):
+                    yield Planned(name, cell.test([each[0] for each in tried]), seed)
+
+    return plan
+
+
+def best_methods(study: Study, rows: Rows) -> list[str]:
+    """Return float32 and the methods with the best validation metric in the middle one of `_OTHER_BANDS`."""
+    results = tuning_results(rows, study)
+    winners, band = study.winners(results), _OTHER_BANDS[-1]
+    if len(winners) < len(study.methods):
+        return []
+    metric = f"validation.{study.metric}"
+    reached = {
+        method: results[study.trial(method, best[band]).label][0]["final"][metric]
+        for method, best in winners.items()
+        if band in best
+    }
+    return ["float32", *sorted(reached, key=lambda each: -reached[each])[:_BEST_METHODS]]
+
+
+_OTHER_DATA = {
+    "ml-100k": ("ml1m", ("data={kind: ml-100k, validation: none}", "training.batch_size=64")),
+    "ml-latest-small": ("ml1m", ("data={kind: ml-latest-small, validation: none}", "training.batch_size=64")),
+    "cifar10-jpeg-12k": (
+        "mnist",
+        (
+            "data={kind: image_folder, path: cifar10-jpeg-12k, clients: 100, partition: {kind: dirichlet, alpha: 0.5}}",
+            "rounds=100",
+            "evaluate_every=100",
+        ),
+    ),
+}
+
+
+def others(rows: Rows) -> Iterator[Planned]:
+    """Yield the runs of float32 and the best methods on other data, at the settings chosen on ML-1M and MNIST."""
+    for seed in range(_OTHER_SEEDS):
+        for data, (name, overrides) in _OTHER_DATA.items():
+            study = read_tuning_study(name)
+            winners = study.winners(tuning_results(rows, study))
+            for method in best_methods(study, rows):
+                bands = [band for band in _OTHER_BANDS if band in winners[method]] or list(winners[method])
+                for trial in dict.fromkeys(winners[method][band] for band in bands):
+                    spec = study.test(method, trial)
+                    spec = replace(spec, label=f"{data}-{spec.label}", overrides=(*spec.overrides, *overrides))
+                    yield Planned("frontier-others", spec, seed)
+
+
+STUDIES: Mapping[str, Plan] = {
+    "tuning-ml1m": _tuning("ml1m"),
+    "decay-ml1m": _decay(decay.ROUNDS[0], TEST_SEEDS),
+    "frontier-ml1m": _frontier("ml1m"),
+    "tuning-mnist": _tuning("mnist"),
+    "frontier-mnist": _frontier("mnist"),
+    "decay-ml1m-3000": _decay(decay.ROUNDS[1], _OTHER_SEEDS),
+    "frontier-others": others,
+}
