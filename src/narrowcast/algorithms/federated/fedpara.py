@@ -37,7 +37,8 @@ class FedPara(Averaging):
         """Raise `UserError` for models other than networks: they have weights to factorise."""
         if not isinstance(task.model, Classifier):
             raise UserError(
-                f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use fedavg, colr or scolr'
+                f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use colr, or fedmf with fewer '
+                "values for each item, model.embedding_dim"
             )
 
     def init(self, task: Task) -> Arrays:
