@@ -237,8 +237,8 @@ class Radio(Protocol):
 class Algorithm(Protocol):
     """A federated algorithm: both halves, and no state of its own.
 
-    `rate_distortion`, `upload_bits`, `weighted_by_staleness`, `local_call` with `upload`, and `secure_sums` are
-    optional: an algorithm that derives from `AlgorithmDefaults` overrides those that it offers.
+    `rate_distortion`, `download_bits`, `upload_bits`, `weighted_by_staleness`, `local_call` with `upload`, and
+    `secure_sums` are optional: an algorithm that derives from `AlgorithmDefaults` overrides those that it offers.
     """
 
     @property
@@ -260,6 +260,15 @@ class Algorithm(Protocol):
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return what the server sends in this round."""
+        ...
+
+    def download_bits(
+        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+    ) -> IntArray | None:
+        """Return the bits that each client of a cohort downloads, [C]; None if `Broadcast.full` and `update` say it.
+
+        `last_round` [C] is the last round whose broadcast each client received, 0 for newcomers.
+        """
         ...
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
@@ -313,6 +322,13 @@ class AlgorithmDefaults:
     def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
         """Return None: uploads do not follow budgets."""
         del task, cohort
+        return None
+
+    def download_bits(
+        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+    ) -> IntArray | None:
+        """Return None: downloads are those of the broadcast."""
+        del broadcast, task, cohort, last_round, round_index
         return None
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:

@@ -12,12 +12,16 @@ from narrowcast.platform.types import IntArray
 
 def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> IntArray:
     """Return the size of the model that each client is sent, as `Plan.downlink` says, [C]."""
+    run, round_index = live.run, live.round_index + 1
+    catches_up = run.plan.downlink == "catch_up"
+    last_round = live.population.last_round[clients] if catches_up else np.full(len(clients), round_index - 1)
+    own = run.algorithm.download_bits(broadcast, run.task, clients, last_round, round_index)
+    if own is not None:
+        return own
     full = np.full(len(clients), broadcast.full.wire_bits())
     if broadcast.update is None:
         return full
     sent_before = np.cumsum([0, *live.update_bits, broadcast.update.wire_bits()])
-    last_round = live.population.last_round[clients]
-    catches_up = live.run.plan.downlink == "catch_up"
     missed = last_round if catches_up else len(live.update_bits)
     follows = last_round > 0 if catches_up else np.array(True)
     return np.where(follows, np.minimum(sent_before[-1] - sent_before[missed], full), full)

@@ -25,6 +25,7 @@ from narrowcast.algorithms.codecs.rows import RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.svd import truncated_svd
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
+from narrowcast.algorithms.federated.coded_download import CodedDownload, with_requests
 from narrowcast.algorithms.federated.factorisation_checks import (
     check_rank,
     expected_rows,
@@ -59,6 +60,7 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
     aggregation: Literal["per_item_mean", "weighted"] = "per_item_mean"
     codec: Stages = DEFAULT_CODEC
     server_learning_rate: float = Field(1.0, gt=0)
+    download: CodedDownload | None = None
     informs_allocation: bool = Field(True, description="tell the radio's allocation what bits are worth to clients")
 
     def check(self, task: Task) -> None:
@@ -76,7 +78,8 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         """Return Q, and the change that the last round made to it: none."""
         server = task.model.init_server(task.data, task.seed)
         update = np.zeros(server[ITEM_FACTORS].shape, dtype=np.float32)
-        return {**server, _UPDATE: update, _CHANGED: np.zeros(len(update), dtype=bool)}
+        held = {} if self.download is None else self.download.init(server)
+        return {**server, _UPDATE: update, _CHANGED: np.zeros(len(update), dtype=bool), **held}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the user factors P [U, d]."""
@@ -86,12 +89,20 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send Q to a newcomer, and the rows that the last round changed to a client that holds the rest."""
-        del task
         item_factors = np.asarray(server[ITEM_FACTORS])
+        if self.download is not None:
+            return self.download.broadcast({ITEM_FACTORS: item_factors}, server, task, round_index)
         n_items, changed = len(item_factors), np.flatnonzero(server[_CHANGED])
         full = RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False)
         update = RowsPayload(n_items, changed, np.asarray(server[_UPDATE])[changed], "touched", mask=False)
         return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
+
+    def download_bits(
+        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+    ) -> IntArray | None:
+        """Return the size of the rows that each client asks for, [C]; None without `download`."""
+        del last_round
+        return None if self.download is None else self.download.bits(broadcast, task, cohort, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
@@ -103,7 +114,8 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         rows = RowSum.of(total)
         update = rows.mean() * np.float32(self.server_learning_rate)
         item_factors = np.asarray(server[ITEM_FACTORS]) + update
-        return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows()}
+        held = CodedDownload.kept(server)
+        return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows(), **held}
 
     def final(self, server: Arrays) -> Arrays:
         """Return Q."""
@@ -117,7 +129,8 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
         coding = Coding(Codec(self.codec), partial(send_directions, self.rank))
         sending = RowSending(self.aggregation, "touched", coding)
-        return train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
+        result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
+        return with_requests(self.download, cohort, result)
 
     # What the channel is told before a round
 

@@ -18,6 +18,7 @@ from narrowcast.algorithms.codecs.coded_rows import LIKELY
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
+from narrowcast.algorithms.federated.coded_download import CodedDownload, with_requests
 from narrowcast.algorithms.federated.factorisation_checks import only_factorisation
 from narrowcast.algorithms.federated.sum_layout import SumLayout, row_sum_layout
 from narrowcast.algorithms.local_training.cohort import RowCohort
@@ -28,7 +29,7 @@ from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.seeds import stream_keys
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, Payload
 
 _CHANGED, _SENT, _KEY = "changed_rows", "sent", "downlink_key"
 
@@ -38,7 +39,8 @@ class FedMF(AlgorithmDefaults, BaseModel):
 
     With `rows: all` a `codec` sees the client's whole change, zeros included, and with `downlink_codec` Q moves by the
     decoded mean change. Both with the same `svd` or `top_k` are the baselines of the paper's Fig. 4 as in its released
-    code: each row of the sum is divided by the clients that touched it, whatever Top-K left of theirs.
+    code: each row of the sum is divided by the clients that touched it, whatever Top-K left of theirs. `download` is
+    the other way down: Q itself on a grid, see `CodedDownload`.
 
     Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation; Algorithm 1's weights are
     `weighted`. 2. `rows: touched` sends only the changed rows; `all` sends zeros too, as the paper counts.
@@ -52,10 +54,15 @@ class FedMF(AlgorithmDefaults, BaseModel):
     codec: Stages = ()
     server_learning_rate: float = Field(1.0, gt=0)
     downlink_codec: Stages = ()
+    download: CodedDownload | None = None
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than matrix factorisation, and for whole matrices in stateful codecs."""
         only_factorisation(self.kind, task)
+        if self.download is not None:
+            self.download.check(self.kind, self.rows)
+            if self.downlink_codec:
+                raise UserError("algorithm.download and algorithm.downlink_codec are two ways down; leave out one")
         whole = {"codec": self.codec if self.rows == "all" else (), "downlink_codec": self.downlink_codec}
         for field, stages in whole.items():
             if remembers := [stage.kind for stage in stages if stage.remembers]:
@@ -70,7 +77,9 @@ class FedMF(AlgorithmDefaults, BaseModel):
     def init(self, task: Task) -> Arrays:
         """Return Q, and the rows that the last round changed: none."""
         server = task.model.init_server(task.data, task.seed)
-        return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool), _SENT: np.empty(0, dtype=np.uint8)}
+        held = {} if self.download is None else self.download.init(server)
+        nothing = {_CHANGED: np.zeros(task.data.n_items, dtype=bool), _SENT: np.empty(0, dtype=np.uint8)}
+        return {**server, **nothing, **held}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the user factors P [U, d], and the codec's state."""
@@ -85,6 +94,8 @@ class FedMF(AlgorithmDefaults, BaseModel):
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send Q; to a client that holds the last round's, its changed rows, or the last change as it was coded."""
         item_factors = np.asarray(server[ITEM_FACTORS])
+        if self.download is not None:
+            return self.download.broadcast({ITEM_FACTORS: item_factors}, server, task, round_index)
         changed = np.flatnonzero(server[_CHANGED])
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
         update: Payload = RowsPayload(len(item_factors), changed, item_factors[changed], self.rows, mask=False)
@@ -92,6 +103,13 @@ class FedMF(AlgorithmDefaults, BaseModel):
             update = EncodedUpdate(np.asarray(server[_SENT]).tobytes())
         key = stream_keys(task.seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))
         return Broadcast({ITEM_FACTORS: item_factors, _KEY: key}, full, update if round_index > 1 else None)
+
+    def download_bits(
+        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+    ) -> IntArray | None:
+        """Return the size of the rows that each client asks for, [C]; None without `download`."""
+        del last_round
+        return None if self.download is None else self.download.bits(broadcast, task, cohort, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
@@ -109,6 +127,7 @@ class FedMF(AlgorithmDefaults, BaseModel):
             ITEM_FACTORS: np.asarray(server[ITEM_FACTORS]) + change,
             _CHANGED: rows.changed_rows(),
             _SENT: np.frombuffer(sent, dtype=np.uint8),
+            **CodedDownload.kept(server),
         }
 
     def final(self, server: Arrays) -> Arrays:
@@ -128,4 +147,5 @@ class FedMF(AlgorithmDefaults, BaseModel):
         cohort, item_factors = RowCohort.draw(chunk, task), np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
         sending = RowSending(self.aggregation, self.rows, row_coding(Codec(self.codec), self.rows))
-        return train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
+        result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
+        return with_requests(self.download, cohort, result)

@@ -92,6 +92,11 @@ class SecureAggregation(AlgorithmDefaults):
                 f"secure: what algorithm.codec ({codec[0].kind}) sends cannot be added up under encryption; leave out "
                 "algorithm.codec and set secure.bits"
             )
+        if (download := getattr(self.algorithm, "download", None)) is not None and download.rows == "touched":
+            raise UserError(
+                "secure hides the rows that a client touches, and algorithm.download.rows = touched asks for them; use "
+                "download.rows = all"
+            )
         if isinstance(self.algorithm, Summable) and (layout := self.algorithm.sum_layout(task, cohort)):
             return layout
         raise UserError(
@@ -126,6 +131,13 @@ class SecureAggregation(AlgorithmDefaults):
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return the plain algorithm's broadcast."""
         return self.algorithm.broadcast(server, task, round_index)
+
+    def download_bits(
+        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+    ) -> IntArray | None:
+        """Return the plain algorithm's."""
+        bits: IntArray | None = self.algorithm.download_bits(broadcast, task, cohort, last_round, round_index)
+        return bits
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
         """Return each client's downlink bits besides the broadcast, [C]: keys, shares, ranks, the sum to open."""

@@ -1,0 +1,126 @@
+"""Downloads on a grid: the server sends its model rounded to multiples of a step, and keeps the exact one.
+
+Clients train from the rounded model, and the server adds the mean of their changes to the exact one, so that rounding
+errors do not add up over rounds: the exact model less the rounded one is what error feedback would remember. The grid
+is centred on the initial model, which follows from the public seed. A message is the integers of a model, of some of
+its rows, or of the change between two of its versions.
+
+With `rows: touched` a client asks for the rows of the item matrix that it is about to train (Niu et al., Billion-scale
+federated learning on mobile clients: a submodel design with tunable privacy, MobiCom 2020, without its private set
+union).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.grid import GridPayload, grid_points, grid_values
+from narrowcast.algorithms.codecs.indices import write_indices
+from narrowcast.algorithms.codecs.rows import RowLayout
+from narrowcast.algorithms.codecs.stage import Shapes
+from narrowcast.algorithms.codecs.wire import varint
+from narrowcast.algorithms.local_training.cohort import RowCohort
+from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.seeds import stream_keys, uniform_unit
+from narrowcast.platform.types import Arrays, ChunkResult, IntArray
+
+START = PrefixedArrays("download/start/")
+"""The initial model, in a server state."""
+
+
+class CodedDownload(BaseModel):
+    """The model, or the rows that a client asks for, in float32 or on a grid.
+
+    On a grid each value is sent as an integer next to (value - initial value) / `step`,
+    entropy-coded.
+
+    `rounding`: with `dithered` the grid is shifted for each value and round by a number from the public seed, so that
+    clients see the value plus uniform noise of variance step^2 / 12 that does not depend on it; `nearest` has less
+    error, and the same one in every round in which the value stays.
+
+    With `rows: touched` the list of rows is sent once, with the request, and the upload that follows leaves it out: the
+    two have the bits of an upload that names its rows, and are counted as one. A client that asked and uploads nothing
+    is charged for its request. The server learns the rows of a client even if its upload is lost.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: float | None = Field(None, gt=0, allow_inf_nan=False, description="distance of neighbours; none: float32")
+    rounding: Literal["dithered", "nearest"] = "dithered"
+    rows: RowLayout = Field("all", description="all rows, or those that a client asks for")
+
+    def check(self, kind: str, uploads: RowLayout) -> None:
+        """Raise `UserError` if clients ask for rows and upload all."""
+        if self.rows == "touched" and uploads == "all":
+            raise UserError(
+                f"algorithm.download.rows = touched: {kind} uploads all rows, so that its clients name none; use "
+                "algorithm.rows = touched, or download.rows = all"
+            )
+
+    def init(self, model: Arrays) -> Arrays:
+        """Return what the server keeps besides the model: its initial value."""
+        return {} if self.step is None else START.add(model)
+
+    @staticmethod
+    def kept(server: Arrays) -> Arrays:
+        """Return what a server state keeps for downloads, for the next state."""
+        return START.add(START.of(server))
+
+    def broadcast(
+        self, model: Arrays, server: Arrays, task: Task, round_index: int, seed: int | None = None
+    ) -> Broadcast:
+        """Return the rounded model that clients train from, and its integers; `seed` is sent with them."""
+        if self.step is None:
+            return Broadcast(model, DensePayload.of(model, seed=seed), update=None)
+        start, names = START.of(server), sorted(model)
+        shifts = self.shifts({name: start[name].shape for name in names}, task.seed, round_index)
+        points = {name: grid_points(np.asarray(model[name]) - start[name], self.step, shifts[name]) for name in names}
+        rounded = {name: start[name] + grid_values(points[name], self.step, shifts[name]) for name in names}
+        return Broadcast(rounded, GridPayload(list(points.values()), seed), update=None)
+
+    def shifts(self, shapes: Shapes, seed: int, round_index: int) -> dict[str, NDArray[np.float32]]:
+        """Return the shift of each value's grid in a round, in steps, from -1/2 to 1/2."""
+        if self.rounding == "nearest":
+            return {name: np.zeros((), dtype=np.float32) for name in shapes}
+        key, place, shifts = stream_keys(seed, "download", round_index, np.zeros(1, dtype=np.int64)), 0, {}
+        for name in sorted(shapes):
+            counters = np.arange(place, place + prod(shapes[name]))
+            shifts[name] = (uniform_unit(key, counters) - 0.5).astype(np.float32).reshape(shapes[name])
+            place += len(counters)
+        return shifts
+
+    def bits(self, broadcast: Broadcast, task: Task, cohort: IntArray, round_index: int) -> IntArray | None:
+        """Return the size of the rows that each client of a cohort asks for, [C]; None if all are sent the whole."""
+        if self.rows == "all":
+            return None
+        payload, samples, bits = broadcast.full, draw_samples(task, cohort, round_index), np.zeros_like(cohort)
+        for place, client in enumerate(samples.order):
+            rows = samples.row_items[samples.row_starts[place] : samples.row_starts[place + 1]]
+            if isinstance(payload, GridPayload):
+                bits[client] = GridPayload([payload.points[0][rows]], payload.seed).wire_bits()
+            else:
+                values = len(rows) * broadcast.arrays[ITEM_FACTORS].shape[1]
+                bits[client] = dense_wire_bits(values, seed=payload.seed is not None)
+        return bits
+
+
+def with_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:
+    """Return a chunk's result with the requests of the clients that asked for rows and uploaded nothing."""
+    bits = np.array(result.ledger.uplink_bits)
+    if download is None or download.rows == "all" or bits.all():
+        return result
+    for place in np.flatnonzero(bits == 0).tolist():
+        rows, n_items = cohort.samples.row_items[cohort.rows(place)], cohort.task.data.n_items
+        bits[place] = 8 * len(varint(len(rows)) + write_indices(rows, n_items, "smallest"))
+    return replace(result, ledger=replace(result.ledger, uplink_bits=bits))
