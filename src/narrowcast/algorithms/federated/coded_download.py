@@ -1,9 +1,8 @@
-"""Downloads on a grid: the server sends its model rounded to multiples of a step, and keeps the exact one.
+"""Downloads of a rounded model, and of the rows of it that a client asks for; the server keeps the exact one.
 
 Clients train from the rounded model, and the server adds the mean of their changes to the exact one, so that rounding
 errors do not add up over rounds: the exact model less the rounded one is what error feedback would remember. The grid
-is centred on the initial model, which follows from the public seed. A message is the integers of a model, of some of
-its rows, or of the change between two of its versions.
+is centred on the initial model, which follows from the public seed.
 
 With `rows: touched` a client asks for the rows of the item matrix that it is about to train (Niu et al., Billion-scale
 federated learning on mobile clients: a submodel design with tunable privacy, MobiCom 2020, without its private set
@@ -42,8 +41,7 @@ START = PrefixedArrays("download/start/")
 class CodedDownload(BaseModel):
     """The model, or the rows that a client asks for, in float32 or on a grid.
 
-    On a grid each value is sent as an integer next to (value - initial value) / `step`,
-    entropy-coded.
+    On a grid each value is sent as an integer next to (value - initial value) / `step`, entropy-coded.
 
     `rounding`: with `dithered` the grid is shifted for each value and round by a number from the public seed, so that
     clients see the value plus uniform noise of variance step^2 / 12 that does not depend on it; `nearest` has less
@@ -100,6 +98,24 @@ class CodedDownload(BaseModel):
             place += len(counters)
         return shifts
 
+    def decoded_rows(
+        self, data: bytes, rows: IntArray, start: Arrays, seed: int, round_index: int
+    ) -> NDArray[np.float32]:
+        """Return the rows of the item matrix that a client asked for, from the bytes of the answer.
+
+        Everything besides is public: the initial model `start`, the seed and the round. Raise `PayloadError` if the
+        bytes are malformed.
+        """
+        initial = np.asarray(start[ITEM_FACTORS])
+        if self.step is None:
+            shape = {ITEM_FACTORS: (len(rows), initial.shape[1])}
+            return DensePayload.from_bytes(data).tensors(shape)[ITEM_FACTORS]
+        (points,) = GridPayload.from_bytes(data, [(len(rows), initial.shape[1])]).points
+        shifts = np.broadcast_to(
+            self.shifts({ITEM_FACTORS: initial.shape}, seed, round_index)[ITEM_FACTORS], initial.shape
+        )
+        return initial[rows] + grid_values(points, self.step, shifts[rows])
+
     def bits(self, broadcast: Broadcast, task: Task, cohort: IntArray, round_index: int) -> IntArray | None:
         """Return the size of the rows that each client of a cohort asks for, [C]; None if all are sent the whole."""
         if self.rows == "all":
@@ -116,11 +132,15 @@ class CodedDownload(BaseModel):
 
 
 def with_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:
-    """Return a chunk's result with the requests of the clients that asked for rows and uploaded nothing."""
+    """Return a chunk's result with the requests of the clients that asked for rows and uploaded nothing.
+
+    A request that exceeds the client's budget is not sent.
+    """
     bits = np.array(result.ledger.uplink_bits)
     if download is None or download.rows == "all" or bits.all():
         return result
     for place in np.flatnonzero(bits == 0).tolist():
         rows, n_items = cohort.samples.row_items[cohort.rows(place)], cohort.task.data.n_items
         bits[place] = 8 * len(varint(len(rows)) + write_indices(rows, n_items, "smallest"))
-    return replace(result, ledger=replace(result.ledger, uplink_bits=bits))
+    sent = np.where(cohort.chunk.affords(bits), bits, 0)
+    return replace(result, ledger=replace(result.ledger, uplink_bits=sent))

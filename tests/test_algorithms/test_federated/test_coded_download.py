@@ -1,0 +1,138 @@
+"""Downloads of a rounded model, and of the rows that a client asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from narrowcast.algorithms.codecs.dense import dense_wire_bits
+from narrowcast.algorithms.codecs.grid import GridPayload
+from narrowcast.algorithms.codecs.svd import SVD
+from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
+from narrowcast.algorithms.federated.coded_download import CodedDownload
+from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.local_training.streams import draw_samples
+from narrowcast.algorithms.secure.protection import Masked
+from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.laws import algorithm_laws
+from narrowcast.laws.algorithm_laws import Trained
+from narrowcast.laws.rehearsal import PLAN, run, sha256, task_of
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
+from narrowcast.platform.types import Chunk, PayloadError
+
+MODEL = MatrixFactorisation(embedding_dim=8)
+STEP = 0.25
+GRIDS = {
+    "fedmf": FedMF(download=CodedDownload(step=STEP, rows="touched")),
+    "adaptive_svd": AdaptiveSVD(rank=2, download=CodedDownload(step=STEP, rows="touched")),
+    "fedmf-nearest": FedMF(rows="all", download=CodedDownload(step=STEP, rounding="nearest")),
+}
+CASES = algorithm_laws.cases(GRIDS)
+
+
+@pytest.mark.parametrize("law", (*algorithm_laws.UNCODED[:3], *algorithm_laws.LAWS), ids=lambda law: law.__name__)
+@pytest.mark.parametrize("name", CASES)
+def test_coded_downloads_keep_the_laws_of_algorithms(name: str, law: Callable[[Trained], None]) -> None:
+    law(CASES[name])
+
+
+@pytest.mark.parametrize("algorithm", [FedMF(), AdaptiveSVD(rank=2)], ids=lambda each: each.kind)
+def test_a_lossless_download_of_the_rows_is_no_codec(algorithm: Any) -> None:
+    task, pulling = task_of(MODEL), algorithm.model_copy(update={"download": CodedDownload(rows="touched")})
+    plain, pulled = run(PLAN, algorithm, task), run(PLAN, pulling, task)
+    assert sha256(algorithm, plain) == sha256(pulling, pulled)
+    assert [each.metrics for each in plain] == [each.metrics for each in pulled]
+    for ours, theirs in zip(pulled, plain, strict=True):
+        assert np.array_equal(ours.ledger.uplink_bits, theirs.ledger.uplink_bits), "the request is in the upload"
+        samples = draw_samples(task, ours.ledger.client, ours.record.round)
+        rows = np.empty(len(samples.order), dtype=np.int64)
+        rows[samples.order] = np.diff(samples.row_starts)
+        assert ours.ledger.downlink_bits.tolist() == [dense_wire_bits(8 * each) for each in rows.tolist()]
+
+
+@pytest.mark.parametrize("rounding", ["dithered", "nearest"])
+def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_process(rounding: Any) -> None:
+    """Send the rows of one client of round 3 as bytes, and decode them where nothing but public data is known."""
+    task, algorithm = task_of(MODEL), FedMF(download=CodedDownload(step=STEP, rounding=rounding, rows="touched"))
+    state = run(PLAN.model_copy(update={"rounds": 2}), algorithm, task)[-1].state
+    assert state is not None
+    broadcast = algorithm.broadcast(state.server, task, 3)
+    rows = draw_samples(task, np.array([4]), 3).row_items
+    assert isinstance(broadcast.full, GridPayload)
+    sent = GridPayload([broadcast.full.points[0][rows]]).to_bytes()
+    charged = algorithm.download_bits(broadcast, task, np.array([4]), np.zeros(1, dtype=np.int64), 3)
+    assert charged is not None
+    assert charged.tolist() == [8 * len(sent)]
+    decode = f"""
+import sys
+import numpy as np
+from narrowcast.algorithms.federated.coded_download import CodedDownload
+from narrowcast.laws.rehearsal import task_of
+from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+model = MatrixFactorisation(embedding_dim=8)
+start = model.init_server(task_of(model).data, {task.seed})
+download = CodedDownload(step={STEP}, rounding={rounding!r})
+rows = np.array({rows.tolist()})
+sys.stdout.buffer.write(download.decoded_rows(bytes.fromhex({sent.hex()!r}), rows, start, {task.seed}, 3).tobytes())
+"""
+    decoded = subprocess.run([sys.executable, "-c", decode], capture_output=True, check=True).stdout
+    assert decoded == np.ascontiguousarray(broadcast.arrays[ITEM_FACTORS][rows]).tobytes()
+
+
+def test_dithered_values_are_off_by_uniform_noise_whatever_they_are() -> None:
+    task, algorithm = task_of(MODEL), FedMF(download=CodedDownload(step=0.5))
+    server = dict(algorithm.init(task))
+    for value in (0.0, 0.2, 3.1):
+        server[ITEM_FACTORS] = np.full_like(server[ITEM_FACTORS], value)
+        errors = np.array([algorithm.broadcast(server, task, each).arrays[ITEM_FACTORS] - value for each in (1, 2, 3)])
+        assert abs(errors).max() <= 0.25 + 1e-6
+        assert abs(errors.mean()) < 0.01
+        assert errors.var() == pytest.approx(0.25 / 12, rel=0.05)
+        assert abs(np.corrcoef(errors.reshape(3, -1))[0, 1]) < 0.1, "each round has noise of its own"
+
+
+def test_a_grid_payload_refuses_bytes_of_other_shapes() -> None:
+    points = np.arange(-3, 3, dtype=np.int32).reshape(3, 2)
+    data = GridPayload([points], seed=7).to_bytes()
+    read = GridPayload.from_bytes(data, [(3, 2)])
+    assert np.array_equal(read.points[0], points)
+    assert read.seed == 7
+    for cut in range(len(data)):
+        with pytest.raises(PayloadError):
+            GridPayload.from_bytes(data[:cut], [(3, 2)])
+    zeros = GridPayload([np.zeros((40, 8), dtype=np.int32)])
+    assert zeros.wire_bits() <= 64
+    assert not GridPayload.from_bytes(zeros.to_bytes(), [(40, 8)]).points[0].any()
+
+
+def test_a_client_that_uploads_nothing_has_asked() -> None:
+    case = CASES["matrix_factorisation-fedmf"]
+    chunk_state = {name: values[:3] for name, values in case.algorithm.init_clients(case.task).items()}
+    chunk_state = {name: np.full_like(values, np.nan) for name, values in chunk_state.items()}
+    broadcast = case.algorithm.broadcast(case.algorithm.init(case.task), case.task, 1).arrays
+    result = case.algorithm.train(broadcast, Chunk(1, 0, np.arange(3), chunk_state), case.task)
+    assert not result.ledger.delivered.any()
+    assert (result.ledger.uplink_bits > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "advice"),
+    [
+        (FedMF(rows="all", download=CodedDownload(rows="touched")), r"use algorithm\.rows = touched"),
+        (FedMF(downlink_codec=(SVD(rank=1),), download=CodedDownload(step=1)), "are two ways down; leave out one"),
+        (SecureAggregation(GRIDS["fedmf"], Masked(), 6), r"use download\.rows = all"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(algorithm: Any, advice: str) -> None:
+    with pytest.raises(UserError, match=advice):
+        algorithm.check(task_of(MODEL))
+
+
+def test_a_whole_model_on_a_grid_goes_with_masks() -> None:
+    SecureAggregation(GRIDS["fedmf-nearest"], Masked(), 6).check(task_of(MODEL))
