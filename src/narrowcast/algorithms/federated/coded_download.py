@@ -111,10 +111,8 @@ class CodedDownload(BaseModel):
             shape = {ITEM_FACTORS: (len(rows), initial.shape[1])}
             return DensePayload.from_bytes(data).tensors(shape)[ITEM_FACTORS]
         (points,) = GridPayload.from_bytes(data, [(len(rows), initial.shape[1])]).points
-        shifts = np.broadcast_to(
-            self.shifts({ITEM_FACTORS: initial.shape}, seed, round_index)[ITEM_FACTORS], initial.shape
-        )
-        return initial[rows] + grid_values(points, self.step, shifts[rows])
+        shifts = self.shifts({ITEM_FACTORS: initial.shape}, seed, round_index)[ITEM_FACTORS]
+        return initial[rows] + grid_values(points, self.step, np.broadcast_to(shifts, initial.shape)[rows])
 
     def bits(self, broadcast: Broadcast, task: Task, cohort: IntArray, round_index: int) -> IntArray | None:
         """Return the size of the rows that each client of a cohort asks for, [C]; None if all are sent the whole."""
@@ -126,6 +124,7 @@ class CodedDownload(BaseModel):
             if isinstance(payload, GridPayload):
                 bits[client] = GridPayload([payload.points[0][rows]], payload.seed).wire_bits()
             else:
+                assert isinstance(payload, DensePayload), "broadcast() made it"
                 values = len(rows) * broadcast.arrays[ITEM_FACTORS].shape[1]
                 bits[client] = dense_wire_bits(values, seed=payload.seed is not None)
         return bits
