@@ -62,6 +62,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "rows": "all",
         "codec": [],
         "downlink_codec": [],
+        "download": None,
     },
     "colr-ml1m": {
         "kind": "colr",
