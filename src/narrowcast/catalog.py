@@ -36,6 +36,7 @@ from narrowcast.platform.data.image_folder import ImageFolder
 from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
 from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.partition import PARTITIONS
+from narrowcast.platform.data.pinterest import Pinterest
 from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.kinds import Registry
@@ -85,6 +86,7 @@ DATA = Registry(
         "ml-100k": MovieLens100K,
         "ml-1m": MovieLens1M,
         "ml-latest-small": MovieLensLatestSmall,
+        "pinterest": Pinterest,
         "ncf": NCF,
         "digits": Digits,
         "mnist": MNIST,
@@ -112,6 +114,7 @@ TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ml-100k": {**_FACTORISATION, "batch_size": 64},
     "ml-1m": {**_FACTORISATION, "batch_size": 256},
     "ml-latest-small": {**_FACTORISATION, "batch_size": 64},
+    "pinterest": {**_FACTORISATION, "learning_rate": 0.25, "weight_decay": 1e-4, "batch_size": 64},
     "ncf": _FACTORISATION,
 }
-"""Local training per data set. ml-1m: the code released with CoLR (Nguyen et al., WWW 2024)."""
+"""Local training per data set. ml-1m, pinterest: the code released with CoLR (Nguyen et al., WWW 2024)."""

@@ -31,7 +31,10 @@ FILES = {
 }
 """Kinds that describe a file, a module or a certain number of clients: their own tests have some."""
 NOT_HERE = {"algorithm", "backend"}
-LARGE = {"ml-100k", "ml-1m", "ml-latest-small", "ncf", "mnist", "fashion-mnist", "cifar-10", "shakespeare"}
+LARGE = {
+    *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf"),
+    *("mnist", "fashion-mnist", "cifar-10", "shakespeare"),
+}
 """Data sets that are files, and are tested with them."""
 
 

@@ -120,7 +120,7 @@ def test_the_list_shows_the_time_of_each_target() -> None:
     names = [
         "wireless-table1",
         "wireless-figures",
-        *(f"colr-{name}" for name in ("table2", "table3", "table4", "fig2", "fig3", "fig4")),
+        *(f"colr-{name}" for name in ("table2", "table3", "table4", "fig2", "fig3", "fig4", "fig5", "fig6", "bound")),
         *(f"frontier-{name}" for name in ("ml1m", "mnist", "ml1m-rates", "ml1m-tuned")),
     ]
     starts = ("wireless", "colr", "frontier")

@@ -59,6 +59,7 @@ def reproduce(
     notes = [f"Source: {target.source}."]
     if runs:
         notes.append(f"Ours: mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}.")
+    notes += target.notes
     try:
         verdicts, plots = target.finish(results, output / name)
         if rounds is not None and full_rounds is not None:

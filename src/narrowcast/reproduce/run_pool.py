@@ -27,6 +27,7 @@ from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.runs import session
 from narrowcast.runs.earlier_runs import saved_experiment
 from narrowcast.runs.prepare import prepare, prepare_resume
+from narrowcast.runs.result import load_result
 from narrowcast.runs.run_folder import CONFIG, has_run, make_writable, remove_checkpoints, write_config
 
 _MEASURES = {"times": measure_times, "components": measure_components}
@@ -78,7 +79,7 @@ class ReproductionRun:
         if not path.is_file():
             return None
         result = read_json(path, f"remove {self.folder}, and the run is repeated")
-        return result if result.get("rounds") == self.experiment.rounds else None
+        return self._with_history(result) if result.get("rounds") == self.experiment.rounds else None
 
     def tidy(self) -> None:
         """Remove the checkpoints of a finished run that was killed before it removed them itself."""
@@ -86,13 +87,20 @@ class ReproductionRun:
 
     def run(self) -> Mapping[str, Any]:
         """Start or resume the run, and return its result."""
-        if self.spec.measure != "accuracy":
+        if self.spec.measure in _MEASURES:
             return self._measure()
         if has_run(self.folder):
             prepared = prepare_resume(self.folder, self.experiment)
         else:
             prepared = prepare(self.experiment, self.output)
-        return session.run(prepared, _ignore_round, keep_checkpoints=False)
+        return self._with_history(session.run(prepared, _ignore_round, keep_checkpoints=False))
+
+    def _with_history(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.spec.measure != "convergence":
+            return result
+        table = load_result(self.folder).rounds
+        metrics = [name for name in table.columns if name.startswith("test.")]
+        return {**result, "history": table[["round", *metrics]].dropna().to_dict("list")}
 
     def _measure(self) -> Mapping[str, Any]:
         experiment = self.experiment

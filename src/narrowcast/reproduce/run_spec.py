@@ -8,8 +8,11 @@ from typing import Any, Literal
 
 from narrowcast.experiment import Experiment, load_experiment
 
-Measure = Literal["accuracy", "times", "components"]
-"""`accuracy`: the result of the run. `times`, `components`: a measurement made in place of a recorded run."""
+Measure = Literal["accuracy", "convergence", "times", "components"]
+"""`accuracy`: the result of a recorded run; `convergence`: also its test metrics by round, as `history`.
+
+`times`, `components`: a measurement made in place of a recorded run.
+"""
 
 
 @dataclass(frozen=True)

