@@ -50,10 +50,10 @@ def judge_payloads(results: Results) -> list[PaperVerdict]:
             f"HR@10, {point.name} minus CoLR at the same {direction}",
             f"{_published_difference(point):+.2f}" if direction == "uplink" else "",
             mean_and_spread(ahead.tolist()),
-            describe(test, *corrected, len(ahead)),
+            describe(test, p_level, p_zero, len(ahead)),
             by_seed=tuple(ahead.tolist()),
         )
-        for (point, direction, ahead, test), *corrected in zip(tests, level, zero, strict=True)
+        for (point, direction, ahead, test), p_level, p_zero in zip(tests, level, zero, strict=True)
     ]
 
 

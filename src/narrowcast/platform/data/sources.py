@@ -105,9 +105,8 @@ class GitFiles(_OnTheWeb):
         """Download the files and keep them as they are."""
         for name, blob in self.blobs.items():
             path = retrieve(f"{self.url}/{name}", None, scratch, progress=progress)
-            hasher = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
-            with path.open("rb") as file:
-                got = hashlib.file_digest(file, lambda hasher=hasher: hasher).hexdigest()
+            content = path.read_bytes()
+            got = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
             if got != blob:
                 raise ValueError(f"Git blob of {name}: expected {blob} but got {got}")
             path.replace(folder / name)
