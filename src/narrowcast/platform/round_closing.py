@@ -105,4 +105,4 @@ def record_of(live: LiveState, ledger: RoundLedger, seconds: float, results: Seq
 
 
 def _mean(values: IntArray | FloatArray) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+    return float(values.sum() / len(values)) if len(values) else float("nan")

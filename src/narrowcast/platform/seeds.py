@@ -24,6 +24,7 @@ Words = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_WORD = 2**64 - 1
 
 
 def _mix(words: Words) -> Words:
@@ -32,12 +33,20 @@ def _mix(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
+def _mix_one(word: int) -> int:
+    """Return `_mix` of one word, modulo 2**64."""
+    word &= _WORD
+    word = ((word ^ (word >> 30)) * int(_MIX_1)) & _WORD
+    word = ((word ^ (word >> 27)) * int(_MIX_2)) & _WORD
+    return word ^ (word >> 31)
+
+
 def stream_keys(seed: int, purpose: str, round_index: int, clients: NDArray[np.int64]) -> Words:
     """Return one key per client [C] for the streams of `purpose` in this round."""
-    key = np.array([seed], dtype=np.uint64)
+    key = int(seed)
     for part in (zlib.crc32(purpose.encode()), round_index):
-        key = _mix(key + _GOLDEN) ^ _mix(np.array([part], dtype=np.uint64) + _GOLDEN)
-    return _mix(_mix(key + _GOLDEN) + _mix(clients.astype(np.uint64) + _GOLDEN))
+        key = _mix_one(key + int(_GOLDEN)) ^ _mix_one(int(part) + int(_GOLDEN))
+    return _mix(np.uint64(_mix_one(key + int(_GOLDEN))) + _mix(clients.astype(np.uint64) + _GOLDEN))
 
 
 def uniform_bits(keys: Words, counters: NDArray[np.int64]) -> Words:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import LibController, ThreadpoolController
 
 
 @contextmanager
@@ -16,16 +16,22 @@ def one_thread() -> Iterator[None]:
 
     With more, the number of threads would affect the rounding of sums.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch_threads = torch.get_num_threads()
+    before = [(pool, threads) for pool in _blas() if (threads := pool.get_num_threads()) != 1]
     try:
-        with _pools().limit(limits=1, user_api="blas"):
-            yield
+        if torch_threads != 1:
+            torch.set_num_threads(1)
+        for pool, _ in before:
+            pool.set_num_threads(1)
+        yield
     finally:
-        torch.set_num_threads(before)
+        for pool, threads in before:
+            pool.set_num_threads(threads)
+        if torch_threads != 1:
+            torch.set_num_threads(torch_threads)
 
 
 @lru_cache(maxsize=1)
-def _pools() -> ThreadpoolController:
-    """Return the thread pools of the libraries loaded so far; finding them takes milliseconds."""
-    return ThreadpoolController()
+def _blas() -> Sequence[LibController]:
+    """Return the thread pools of the BLAS libraries loaded so far; finding them takes milliseconds."""
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)

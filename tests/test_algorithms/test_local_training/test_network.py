@@ -14,6 +14,7 @@ from digits import digits, make_task, plain_client, relative_error, train
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
+from narrowcast.algorithms.local_training.chain_gradients import chain_gradient
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.classifier import Classifier
@@ -34,6 +35,16 @@ TRAININGS: list[dict[str, Any]] = [
 
 def with_bias_free_layer(width: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width, bias=False), nn.Tanh(), nn.Linear(width, 10))
+
+
+def with_one_activation_twice() -> nn.Module:
+    activation = nn.Sigmoid()
+    return nn.Sequential(nn.Linear(64, 9), activation, nn.Linear(9, 8), activation, nn.Linear(8, 10))
+
+
+def with_tied_layers() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(8, 10))
 
 
 def with_layer_norm() -> nn.Module:
@@ -62,8 +73,10 @@ MODELS: list[Classifier] = [
     MLP(hidden=(16,)),
     MLP(hidden=(16, 8)),
     TorchModule(factory=f"{HERE}:with_bias_free_layer", arguments={"width": 7}),
+    TorchModule(factory=f"{HERE}:with_one_activation_twice"),
     TorchModule(factory=f"{HERE}:with_layer_norm"),
 ]
+CHAINS = MODELS[:5]
 
 
 @pytest.mark.parametrize("execution", ["batched", "per_client"])
@@ -109,7 +122,7 @@ def test_convolutions_run_client_after_client_unless_told() -> None:
     assert relative_error(together.changes, alone.changes) <= 1e-4
 
 
-@pytest.mark.parametrize("model", MODELS[:4], ids=lambda each: each.kind)
+@pytest.mark.parametrize("model", CHAINS, ids=lambda each: each.kind)
 def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: Classifier) -> None:
     module = model.module(digits(COUNTS))
     assert gains_from_batching(module)
@@ -121,6 +134,35 @@ def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: Classifier
             module, {name: values[client] for name, values in parameters.items()}, (features[client],)
         )
         assert torch.allclose(together[client], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", CHAINS, ids=lambda each: each.kind)
+def test_the_closed_form_of_a_chain_is_the_gradient_of_autograd_bit_for_bit(model: Classifier) -> None:
+    module = model.module(digits(COUNTS))
+    gradient = chain_gradient(module)
+    assert gradient is not None
+    for clients, batch in ((1, 1), (3, 5), (20, 10), (7, 32)):
+        torch.manual_seed(clients)
+        features, labels = torch.rand(clients, batch, 64), torch.randint(10, (clients, batch))
+        sizes = torch.randint(1, batch + 1, (clients, 1))
+        weights = (torch.arange(batch) < sizes) / sizes
+        parameters = {
+            name: torch.randn(clients, *values.shape).requires_grad_() for name, values in module.named_parameters()
+        }
+        scores = batched_forward(module)(parameters, features)
+        expected = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+        wanted = torch.autograd.grad((expected.view(labels.shape) * weights).sum(), list(parameters.values()))
+        with torch.no_grad():
+            got, entropies = gradient(parameters, features, labels, weights)
+        assert list(got) == list(parameters)
+        assert all(torch.equal(*each) for each in zip(got.values(), wanted, strict=True))
+        assert torch.equal(entropies.flatten(), expected)
+
+
+def test_layers_that_share_parameters_are_trained_client_after_client() -> None:
+    task = make_task(digits(COUNTS), TorchModule(factory=f"{HERE}:with_tied_layers"))
+    assert task.training.mode(task) == "per_client"
+    assert chain_gradient(with_tied_layers()) is None
 
 
 @pytest.mark.parametrize(

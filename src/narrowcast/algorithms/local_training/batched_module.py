@@ -14,9 +14,20 @@ Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 _Elementwise = nn.ReLU | nn.Tanh | nn.Sigmoid | nn.GELU | nn.ELU | nn.LeakyReLU | nn.SiLU | nn.Identity
 
 
+def layers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers of a chain with their names, a layer that occurs several times as often as it does."""
+    return [(name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name]
+
+
 def gains_from_batching(module: nn.Module) -> bool:
-    """Return whether the module is a chain of linear and elementwise layers; it batches into a few matrix products."""
-    return isinstance(module, nn.Sequential) and all(
+    """Return whether the module is a chain of linear and elementwise layers; it batches into a few matrix products.
+
+    A chain in which a linear layer occurs twice is not one of these: the occurrences share their parameters.
+    """
+    if not isinstance(module, nn.Sequential):
+        return False
+    linear_layers = [layer for layer in module if isinstance(layer, nn.Linear)]
+    return len(set(linear_layers)) == len(linear_layers) and all(
         isinstance(layer, nn.Linear | nn.Flatten | _Elementwise) for layer in module
     )
 
@@ -28,20 +39,23 @@ def batched_forward(module: nn.Module) -> Forward:
     `torch.func.vmap`.
     """
     if gains_from_batching(module):
-        assert isinstance(module, nn.Sequential)
-        chain = module
-        return lambda parameters, features: _run_chain(chain, parameters, features)
+        layers = layers_of(module)
+        return lambda parameters, features: _run_chain(layers, parameters, features)
     return vmap(lambda parameters, features: functional_call(module, dict(parameters), (features,)))
 
 
-def _run_chain(chain: nn.Sequential, parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    for name, layer in chain.named_children():
+def linear(layer: nn.Linear, name: str, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """Return the layer's outputs [a, b, m] for inputs [a, b, n], each client with its own weights and bias."""
+    weight = parameters[f"{name}.weight"].transpose(1, 2)
+    if layer.bias is None:
+        return torch.bmm(inputs, weight)
+    return torch.baddbmm(parameters[f"{name}.bias"].unsqueeze(1), inputs, weight)
+
+
+def _run_chain(layers: list[tuple[str, nn.Module]], parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    for name, layer in layers:
         if isinstance(layer, nn.Linear):
-            weight = parameters[f"{name}.weight"].transpose(1, 2)
-            if layer.bias is None:
-                features = torch.bmm(features, weight)
-            else:
-                features = torch.baddbmm(parameters[f"{name}.bias"].unsqueeze(1), features, weight)
+            features = linear(layer, name, parameters, features)
         else:
             features = features.flatten(2) if isinstance(layer, nn.Flatten) else layer(features)
     return features

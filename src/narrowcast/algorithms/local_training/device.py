@@ -29,8 +29,11 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
 
 
 @contextmanager
-def float32_products() -> Iterator[None]:
+def float32_products(device: Device) -> Iterator[None]:
     """Disable TF32 in cuDNN convolutions, which would round the factors of products to ten bits."""
+    if device == "cpu":
+        yield
+        return
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

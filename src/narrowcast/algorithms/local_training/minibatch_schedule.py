@@ -54,12 +54,15 @@ def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Wor
     samples = np.full((int(active.sum()), batch_size), n_samples, dtype=np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(n_samples) - np.repeat(np.cumsum(counts) - counts, counts)
+    fewest = int(epochs.min(initial=epochs.max(initial=0)))
     for epoch in range(epochs.max(initial=0)):
-        shuffled = _shuffle_within(owner, uniform_bits(keys[owner], epoch * counts[owner] + within))
-        trains = epochs[owner] > epoch
+        trained, shuffled = owner, _shuffle_within(owner, uniform_bits(keys[owner], epoch * counts[owner] + within))
         step = epoch * epoch_steps[owner] + within // batch_size
-        row = step_starts[step[trains]] + owner[trains]
-        samples.ravel()[row * batch_size + within[trains] % batch_size] = shuffled[trains]
+        place = within % batch_size
+        if epoch >= fewest:
+            trains = epochs[owner] > epoch
+            step, place, shuffled, trained = step[trains], place[trains], shuffled[trains], owner[trains]
+        samples.ravel()[(step_starts[step] + trained) * batch_size + place] = shuffled
     valid = samples < n_samples
     return BatchSchedule(
         order=order,

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward
+from narrowcast.algorithms.local_training.chain_gradients import ChainGradient, Tensors, chain_gradient
 from narrowcast.algorithms.local_training.device import Device, float32_products, to_array, to_tensor
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.classifier import as_input
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class _StepBatch:
-    """One step of the first `len(labels)` clients. Shapes: features [a, b, ...]; labels and valid [a, b]."""
+    """One step of the first `len(labels)` clients.
+
+    Shapes: features [a, b, ...]; labels [a, b]; weights [a, b], a sample's share of the batch's mean, 0 for padding.
+    """
 
     features: Tensor
     labels: Tensor
-    valid: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,16 @@ class Loader:
         return as_input(to_tensor(picked.features, self.device)), to_tensor(picked.labels, self.device)
 
     def batches(self, schedule: BatchSchedule) -> Iterator[_StepBatch]:
-        """Yield the batch of each step; padding repeats a sample and is masked out by `valid`."""
-        padded = np.where(schedule.valid, schedule.samples, 0)
-        stops = np.cumsum(schedule.active)
-        for start, stop in zip(stops - schedule.active, stops, strict=True):
-            valid = to_tensor(schedule.valid[start:stop], self.device)
-            yield _StepBatch(*self.samples(padded[start:stop]), valid)
+        """Yield the batch of each step; padding repeats a sample and has no weight."""
+        rows = self.own.take(np.where(schedule.valid, schedule.samples, 0))
+        labels = to_tensor(self.data.labels.take(rows), self.device)
+        weights = to_tensor(np.divide(schedule.valid, schedule.sizes[:, None], dtype=np.float32), self.device)
+        start = 0
+        for n_clients in schedule.active.tolist():
+            batches = slice(start, start + n_clients)
+            features = as_input(to_tensor(self.data.features.take(rows[batches], axis=0), self.device))
+            yield _StepBatch(features, labels[batches], weights[batches])
+            start += n_clients
 
 
 def train_network(
@@ -101,19 +107,25 @@ def train_network(
     Each tensor of `start` is [1, ...] if all clients start alike, else [C, ...]; all client axes are in the order of
     `schedule`.
     """
-    module.train()
     values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
     train = _train_batched if batched else _train_each
-    with float32_products():
+    with float32_products(loader.device):
         losses = train(module, start, values, loader, schedule, steps)
     for name, tensor in values.items():
         tensor.sub_(start[name])
-    last = np.repeat(np.arange(len(schedule.active)), schedule.active)
-    client = np.arange(len(last)) - np.repeat(np.cumsum(schedule.active) - schedule.active, schedule.active)
-    counted = np.where(last >= schedule.first_of_last_epoch[client], schedule.sizes, 0)
-    n_clients = len(schedule.order)
-    totals = np.bincount(client, weights=np.where(counted > 0, losses * counted, 0.0), minlength=n_clients)
-    return values, totals / np.maximum(np.bincount(client, weights=counted, minlength=n_clients), 1)
+    return values, _last_epoch_means(losses, schedule)
+
+
+def _last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray:
+    """Return each client's mean loss [C] over the samples of its last epoch, from the mean of every batch [B]."""
+    active, n_clients = schedule.active, len(schedule.order)
+    client = np.arange(len(losses)) - np.repeat(np.cumsum(active) - active, active)
+    sizes = schedule.sizes
+    if schedule.first_of_last_epoch.any():
+        counts = np.repeat(np.arange(len(active)), active) >= schedule.first_of_last_epoch[client]
+        client, losses, sizes = client[counts], losses[counts], sizes[counts]
+    totals = np.bincount(client, weights=losses * sizes, minlength=n_clients)
+    return totals / np.maximum(np.bincount(client, weights=sizes, minlength=n_clients), 1)
 
 
 def _train_batched(
@@ -124,24 +136,41 @@ def _train_batched(
     schedule: BatchSchedule,
     steps: Steps,
 ) -> FloatArray:
+    gradients_of = (None if steps.rebuild else chain_gradient(module)) or _recorded(module, len(schedule.order), steps)
+    velocity: Tensors = {}
+    entropies = []
+    for batch in loader.batches(schedule):
+        training = slice(0, batch.labels.shape[0])
+        now = _rows(values, training)
+        gradients, entropy = gradients_of(now, batch.features, batch.labels, batch.weights)
+        entropies.append(entropy)
+        _step(now, _rows(start, training), gradients, velocity, steps, training)
+    if not entropies:
+        return np.empty(0)
+    valid, sizes = to_tensor(schedule.valid, loader.device), to_tensor(schedule.sizes, loader.device)
+    return to_array(torch.cat(entropies).masked_fill(~valid, 0.0).sum(dim=1) / sizes).astype(np.float64)
+
+
+def _recorded(module: nn.Module, n_clients: int, steps: Steps) -> ChainGradient:
+    """Return the gradient of any module, by torch's autograd; the parameters are those that clients train."""
     forward = batched_forward(module)
     # Expanded per client: a shared basis would be multiplied as one large product, which rounds differently from the
     # per-replica products of lockstep runs.
-    frozen = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]) for name, tensor in steps.frozen.items()}
+    frozen = {name: tensor.expand(n_clients, *tensor.shape[1:]) for name, tensor in steps.frozen.items()}
     rebuild = vmap(steps.rebuild) if steps.rebuild else None
-    velocity: Tensors = {}
-    losses = []
-    for batch in loader.batches(schedule):
-        training = slice(0, len(batch.labels))
-        now = {name: tensor[training].detach().requires_grad_() for name, tensor in values.items()}
-        parameters = rebuild(now, _rows(frozen, training)) if rebuild else now
-        each = mean_entropy(forward(parameters, batch.features), batch.labels, batch.valid)
-        losses.append(each.detach())
-        objective = each.sum() + _decay_of_rebuilt(parameters, steps)
+
+    def gradient(
+        values: Mapping[str, Tensor], features: Tensor, labels: Tensor, weights: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
+        parameters = rebuild(now, _rows(frozen, slice(0, len(labels)))) if rebuild else now
+        scores = forward(parameters, features).flatten(0, 1)
+        entropy = nn.functional.cross_entropy(scores, labels.flatten(), reduction="none").view(labels.shape)
+        objective = (entropy * weights).sum() + _decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
-        named = dict(zip(now, gradients, strict=True))
-        _step(_rows(values, training), _rows(start, training), named, velocity, steps, training)
-    return to_array(torch.cat(losses)).astype(np.float64) if losses else np.empty(0)
+        return dict(zip(now, gradients, strict=True)), entropy.detach()
+
+    return gradient
 
 
 def _train_each(
@@ -193,18 +222,13 @@ def _with_values(module: nn.Module, device: Device) -> nn.Module:
 
 def _rows(tensors: Tensors, rows: slice) -> Tensors:
     """Return the rows of some clients; a tensor that all clients share has one row and is returned whole."""
-    return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in tensors.items()}
+    whole = (1, rows.stop - rows.start)
+    return {name: tensor if tensor.shape[0] in whole else tensor[rows] for name, tensor in tensors.items()}
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
     """Return a copy with the channels of images and convolutions innermost, which runs a third faster on a CPU."""
     return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.contiguous_format)
-
-
-def mean_entropy(scores: Tensor, labels: Tensor, valid: Tensor) -> Tensor:
-    """Return the mean cross-entropy over each client's valid samples [a]; scores [a, b, K], labels and valid [a, b]."""
-    entropy = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
-    return entropy.view(labels.shape).masked_fill(~valid, 0.0).sum(dim=1) / valid.sum(dim=1)
 
 
 def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor | float:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
+from narrowcast.algorithms.local_training.chain_gradients import Tensors, chain_gradient
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule, epochs_of
-from narrowcast.algorithms.local_training.network import Loader, Steps, Tensors, train_network
+from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.classifier import Classifier, as_input, skeleton
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class SGD(BaseModel):
@@ -82,11 +86,14 @@ class SGD(BaseModel):
 
     def mode(self, task: Task[Samples, SGD]) -> Literal["batched", "per_client"]:
         """Return the mode that `execution: auto` selects for this model, or `execution` itself."""
+        return "batched" if self._batches(_module(task), task) else "per_client"
+
+    def _batches(self, module: nn.Module, task: Task[Samples, SGD]) -> bool:
         if self.execution != "auto":
-            return self.execution
-        module = _module(task)
-        batched = gains_from_batching(module) or (self.device == "cuda" and _batchable(module, task) is None)
-        return "batched" if batched else "per_client"
+            return self.execution == "batched"
+        if chain_gradient(module) is not None:
+            return True
+        return gains_from_batching(module) or (self.device == "cuda" and _batchable(module, task) is None)
 
 
 def _shapes(call: LocalCall) -> tuple[object, ...]:
@@ -111,32 +118,34 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     task = calls[0].task
     data, training, terms = task.data, task.training, [call.terms for call in calls]
     device: Device = training.device
-    clients = np.concatenate([call.chunk.clients for call in calls])
+    clients = _joined([call.chunk.clients for call in calls])
     counts = data.examples[clients]
-    epochs = np.concatenate([epochs_of(call.chunk, call.terms, training.epochs) for call in calls])
-    keys = np.concatenate(
+    epochs = _joined([epochs_of(call.chunk, call.terms, training.epochs) for call in calls])
+    keys = _joined(
         [call.task.private_seed.stream_keys("shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
     )
     # Batches are padded to one size, which must not depend on the clients of the chunk, as rounding depends on it.
     batch_size = min(training.batch_size, max(int(data.examples.max(initial=0)), 1))
     schedule = draw_schedule(counts, epochs, batch_size, keys)
     order = schedule.order
-    owner = np.repeat(np.arange(len(calls)), [len(call.chunk.clients) for call in calls])[order]
+    sizes = [len(call.chunk.clients) for call in calls]
+    owner = np.repeat(np.arange(len(calls)), sizes)[order]
 
     def of_calls(parts: Sequence[Arrays]) -> Tensors:
         """Return tensors [1, ...] for a single call, else [C, ...] in the order of the schedule."""
+        if len(calls) == 1:
+            return {name: to_tensor(np.asarray(values)[None], device) for name, values in parts[0].items()}
         stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
-        return {
-            name: to_tensor(values if len(calls) == 1 else values[owner], device) for name, values in stacked.items()
-        }
+        return {name: to_tensor(values[owner], device) for name, values in stacked.items()}
 
     def of_clients(parts: Sequence[Arrays]) -> Tensors:
         """Return tensors [C, ...] in the order of the schedule."""
         return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
 
     rates = np.array([call.task.training.learning_rate for call in calls], dtype=np.float32)
+    module = _module(task)
     changes, loss = train_network(
-        _module(task),
+        module,
         of_calls([call.server for call in calls]),
         Loader(data.train, _own(data, clients[order]), device),
         schedule,
@@ -151,14 +160,14 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             rebuild=terms[0].rebuild,
             frozen=of_calls([each.frozen for each in terms]),
         ),
-        batched=training.mode(task) == "batched",
+        batched=training._batches(module, task),
     )
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    stops = np.cumsum([len(call.chunk.clients) for call in calls])
+    stops = np.cumsum(sizes)
     return [
         LocalUpdates(
-            changes={name: to_array(values)[part] for name, values in changes.items()},
+            changes={name: to_array(values).take(part, axis=0) for name, values in changes.items()},
             state={},
             loss=loss[part],
             examples=(counts * epochs)[start:stop],
@@ -182,6 +191,10 @@ def _batchable(module: nn.Module, task: Task[Samples, SGD]) -> str | None:
     except (RuntimeError, ValueError) as error:
         return str(error).splitlines()[0]
     return None
+
+
+def _joined(parts: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _own(data: Samples, clients: IntArray) -> IntArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -94,13 +95,17 @@ class TensorSum:
     @classmethod
     def weighted(cls, changes: Arrays, weight: FloatArray) -> Self:
         """Return sum_u w_u change_u of each tensor [C, ...]; clients of weight 0 may hold anything."""
-        kept = np.flatnonzero(weight)
+        total = np.array(weight.sum())
+        if not weight.all():
+            kept = np.flatnonzero(weight)
+            weight, changes = weight[kept], {name: values[kept] for name, values in changes.items()}
+        tensors = {}
         with np.errstate(over="ignore", invalid="ignore"):
-            tensors = {
-                name: np.tensordot(weight[kept].astype(values.dtype), values[kept], axes=1)
-                for name, values in changes.items()
-            }
-        return cls(tensors, np.array(weight.sum()))
+            for name, values in changes.items():
+                shape = values.shape[1:]
+                rows = values.reshape(len(values), prod(shape))
+                tensors[name] = np.dot(weight.astype(values.dtype)[None], rows).reshape(shape)
+        return cls(tensors, total)
 
     @classmethod
     def of(cls, arrays: Arrays) -> Self:

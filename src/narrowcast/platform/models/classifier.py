@@ -95,9 +95,9 @@ class Classifier(BaseModel):
 
 @lru_cache(maxsize=2)
 def skeleton(model: Classifier, data: Samples) -> nn.Module:
-    """Return the module without values, for calls that supply their own."""
+    """Return the module in training mode and without values, for calls that supply their own."""
     with torch.device("meta"):
-        return model.module(data)
+        return model.module(data).train()
 
 
 def as_input(features: Tensor) -> Tensor:

@@ -37,6 +37,8 @@ def predict_stragglers(opened: OpenRound) -> tuple[IntArray | None, BoolArray | 
 def late_clients(opened: OpenRound, seconds: FloatArray, uplink_bits: IntArray) -> tuple[BoolArray, float]:
     """Return whether each client is late [C], and the second at which the server stops waiting."""
     plan, uploads = opened.run.plan, uplink_bits > 0
+    if plan.waits_for_all:
+        return np.zeros(len(seconds), dtype=bool), np.inf
     if opened.link_allocation.lost is not None:
         uploads = uploads & ~opened.link_allocation.lost
     return cutoff(seconds, uploads, plan.clients_per_round, plan.deadline_seconds)
@@ -45,7 +47,9 @@ def late_clients(opened: OpenRound, seconds: FloatArray, uplink_bits: IntArray) 
 def dropped_clients(results: Sequence[ChunkResult], clients: IntArray) -> BoolArray:
     """Return whether each client's host failed in this round and was not replaced, [C]."""
     dropped = [result.ledger.client for result in results if result.dropped]
-    return np.isin(clients, np.concatenate([np.empty(0, dtype=np.int64), *dropped]))
+    if not dropped:
+        return np.zeros(len(clients), dtype=bool)
+    return np.isin(clients, np.concatenate(dropped))
 
 
 def either(first: BoolArray | None, second: BoolArray | None) -> BoolArray | None:

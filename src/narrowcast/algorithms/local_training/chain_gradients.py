@@ -1,0 +1,72 @@
+"""Gradients of a chain of layers with parameters of its own for every client, in closed form.
+
+The kernels and the layouts of their factors are those that torch's autograd uses for the same chain, so that the result
+is autograd's bit for bit; no graph is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from narrowcast.algorithms.local_training.batched_module import gains_from_batching, layers_of, linear
+
+Tensors = dict[str, Tensor]
+Layers = Sequence[tuple[str, nn.Module]]
+ChainGradient = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensors, Tensor]]
+"""Map parameters [a, ...], features [a, b, ...], labels [a, b] and weights [a, b] of a clients to the gradients of each
+client's weighted sum of cross-entropies, by parameter, and the cross-entropies [a, b]."""
+
+_aten = torch.ops.aten
+_ELEMENTWISE: Mapping[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    nn.ReLU: (torch.relu, lambda back, output: _aten.threshold_backward(back, output, 0)),
+    nn.Tanh: (torch.tanh, _aten.tanh_backward),
+    nn.Sigmoid: (torch.sigmoid, _aten.sigmoid_backward),
+}
+"""The function of a layer, and the gradient of its input from that of its output and the output itself."""
+
+
+@lru_cache(maxsize=4)
+def chain_gradient(module: nn.Module) -> ChainGradient | None:
+    """Return the gradient of a chain of linear layers, ReLU, tanh and the logistic function; None for other modules.
+
+    The layers of the module must not change afterwards.
+    """
+    if not gains_from_batching(module):
+        return None
+    layers = [(name, layer) for name, layer in layers_of(module) if not isinstance(layer, nn.Flatten)]
+    known = (nn.Linear, *_ELEMENTWISE)
+    if any(type(layer) not in known or getattr(layer, "inplace", False) for _, layer in layers):
+        return None
+    return lambda parameters, features, labels, weights: _gradient(
+        layers, parameters, features.flatten(2), labels, weights
+    )
+
+
+def _gradient(
+    layers: Layers, parameters: Mapping[str, Tensor], features: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[Tensors, Tensor]:
+    outputs = [features]
+    for name, layer in layers:
+        if isinstance(layer, nn.Linear):
+            outputs.append(linear(layer, name, parameters, outputs[-1]))
+        else:
+            outputs.append(_ELEMENTWISE[type(layer)][0](outputs[-1]))
+    logs, columns = torch.log_softmax(outputs[-1].flatten(0, 1), 1), labels.reshape(-1, 1)
+    back = torch.zeros_like(logs).scatter_(1, columns, -weights.reshape(-1, 1))
+    back = _aten._log_softmax_backward_data(back, logs, 1, logs.dtype).view(outputs[-1].shape)
+    gradients: Tensors = {}
+    for place in range(len(layers) - 1, -1, -1):
+        name, layer = layers[place]
+        if not isinstance(layer, nn.Linear):
+            back = _ELEMENTWISE[type(layer)][1](back, outputs[place + 1])
+            continue
+        gradients[f"{name}.weight"] = torch.bmm(outputs[place].mT, back).mT
+        if layer.bias is not None:
+            gradients[f"{name}.bias"] = back.sum(1)
+        if place:
+            back = torch.bmm(back, parameters[f"{name}.weight"])
+    return {name: gradients[name] for name in parameters}, -logs.gather(1, columns).view(labels.shape)
