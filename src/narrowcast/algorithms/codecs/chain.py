@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Any, Self
@@ -172,9 +172,11 @@ class Codec:
             return sum(packed_bytes(count, alphabet) for count in counts)
         return self._symbol_stage().max_symbol_bytes(counts, alphabet)
 
-    @property
+    @cached_property
     def _rest(self) -> Codec:
-        return _rest(self)
+        rest = object.__new__(Codec)  # a part of a chain may start with what a whole one may not
+        object.__setattr__(rest, "stages", self.stages[1:])
+        return rest
 
     def _values_stage(self) -> ValueStage:
         stage = self.stages[0]
@@ -200,13 +202,6 @@ def check_order(stages: Sequence[Stage]) -> None:
     kinds = [stage.kind for stage in stages]
     if len(set(kinds)) < len(kinds):
         raise ValueError(f"a codec may have each kind once, got {', '.join(kinds)}")
-
-
-@lru_cache(maxsize=1024)
-def _rest(codec: Codec) -> Codec:
-    rest = object.__new__(Codec)  # a part of a chain may start with what a whole one may not
-    object.__setattr__(rest, "stages", codec.stages[1:])
-    return rest
 
 
 @lru_cache(maxsize=4096)

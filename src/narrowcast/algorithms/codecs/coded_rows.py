@@ -106,10 +106,10 @@ def decode_rows(
     if dimension is not None:
         shapes[BASIS] = (dimension, columns)
     tensors = codec.decode(bytes(reader.rest()), shapes, key)
-    values = np.empty((len(rows), columns), dtype=np.float32)
-    values[first] = tensors[LIKELY]
+    values = tensors[LIKELY]
     if not whole:
-        values[~first] = tensors[OTHER]
+        values = np.empty((len(rows), columns), dtype=np.float32)
+        values[first], values[~first] = tensors[LIKELY], tensors[OTHER]
     return rows, values if dimension is None else values @ tensors[BASIS].T
 
 

@@ -152,10 +152,14 @@ def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_SymbolModel]
     return models
 
 
+@compiled()
 def _to_codes(weights: FloatArray) -> IntArray:
     """Return -log2 of the weights over the largest, in eighths of a bit; absent symbols get the last code."""
-    share = np.maximum(weights / weights.max(), 2.0**-40)
-    return np.minimum(np.rint(-_PER_BIT * np.log2(share)), _CODES - 1).astype(np.int64)
+    codes, largest = np.empty(len(weights), dtype=np.int64), weights.max()
+    for place, weight in enumerate(weights):
+        share = max(weight / largest, 2.0**-40)
+        codes[place] = min(int(np.rint(-_PER_BIT * np.log2(share))), _CODES - 1)
+    return codes
 
 
 @compiled()
@@ -206,10 +210,19 @@ def _places(alphabet: int) -> IntArray:
 
 def _knots(low: int, count: int, alphabet: int) -> IntArray:
     """Return the positions, from `low`, of the symbols whose codes are sent: both ends, denser near the middle."""
-    places = _places(alphabet)
-    first, last = np.searchsorted(places, (low + 1, low + count - 1))
-    ends = (0, count - 1) if count > 1 else (0,)
-    return np.array([ends[0], *(places[first:last] - low), *ends[1:]], dtype=np.int64)
+    knots: IntArray = _knots_among(_places(alphabet), low, count)
+    return knots
+
+
+@compiled()
+def _knots_among(places: IntArray, low: int, count: int) -> IntArray:
+    first, last = int(np.searchsorted(places, low + 1)), int(np.searchsorted(places, low + count - 1))
+    inner = max(last - first, 0)
+    knots = np.zeros(inner + min(count, 2), dtype=np.int64)
+    for place in range(inner):
+        knots[place + 1] = places[first + place] - low
+    knots[-1] = count - 1
+    return knots
 
 
 def _read_model(reader: Reader, alphabet: int) -> _SymbolModel:

@@ -56,10 +56,11 @@ class Quantise(Quantiser):
         word, norms, streams, place = stream(key, "rounding")[0], [], [], 0
         for values in tensors.values():
             run, count = self._groups(values.shape)
-            norm = self._norms(values.ravel(), run, count)
+            flat = read_only(values.ravel(), np.float32)
+            norm = _upper_norms(flat, run, count, self.scale == "l2", self.norm_type == "bfloat16")
             streams.append(
                 _quantise(
-                    read_only(values.ravel(), np.float32),
+                    flat,
                     read_only(norm, np.float64),
                     run,
                     self.levels,
@@ -116,15 +117,6 @@ class Quantise(Quantiser):
         row = size // shape[0]
         return (row, shape[0]) if self.norms == "row" else (1, row)
 
-    def _norms(self, values: NDArray[np.float32], run: int, count: int) -> FloatArray:
-        """Return the norms as the receiver has them: float32 or bfloat16, not below the true ones."""
-        exact = _exact_norms(read_only(values, np.float32), run, count, self.scale == "l2")
-        norms = exact.astype(np.float32)
-        norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)
-        if self.norm_type == "bfloat16":
-            norms = ((norms.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
-        return norms.astype(np.float64)
-
     def _norm_bytes(self, norms: FloatArray) -> bytes:
         words = norms.astype("<f4").view("<u4")
         return words.tobytes() if self.norm_type == "float32" else (words >> 16).astype("<u2").tobytes()
@@ -141,16 +133,26 @@ class Quantise(Quantiser):
 
 
 @compiled()
-def _exact_norms(values: NDArray[np.float32], run: int, count: int, euclidean: bool) -> FloatArray:
-    norms = np.zeros(count, dtype=np.float64)
-    for start in range(0, len(values), run):
-        group = start // run % count
-        total = norms[group]
-        for place in range(start, min(start + run, len(values))):
-            value = np.abs(np.float64(values[place]))
-            total = total + value * value if euclidean else np.maximum(total, value)
-        norms[group] = total
-    return np.sqrt(norms) if euclidean else norms
+def _upper_norms(values: NDArray[np.float32], run: int, count: int, euclidean: bool, short: bool) -> FloatArray:
+    """Return the norms as the receiver has them: float32 or, if `short`, bfloat16, not below the true ones."""
+    exact = np.zeros(count, dtype=np.float64)
+    for first in range(0, len(values), max(run * count, 1)):
+        for group in range(min(count, -(-(len(values) - first) // run))):
+            total, start = exact[group], first + group * run
+            for place in range(start, min(start + run, len(values))):
+                value = np.abs(np.float64(values[place]))
+                total = total + value * value if euclidean else np.maximum(total, value)
+            exact[group] = total
+    if euclidean:
+        exact = np.sqrt(exact)
+    norms = exact.astype(np.float32)
+    words = norms.view(np.uint32)
+    for group in range(count):
+        if norms[group] < exact[group]:
+            words[group] += np.uint32(1)  # the next float32: norms are not negative
+        if short:
+            words[group] = (words[group] + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    return norms.astype(np.float64)
 
 
 @compiled(inline=True)
@@ -175,14 +177,25 @@ def _quantise(
 ) -> IntArray:
     """Return floor(k x / s + u) + k: the upper of the two nearest integers with the remainder as probability."""
     symbols = np.empty(len(values), dtype=np.int64)
+    if run == 1:  # as below, in an order in which the loop becomes vector code
+        for start in range(0, len(values), max(len(norms), 1)):
+            for group in range(min(len(norms), len(values) - start)):
+                place = start + group
+                random = 0.5 if nearest else _uniform(word, first + np.uint64(place))
+                symbols[place] = _symbol(values[place], norms[group], levels, random)
+        return symbols
     for start in range(0, len(values), run):
         norm = norms[start // run % len(norms)]
         for place in range(start, min(start + run, len(values))):
             random = 0.5 if nearest else _uniform(word, first + np.uint64(place))
-            scaled = np.float64(values[place]) / norm * levels if norm > 0 else 0.0
-            rounded = np.int64(np.floor(scaled + random))
-            symbols[place] = np.minimum(np.maximum(rounded, -levels), levels) + levels
+            symbols[place] = _symbol(values[place], norm, levels, random)
     return symbols
+
+
+@compiled(inline=True)
+def _symbol(value: np.float32, norm: float, levels: int, random: float) -> int:
+    scaled = np.float64(value) / norm * levels if norm > 0 else 0.0
+    return np.minimum(np.maximum(np.int64(np.floor(scaled + random)), -levels), levels) + levels
 
 
 @compiled()
@@ -196,6 +209,15 @@ def _dequantise(
     dithered: bool,
 ) -> NDArray[np.float32]:
     values = np.empty(len(symbols), dtype=np.float32)
+    if run == 1:
+        for start in range(0, len(symbols), max(len(norms), 1)):
+            for group in range(min(len(norms), len(symbols) - start)):
+                place = start + group
+                level = np.float64(symbols[place] - levels)
+                if dithered:
+                    level += 0.5 - _uniform(word, first + np.uint64(place))
+                values[place] = np.float32(norms[group] * (level / levels))
+        return values
     for start in range(0, len(symbols), run):
         norm = norms[start // run % len(norms)]
         for place in range(start, min(start + run, len(symbols))):

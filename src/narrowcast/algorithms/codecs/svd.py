@@ -16,6 +16,7 @@ from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Factored
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors
 from narrowcast.algorithms.codecs.warm_factors import kept_factors, start, zero_factors
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.types import Arrays, FloatArray
 
 _VALUES = "/singular_values"
@@ -106,7 +107,7 @@ def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, F
     """
     wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if wide else matrix
-    used = np.flatnonzero(tall.any(axis=1))
+    used = slice(None) if not wide and _has_no_zero_row(read_only(tall, np.float32)) else tall.any(axis=1)
     dense = tall[used].astype(np.float64)
     _, vectors = np.linalg.eigh(dense.T @ dense)
     right = vectors[:, ::-1][:, :rank]
@@ -115,3 +116,14 @@ def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, F
     left = np.zeros((len(tall), rank))
     left[used] = np.divide(image, values, out=np.zeros_like(image), where=values > 0)
     return (right, values, left.T) if wide else (left, values, right.T)
+
+
+@compiled()
+def _has_no_zero_row(matrix: NDArray[np.float32]) -> bool:
+    for row in matrix:
+        column = 0
+        while column < len(row) and row[column] == 0:
+            column += 1
+        if column == len(row):
+            return False
+    return True

@@ -74,4 +74,8 @@ def _largest(flat: NDArray[np.float32], count: int) -> IntArray:
         return np.sort(np.concatenate([places, zeros]))
     if not count:
         return places[:0]
-    return places[np.sort(np.argpartition(-np.abs(flat[places]), count - 1)[:count])]
+    sizes = np.abs(flat[places])
+    kept = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])
+    if len(kept) > count:  # ties at the smallest
+        kept = np.sort(np.argpartition(-sizes, count - 1)[:count])
+    return places[kept]

@@ -56,7 +56,7 @@ class RowView:
 
     def take(self, place: int) -> RowUpdate:
         """Return one client's rows in its own columns."""
-        cohort, own, columns = self.cohort, self.cohort.rows(place), np.flatnonzero(self.columns[place])
+        cohort, own, columns = self.cohort, self.cohort.rows(place), self._columns(place)
         rows, changes = cohort.samples.row_items[own], self.changes[own][:, columns]
         client, task = int(cohort.chunk.clients[place]), cohort.task
         if not task.training.shared_negatives:
@@ -67,7 +67,12 @@ class RowView:
     def put(self, place: int, received: Rows) -> None:
         """Store the rows that the server decoded of one client."""
         own = self.cohort.rows(place)
-        self.received[own.start : own.stop, np.flatnonzero(self.columns[place])] = received
+        self.received[own.start : own.stop, self._columns(place)] = received
+
+    def _columns(self, place: int) -> IntArray | slice:
+        """Return the columns that a client sends; a slice, which copies nothing, if these are all."""
+        columns = np.flatnonzero(self.columns[place])
+        return slice(None) if len(columns) == self.columns.shape[1] else columns
 
 
 def row_coding(codec: Codec, layout: RowLayout, first_levels: IntArray | None = None) -> RowCoding:
