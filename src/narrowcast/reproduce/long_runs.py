@@ -1,7 +1,7 @@
 r"""Hundreds of runs within a time limit, one process each; killed at any moment, it loses the running ones only.
 
-    python -m narrowcast.reproduce.long_runs tuning-ml1m decay-ml1m frontier-ml1m tuning-mnist frontier-mnist \
-        decay-ml1m-3000 frontier-others --seconds 570 --workers 16 --results docs/results --output OUT
+    python -m narrowcast.reproduce.long_runs tuning-ml1m decay-ml1m total-ml1m frontier-ml1m tuning-mnist \
+        frontier-mnist decay-ml1m-3000 frontier-others --seconds 570 --workers 16 --results docs/results --output OUT
 
 Runs of the first study named go first; a frontier starts with the methods whose tuning is finished. Finished runs are
 appended to OUT/STUDY.csv. Runs that are in the CSV files of `--results` or OUT are not repeated. The same command with

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from narrowcast.reproduce import decay
+from narrowcast.reproduce import decay, total_traffic
 from narrowcast.reproduce.results_csv import Rows, key_of
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
@@ -81,6 +81,18 @@ def _decay(rounds: int, seeds: int) -> Plan:
     return plan
 
 
+def _total_traffic(rows: Rows) -> Iterator[Planned]:
+    for rate in total_traffic.RATES:
+        for cell in total_traffic.CELLS:
+            spec = cell.tuning(rate)
+            yield Planned("total-ml1m", spec, spec.first_seed, test=False)
+    for seed in range(TEST_SEEDS):
+        for cell in total_traffic.CELLS:
+            tried = [finished(rows, cell.tuning(rate)) for rate in total_traffic.RATES]
+            if all(tried):
+                yield Planned("total-ml1m", cell.test([each[0] for each in tried]), seed)
+
+
 def best_methods(study: Study, rows: Rows) -> list[str]:
     """Return float32 and the methods with the best validation metric in the middle one of `_OTHER_BANDS`."""
     results = tuning_results(rows, study)
@@ -127,6 +139,7 @@ def others(rows: Rows) -> Iterator[Planned]:
 STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
     "decay-ml1m": _decay(decay.ROUNDS[0], TEST_SEEDS),
+    "total-ml1m": _total_traffic,
     "frontier-ml1m": _frontier("ml1m"),
     "tuning-mnist": _tuning("mnist"),
     "frontier-mnist": _frontier("mnist"),
