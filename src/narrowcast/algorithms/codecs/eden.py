@@ -20,6 +20,7 @@ from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.rotation import DEFAULT_BLOCK, Block, Passes, rotate, rotate_back, rotated_shapes
 from narrowcast.algorithms.codecs.stage import NO_STATE, Quantiser, Shapes, Tensors
 from narrowcast.algorithms.codecs.wire import Reader, varint
+from narrowcast.algorithms.local_training.compiled import compiled
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, PayloadError
 
 MOST_CENTROIDS = 256
@@ -84,12 +85,27 @@ class Eden(Quantiser):
         """Return the nearest centroid of each value over its row's deviation, and the scale of each row."""
         energy = np.einsum("bd,bd->b", rows, rows)
         deviation = np.sqrt(energy / rows.shape[1])
-        unit = rows / np.where(deviation > 0, deviation, 1.0)[:, None]
-        symbols = np.searchsorted((points[1:] + points[:-1]) / 2, unit)
+        symbols = _nearest(rows, np.where(deviation > 0, deviation, 1.0), (points[1:] + points[:-1]) / 2)
         chosen = points[symbols]
         along = np.einsum("bd,bd->b", rows, chosen)
         above, below = (energy, along) if self.scale == "unbiased" else (along, np.einsum("bd,bd->b", chosen, chosen))
-        return symbols.astype(np.int64), np.divide(above, below, out=np.zeros_like(above), where=energy > 0)
+        return symbols, np.divide(above, below, out=np.zeros_like(above), where=energy > 0)
+
+
+@compiled()
+def _nearest(rows: FloatArray, units: FloatArray, edges: FloatArray) -> IntArray:
+    """Return the number of edges below each value over its row's unit, [b, d]."""
+    symbols = np.zeros(rows.shape, dtype=np.int64)
+    few = len(edges) < 16
+    for row in range(len(rows)):
+        for place in range(rows.shape[1]):
+            value = rows[row, place] / units[row]
+            if few:
+                for edge in edges:
+                    symbols[row, place] += value > edge
+            else:
+                symbols[row, place] = np.searchsorted(edges, value)
+    return symbols
 
 
 @cache

@@ -16,7 +16,7 @@ from narrowcast.algorithms.codecs.flat_values import flatten, n_values, unflatte
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform, stream
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.algorithms.local_training.compiled import compiled
-from narrowcast.platform.seeds import uniform_bits
+from narrowcast.platform.seeds import Words, uniform_bits
 from narrowcast.platform.types import Arrays
 
 BLOCKS, TAIL = "blocks", "tail"
@@ -83,7 +83,7 @@ def rotate(tensors: Tensors, block: int, passes: int, key: int) -> Tensors:
     rows[: len(values)] = values
     parts = unflatten(rows, shapes)
     for index in range(passes):
-        rows *= _signs(len(rows), index, key)
+        _flip(rows, _signs(len(rows), index, key))
         for part in parts.values():
             _transform(part)
     return parts
@@ -96,33 +96,47 @@ def rotate_back(rotated: Tensors, shapes: Shapes, passes: int, key: int) -> Tens
     for index in reversed(range(passes)):
         for part in parts.values():
             _transform(part)
-        rows *= _signs(len(rows), index, key)
+        _flip(rows, _signs(len(rows), index, key))
     return unflatten(rows, shapes)
 
 
-def _signs(count: int, index: int, key: int) -> NDArray[np.float32]:
-    """Return 1 or -1 for each value, from the bits of the key's stream of pass `index`."""
-    words = uniform_bits(stream(key, f"signs {index}"), np.arange(-(-count // 64))).astype("<u8")
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:count]
-    return np.float32(1) - np.float32(2) * bits.astype(np.float32)
+def _signs(count: int, index: int, key: int) -> Words:
+    """Return the words of the key's stream of pass `index`, whose bits, lowest first, are ones for a minus."""
+    return uniform_bits(stream(key, f"signs {index}"), np.arange(-(-count // 64)))
+
+
+@compiled()
+def _flip(rows: NDArray[np.float32], signs: Words) -> None:
+    for place in range(len(rows)):
+        minus = (signs[place >> 6] >> np.uint64(place & 63)) & np.uint64(1)
+        rows[place] *= np.float32(1) - np.float32(2) * np.float32(minus)
 
 
 def _transform(rows: NDArray[np.float32]) -> None:
     """Apply the orthonormal Walsh-Hadamard transform to each row, in place."""
-    _hadamard(rows)
-    rows *= np.float32(rows.shape[1] ** -0.5)
+    _hadamard(rows, np.float32(rows.shape[1] ** -0.5))
 
 
 @compiled()
-def _hadamard(rows: NDArray[np.float32]) -> None:
+def _hadamard(rows: NDArray[np.float32], scale: np.float32) -> None:
+    """Take two steps at a time, which halves the memory traffic, and multiply by `scale`."""
     length = rows.shape[1]
     for row in range(len(rows)):
         values = rows[row]
         half = 1
-        while half < length:
-            for start in range(0, length, 2 * half):
+        while 2 * half < length:
+            for start in range(0, length, 4 * half):
                 for place in range(start, start + half):
-                    left, right = values[place], values[place + half]
-                    values[place] = left + right
-                    values[place + half] = left - right
-            half *= 2
+                    first, second = values[place], values[place + half]
+                    third, fourth = values[place + 2 * half], values[place + 3 * half]
+                    low, high = first + second, third + fourth
+                    values[place], values[place + 2 * half] = low + high, low - high
+                    low, high = first - second, third - fourth
+                    values[place + half], values[place + 3 * half] = low + high, low - high
+            half *= 4
+        if half < length:
+            for place in range(half):
+                first, second = values[place], values[place + half]
+                values[place], values[place + half] = first + second, first - second
+        for place in range(length):
+            values[place] *= scale
