@@ -97,6 +97,22 @@ def test_variance_is_the_exact_one_and_within_both_bounds(name: str, levels: int
     assert errors.mean() == pytest.approx(expected, abs=5 * errors.std() / sqrt(KEYS) + 1e-5 * energy / levels)
 
 
+@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize("name", ["normal", "heavy"])
+def test_blocks_are_within_qsgds_bounds_and_their_zeros_are_cheap(name: str, levels: int) -> None:
+    """Alistarh et al., Lemma 3.1 for each bucket of d = 512: variance, and at most k (k + sqrt(d)) values not zero."""
+    random = np.random.default_rng(1)
+    x = (random.standard_normal(2048) if name == "normal" else random.standard_t(2, 2048)).astype(np.float32)
+    chain = codec(quantise(levels=levels, norms=512), "entropy")
+    samples = many(chain, x, keys=40).reshape(40, 4, 512)
+    blocks = x.reshape(4, 512)
+    energy = (blocks.astype(np.float64) ** 2).sum(axis=1)
+    lost = ((samples - blocks) ** 2).sum(axis=2).mean(axis=0)
+    assert np.all(lost <= 1.1 * min(512 / levels**2, sqrt(512) / levels) * energy)
+    assert np.all((samples != 0).sum(axis=2).mean(axis=0) <= levels * (levels + sqrt(512)))
+    assert chain.encode({"x": x}, 0).wire_bits() < (0.45 if levels == 1 else 0.85) * 2048
+
+
 def test_the_bounds_are_met_with_equality_or_nearly() -> None:
     half_way = vectors()["half way"]
     assert variance(half_way, exact_norm(half_way), 5) == pytest.approx(100 / (4 * 5**2) * exact_norm(half_way) ** 2)

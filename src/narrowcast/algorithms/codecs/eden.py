@@ -36,8 +36,8 @@ class Eden(Quantiser):
     power of two, which a large `block` reproduces. 2. two passes of the rotation where the released code has one: the
     proofs need a uniform rotation, and after one pass (1, 1/2, 0, ...) loses a quarter of its energy at 1 bit, on
     average over all signs (tested). 3. fractional bits by any number of levels, in base L (3 levels are 1.6 bits),
-    where EDEN mixes two widths; at least 1 bit. 4. for EDEN's entropy-coded variant, whose levels are uniform, use
-    `rotate`, `quantise` and `entropy`.
+    where EDEN mixes two widths; for less than 1 bit put `random_k` before it, as the released code does. 4. for EDEN's
+    entropy-coded variant, whose levels are uniform, use `rotate`, `quantise` and `entropy`.
     """
 
     levels_allowed: ClassVar[range] = range(2, MOST_CENTROIDS + 1)
