@@ -45,7 +45,7 @@ PUBLIC = {
     # when simulated clients stop answering
     ("algorithms/secure/masking_round.py", "'secure dropout'"),
     # Rounding and sampling inside a codec: drawn under the key of the upload, which its stages are given whole.
-    ("algorithms/codecs/power_sgd.py", "WARM + name"),
+    ("algorithms/codecs/warm_factors.py", "name"),
     ("algorithms/codecs/atomo.py", "'atomo'"),
     # With `training.shared_negatives` alone.
     ("algorithms/local_training/batches.py", "'negatives'"),
