@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narrowcast.algorithms.codecs.rows import _HEADER, RowsPayload
+from narrowcast.algorithms.codecs.message_header import HEADER_BYTES, MessageHeader, MessageKind
+from narrowcast.algorithms.codecs.rows import RowsPayload
+from narrowcast.algorithms.codecs.wire import varint
 from narrowcast.algorithms.federated import fedmf, low_rank_rows
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedmf import FedMF
@@ -97,7 +99,7 @@ def accept_or_refuse(data: bytes) -> None:
 
 
 @always_the_same
-@given(payloads(), st.lists(st.integers(0, 8 * _HEADER.size - 1), min_size=1, max_size=3, unique=True))
+@given(payloads(), st.lists(st.integers(0, 8 * HEADER_BYTES - 1), min_size=1, max_size=3, unique=True))
 def test_flipped_bits_in_the_header(payload: RowsPayload, places: list[int]) -> None:
     packed = bytearray(payload.to_bytes())
     for place in places:
@@ -106,7 +108,7 @@ def test_flipped_bits_in_the_header(payload: RowsPayload, places: list[int]) -> 
 
 
 @always_the_same
-@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda tail: b"nr" + tail))
+@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda tail: bytes([MessageKind.ROWS]) + tail))
 def test_arbitrary_bytes(data: bytes) -> None:
     accept_or_refuse(data)
 
@@ -114,19 +116,20 @@ def test_arbitrary_bytes(data: bytes) -> None:
 @pytest.mark.parametrize("layout", ["all", "touched"])
 def test_a_mask_with_rows_beyond_the_last_is_refused(layout: str) -> None:
     packed = bytearray(RowsPayload(3, np.array([1]), np.ones((1, 2), np.float32), layout, mask=True).to_bytes())
-    assert packed[_HEADER.size] == 0b010
-    packed[_HEADER.size] = 0b1000 if layout == "touched" else 0b1010  # as many values as before
+    place = HEADER_BYTES + 1  # after the number of rows
+    assert packed[place] == 0b010
+    packed[place] = 0b1000 if layout == "touched" else 0b1010  # as many values as before
     with pytest.raises(PayloadError, match="beyond the last row"):
         RowsPayload.from_bytes(bytes(packed))
 
 
-@pytest.mark.parametrize("flags", range(8))
+@pytest.mark.parametrize("flags", [*range(4), *range(128, 132)])
 @pytest.mark.parametrize("rank", [0, 1, 2**16 - 1])
 @pytest.mark.parametrize("n_rows", [2**22, 2**32 - 1])
 def test_a_header_that_claims_much_makes_nothing_big(n_rows: int, rank: int, flags: int) -> None:
     tracemalloc.start()
     try:
-        accept_or_refuse(_HEADER.pack(b"nr", flags, rank, n_rows, 1) + bytes(20))
+        accept_or_refuse(MessageHeader(MessageKind.ROWS, flags, rank, 1).to_bytes() + varint(n_rows) + bytes(20))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.message_header import HEADER_BITS
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import decode_matrix, encode_matrix
 from narrowcast.algorithms.federated.fedmf import FedMF
@@ -71,8 +72,8 @@ def test_a_round_is_that_of_the_released_code(kind: str) -> None:
     assert second.update is not None
     values = before.size
     bits = {"svd": 32 * 2 * (len(before) + before.shape[1] + 1), "top_k": 64 * int(np.ceil(0.125 * values))}[kind]
-    assert second.update.wire_bits() == bits
-    assert result.ledger.uplink_bits.tolist() == [bits + 8 * -(-len(before) // 8)] * 4
+    assert second.update.wire_bits() == HEADER_BITS + bits
+    assert result.ledger.uplink_bits.tolist() == [HEADER_BITS + bits + 8 * -(-len(before) // 8)] * 4
 
 
 @pytest.mark.parametrize("kind", CODECS)

@@ -35,7 +35,7 @@ ENERGY = sum(float((values**2).sum()) for values in UPDATE.values())
 def send(budget: float, key: int, most: int = 64) -> tuple[CodedTensors, int, dict[str, Array]] | None:
     in_any_order = dict(reversed(UPDATE.items()))
     encoder = ClientEncoder(COARSE, key, budget_bits=budget)
-    encoded = encode_drawn(TensorUpdate(in_any_order, (7,)), encoder, max_rank=most)
+    encoded = encode_drawn(TensorUpdate(in_any_order, 7), encoder, max_rank=most)
     if encoded is None:
         return None
     payload, rank = encoded
@@ -114,9 +114,9 @@ def test_without_a_budget_the_strongest_are_sent_and_with_too_little_nothing() -
     assert send(300, 0) is None
     still = {name: np.zeros_like(values) for name, values in UPDATE.items()}
     encoder = ClientEncoder(COARSE, key=0, budget_bits=1e4)
-    assert encode_drawn(TensorUpdate(still, (7,)), encoder, max_rank=4) is None
+    assert encode_drawn(TensorUpdate(still, 7), encoder, max_rank=4) is None
     with pytest.raises(UnsendableUpdateError):
-        encode_drawn(TensorUpdate({**UPDATE, "1.bias": UPDATE["1.bias"] * np.nan}, (7,)), encoder, max_rank=4)
+        encode_drawn(TensorUpdate({**UPDATE, "1.bias": UPDATE["1.bias"] * np.nan}, 7), encoder, max_rank=4)
 
 
 def test_with_all_directions_and_fine_levels_it_is_fedavg() -> None:

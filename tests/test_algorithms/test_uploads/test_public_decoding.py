@@ -98,8 +98,8 @@ def test_tensors(chain: Codec) -> None:
     for mine, theirs in zip(keys(task), keys(receiver), strict=True):
         tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
         encoder = ClientEncoder(chain, mine, state=chain.init_state(SHAPES))
-        sent = send_coded_tensors(TensorUpdate(tensors, (12,)), encoder)
-        packed = encode_tensors(encoder, tensors, (12,))
+        sent = send_coded_tensors(TensorUpdate(tensors, 12), encoder)
+        packed = encode_tensors(encoder, TensorUpdate(tensors, 12))
         assert sent is not None and packed is not None
         arrived = CodedTensors.from_bytes(packed[0].to_bytes())
         decoded = chain.decode(arrived.coded, SHAPES, theirs)
@@ -117,6 +117,6 @@ def test_only_shared_negatives_can_be_regenerated() -> None:
         same = [np.array_equal(own.take(place).rows, other.take(place).rows) for place in EVERYONE]
         assert all(same) if shared else not any(same)
         update = own.take(0)
-        assert (update.likely is not None, update.positives) == (shared, EXAMPLES[0] if shared else 0)
+        assert (update.likely is not None, update.positives) == (shared, EXAMPLES[0])
         regenerated = np.flatnonzero(SharedNegatives.of(receiver, 0, ROUND).likely_rows(EXAMPLES[0]))
         assert set(regenerated) <= set(update.rows) if shared else not set(regenerated) <= set(update.rows)

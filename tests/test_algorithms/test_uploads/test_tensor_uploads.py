@@ -12,8 +12,9 @@ import per_client
 from digits import digits, make_task, train
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, encode_tensors
+from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate, encode_tensors
 from narrowcast.algorithms.codecs.dense import DensePayload
+from narrowcast.algorithms.codecs.message_header import HEADER_BYTES
 from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -49,12 +50,12 @@ def as_updates(changes: Arrays) -> LocalUpdates:
 
 @pytest.mark.parametrize("algorithm", [FedAvg, CoLR, SCoLR], ids=lambda each: each.__name__)
 def test_the_ledger_has_the_bytes_of_the_payloads(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[tuple[int, ...], dict[str, tuple[int, ...]], bytes]] = []
+    sent: list[tuple[dict[str, tuple[int, ...]], bytes]] = []
 
-    def recorded(encoder: ClientEncoder, tensors: Any, counts: Any) -> Any:
-        fitting = encode_tensors(encoder, tensors, counts)
+    def recorded(encoder: ClientEncoder, update: TensorUpdate) -> Any:
+        fitting = encode_tensors(encoder, update)
         assert fitting is not None
-        sent.append((tuple(counts), {name: each.shape for name, each in tensors.items()}, fitting[0].to_bytes()))
+        sent.append(({name: each.shape for name, each in update.tensors.items()}, fitting[0].to_bytes()))
         return fitting
 
     monkeypatch.setattr(tensor_uploads, "encode_tensors", recorded)
@@ -62,12 +63,13 @@ def test_the_ledger_has_the_bytes_of_the_payloads(algorithm: Any, monkeypatch: p
         with_codec(algorithm, CODEC), make_task(digits(COUNTS, images=True), CNN(channels=(4, 8), hidden=16))
     )
     order = [place for place, count in enumerate(COUNTS) if count]
-    assert result.ledger.uplink_bits[order].tolist() == [8 * len(data) for _, _, data in sent]
+    assert result.ledger.uplink_bits[order].tolist() == [8 * len(data) for _, data in sent]
     assert result.ledger.uplink_bits[COUNTS.index(0)] == 0
-    for client, (counts, shapes, _) in zip(order, sent, strict=True):
-        assert counts[0] == COUNTS[client]
+    for client, (shapes, data) in zip(order, sent, strict=True):
+        arrived = CodedTensors.from_bytes(data)
+        assert arrived.examples == COUNTS[client]
         if algorithm is not FedAvg:  # the codec sees a client's own columns of A, and the vectors
-            rank = counts[1]
+            rank = arrived.rank
             assert rank == result.ledger.rank[client]
             wanted = {"0.weight": (25, min(rank, 4)), "7.weight": (32, min(rank, 16)), "7.bias": (16,)}
             assert {name: shapes[name] for name in wanted} == wanted
@@ -80,19 +82,19 @@ def test_float32_weighs_what_it_packs() -> None:
     assert result.ledger.uplink_bits.tolist() == [bits if count else 0 for count in COUNTS]
 
 
-@pytest.mark.parametrize("counts", [(0,), (127, 3), (2**31 - 1, 0)])
-def test_counts_and_values_come_back_from_the_bytes_alone(counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("counts", [(0, 0), (127, 3), (2**32 - 1, 2**16 - 1)])
+def test_counts_and_values_come_back_from_the_bytes_alone(counts: tuple[int, int]) -> None:
     tensors = {"b": np.arange(12, dtype=np.float32).reshape(3, 4), "a": np.float32([np.pi])}
-    fitting = encode_tensors(ClientEncoder(Codec(), key=1), tensors, counts)
+    fitting = encode_tensors(ClientEncoder(Codec(), key=1), TensorUpdate(tensors, *counts))
     assert fitting is not None
     data = fitting[0].to_bytes()
     assert fitting[0].wire_bits() == 8 * len(data)
-    again = CodedTensors.from_bytes(data, len(counts))
-    assert again.counts == counts
+    again = CodedTensors.from_bytes(data)
+    assert (again.examples, again.rank) == counts
     decoded = Codec().decode(again.coded, {name: each.shape for name, each in tensors.items()}, 1)
     assert all(np.array_equal(decoded[name], tensors[name]) for name in tensors)
     with pytest.raises(PayloadError):
-        CodedTensors.from_bytes(data[: len(counts) - 1], len(counts))
+        CodedTensors.from_bytes(data[: HEADER_BYTES - 1])
 
 
 def test_a_parameter_may_be_a_single_number() -> None:

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 
 from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.codecs.message_header import HEADER_BITS
 from narrowcast.platform.types import FloatArray, IntArray
 
 STEPS = np.geomspace(0.02, 6.0, 72)
 """The steps to choose from, in root mean squares of the rounded values."""
 _DITHERS, _FURTHEST = 16, 8.0
 _MOST_POINTS = 48
-_HEADER_BITS = 100.0  # counts, models of the entropy coder, padding of each list
+_SIDE_BITS = 84.0  # models of the entropy coder, padding of each list
 
 
 @dataclass(frozen=True)
@@ -98,4 +99,4 @@ def head_bits(n_items: int, unexpected: FloatArray | IntArray) -> FloatArray:
     """
     share = np.clip(unexpected / n_items, 1e-6, 1 - 1e-6)
     entropy = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
-    return 1.1 * n_items * entropy + _HEADER_BITS
+    return 1.1 * n_items * entropy + HEADER_BITS + _SIDE_BITS

@@ -41,7 +41,7 @@ _KEY_MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class EncodedUpdate:
-    """One client's encoded update; row masks and example counts are counted in addition."""
+    """Bytes of a codec. A message has a header before them, counted in addition, and row lists if it has rows."""
 
     data: bytes
 

@@ -1,4 +1,4 @@
-"""Rows of a matrix on the wire with their values through a codec: number of columns, row indices, coded values."""
+"""Rows of a matrix on the wire with their values through a codec: header, row indices, coded values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
 from narrowcast.algorithms.codecs.indices import read_indices, write_indices
+from narrowcast.algorithms.codecs.message_header import MessageHeader, MessageKind
 from narrowcast.algorithms.codecs.wire import Reader, varint
-from narrowcast.platform.types import Arrays, BoolArray, IntArray
+from narrowcast.platform.types import Arrays, BoolArray, IntArray, PayloadError
 
 LIKELY, OTHER, BASIS = "likely", "other", "basis"
 """The tensors that a codec sees: values of rows that the receiver expects, values of other rows, and a basis.
@@ -28,7 +29,7 @@ LikelyRows = Callable[[int], BoolArray]
 class RowUpdate:
     """The rows that one client changed, of a matrix of `n_rows`.
 
-    `likely`, if the receiver expects rows, gives those of a client with so many `positives`.
+    `positives` are the client's examples. `likely`, if the receiver expects rows, gives those of so many positives.
 
     Shapes: rows [m] ascending; values [m, k].
     """
@@ -54,20 +55,21 @@ def encode_rows(
 ) -> tuple[EncodedUpdate, Arrays] | None:
     """Pack an update within the client's budget; None if no levels, up to `finest`, fit.
 
-    Sent are the number of columns, the rows as the shortest of three index lists, and the codec's bytes. Of likely rows
-    those that are absent are listed instead, beside the number of positives, from which the receiver regenerates them.
+    Sent are the header, the rows as the shortest of three index lists, and the codec's bytes. Of likely rows those that
+    are absent are listed instead; the receiver regenerates them from the number of positives, which the header has.
     `basis` [d, k] is sent too if the values are coordinates in a basis that the receiver does not know. Also return the
     client's codec state once the update is sent. Raise `UnsendableUpdateError` for values that are not finite.
     """
     rows, values = update.rows, update.values
     sent = np.zeros(update.n_rows, dtype=bool)
     sent[rows] = True
-    head, tensors = varint(values.shape[1]), {LIKELY: values}
+    header = MessageHeader(MessageKind.CODED_ROWS, columns=values.shape[1], examples=update.positives)
+    head, tensors = header.to_bytes(), {LIKELY: values}
     if update.likely is None:
         head += _index_list(sent)
     else:
         likely = update.likely(update.positives)
-        head += varint(update.positives) + _index_list(~sent[likely]) + _index_list(sent[~likely])
+        head += _index_list(~sent[likely]) + _index_list(sent[~likely])
         if not encoder.codec.of_whole:
             tensors = {LIKELY: values[likely[rows]], OTHER: values[~likely[rows]]}
     if basis is not None:
@@ -92,8 +94,13 @@ def decode_rows(
     are returned as [m, d]. Raise `PayloadError` for bytes that `encode_rows` cannot have written.
     """
     reader = Reader(data)
-    columns = reader.varint(max_columns)
-    expected = np.zeros(n_rows, dtype=bool) if likely is None else likely(reader.varint(n_rows))
+    header = MessageHeader.read(reader, MessageKind.CODED_ROWS)
+    columns = header.columns
+    if columns > max_columns:
+        raise PayloadError(f"the payload has {columns} columns where at most {max_columns} are allowed")
+    if likely is not None and header.examples > n_rows:
+        raise PayloadError(f"the payload is of {header.examples} positives among {n_rows} rows")
+    expected = np.zeros(n_rows, dtype=bool) if likely is None else likely(header.examples)
     sent = expected.copy()
     if likely is not None:
         sent[np.flatnonzero(expected)[_read_index_list(reader, int(expected.sum()))]] = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -11,12 +10,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.codecs.message_header import (
+    HAS_SEED,
+    HEADER_BYTES,
+    SEED_BYTES,
+    MessageHeader,
+    MessageKind,
+    read_seed,
+    write_seed,
+)
+from narrowcast.algorithms.codecs.wire import Count, Reader, varint, varint_bytes
 from narrowcast.platform.types import PayloadError
 
-# magic, has a seed, number of values, number of examples behind them
-_HEADER = struct.Struct("<2sBQI")
-_MAGIC = b"nd"
-_SEED_BYTES = 8
+_MOST_VALUES = 2**35 - 1
 
 
 @dataclass(frozen=True)
@@ -38,28 +44,20 @@ class DensePayload:
         return dense_wire_bits(self.values.size, seed=self.seed is not None)
 
     def to_bytes(self) -> bytes:
-        """Return the header, the seed and the values, little-endian."""
-        seed = b"" if self.seed is None else self.seed.to_bytes(_SEED_BYTES, "little")
-        header = _HEADER.pack(_MAGIC, self.seed is not None, self.values.size, self.examples)
-        return header + seed + np.ascontiguousarray(self.values, dtype="<f4").tobytes()
+        """Return the header, the number of values, the seed and the values, little-endian."""
+        header = MessageHeader(MessageKind.TENSORS, (self.seed is not None) * HAS_SEED, examples=self.examples)
+        values = np.ascontiguousarray(self.values, dtype="<f4").tobytes()
+        return header.to_bytes() + varint(self.values.size) + write_seed(self.seed) + values
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Return the payload that `to_bytes` packed; raise `PayloadError` if the bytes are malformed."""
-        if len(data) < _HEADER.size:
-            raise PayloadError(f"a payload of {len(data)} bytes is shorter than its header ({_HEADER.size})")
-        magic, has_seed, size, examples = _HEADER.unpack_from(data)
-        if magic != _MAGIC or has_seed > 1:
-            raise PayloadError("these bytes do not start with the header of a dense payload")
-        rest = memoryview(data)[_HEADER.size :]
-        seed: int | None = None
-        if has_seed:
-            if len(rest) < _SEED_BYTES:
-                raise PayloadError("the payload ends inside its seed")
-            seed, rest = int.from_bytes(rest[:_SEED_BYTES], "little"), rest[_SEED_BYTES:]
+        reader = Reader(data)
+        header = MessageHeader.read(reader, MessageKind.TENSORS, HAS_SEED)
+        size, seed, rest = reader.varint(_MOST_VALUES), read_seed(reader, header), reader.rest()
         if len(rest) != 4 * size:
             raise PayloadError(f"the payload should end with {4 * size} bytes of values, got {len(rest)}")
-        return cls(np.frombuffer(rest, dtype="<f4").astype(np.float32), examples, seed)
+        return cls(np.frombuffer(rest, dtype="<f4").astype(np.float32), header.examples, seed)
 
     def tensors(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.float32]]:
         """Return the tensors; raise `PayloadError` if the values do not fit these shapes."""
@@ -70,6 +68,6 @@ class DensePayload:
         return {name: part.reshape(shapes[name]) for name, part in zip(sizes, parts, strict=True)}
 
 
-def dense_wire_bits(n_values: int, *, seed: bool = False) -> int:
+def dense_wire_bits(n_values: Count, *, seed: bool = False) -> Count:
     """Return the size of a `DensePayload` of this many values."""
-    return 8 * (_HEADER.size + seed * _SEED_BYTES + 4 * n_values)
+    return 8 * (HEADER_BYTES + varint_bytes(n_values) + seed * SEED_BYTES + 4 * n_values)

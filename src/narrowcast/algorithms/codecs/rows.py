@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.codecs.message_header import (
+    HAS_SEED,
+    HEADER_BYTES,
+    SEED_BYTES,
+    MessageHeader,
+    MessageKind,
+    read_seed,
+    write_seed,
+)
+from narrowcast.algorithms.codecs.wire import Count, Reader, varint, varint_bytes
 from narrowcast.platform.types import IntArray, PayloadError
-
-Count = TypeVar("Count", int, IntArray)
 
 RowLayout = Literal["all", "touched"]
 """`all` sends every row, zeros included; `touched` sends a bit per row and the rows whose bit is set."""
 
-# magic, flags, rank, number of rows of the matrix, number of examples behind the values
-_HEADER = struct.Struct("<2sBHII")
-_MAGIC = b"nr"
-_HAS_MASK, _HAS_ALL_ROWS, _HAS_SEED = 1, 2, 4
-_SEED_BYTES = 8
+_HAS_MASK, _HAS_ALL_ROWS = 1, 2
+_MOST_ROWS = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,11 @@ class RowsPayload:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the header, the seed, the mask and the values, little-endian."""
+        """Return the header, the number of rows of the matrix, the seed, the mask and the values, little-endian."""
         has_mask = self.mask or self.layout == "touched"
-        flags = has_mask * _HAS_MASK | (self.layout == "all") * _HAS_ALL_ROWS | (self.seed is not None) * _HAS_SEED
-        parts = [_HEADER.pack(_MAGIC, flags, self.values.shape[1], self.n_rows, self.examples)]
-        if self.seed is not None:
-            parts.append(self.seed.to_bytes(_SEED_BYTES, "little"))
+        flags = has_mask * _HAS_MASK | (self.layout == "all") * _HAS_ALL_ROWS | (self.seed is not None) * HAS_SEED
+        header = MessageHeader(MessageKind.ROWS, flags, self.values.shape[1], self.examples)
+        parts = [header.to_bytes(), varint(self.n_rows), write_seed(self.seed)]
         if has_mask:
             touched = np.zeros(self.n_rows, dtype=bool)
             touched[self.rows] = True
@@ -72,36 +75,27 @@ class RowsPayload:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Return the payload that `to_bytes` packed; raise `PayloadError` if the bytes are malformed."""
-        if len(data) < _HEADER.size:
-            raise PayloadError(f"a payload of {len(data)} bytes is shorter than its header ({_HEADER.size})")
-        magic, flags, rank, n_rows, examples = _HEADER.unpack_from(data)
-        if magic != _MAGIC or flags > 7 or not flags & (_HAS_MASK | _HAS_ALL_ROWS):
-            raise PayloadError("these bytes do not start with the header of a rows payload")
-        rest = memoryview(data)[_HEADER.size :]
-        seed: int | None = None
-        if flags & _HAS_SEED:
-            if len(rest) < _SEED_BYTES:
-                raise PayloadError("the payload ends inside its seed")
-            seed, rest = int.from_bytes(rest[:_SEED_BYTES], "little"), rest[_SEED_BYTES:]
+        reader = Reader(data)
+        header = MessageHeader.read(reader, MessageKind.ROWS, _HAS_MASK | _HAS_ALL_ROWS | HAS_SEED)
+        if not header.flags & (_HAS_MASK | _HAS_ALL_ROWS):
+            raise PayloadError("the payload says neither which rows it has nor that it has all")
+        n_rows, rank, seed = reader.varint(_MOST_ROWS), header.columns, read_seed(reader, header)
         rows: IntArray | None = None
-        if flags & _HAS_MASK:
-            mask_bytes = -(-n_rows // 8)
-            if len(rest) < mask_bytes:
-                raise PayloadError("the payload ends inside its row mask")
-            bits = np.unpackbits(np.frombuffer(rest[:mask_bytes], dtype=np.uint8), bitorder="little")
+        if header.flags & _HAS_MASK:
+            bits = np.unpackbits(np.frombuffer(reader.take(-(-n_rows // 8)), dtype=np.uint8), bitorder="little")
             if bits[n_rows:].any():
                 raise PayloadError("the row mask has bits beyond the last row")
-            rows, rest = np.flatnonzero(bits[:n_rows]), rest[mask_bytes:]
-        sent = n_rows if rows is None or flags & _HAS_ALL_ROWS else len(rows)
+            rows = np.flatnonzero(bits[:n_rows])
+        sent, rest = n_rows if rows is None or header.flags & _HAS_ALL_ROWS else len(rows), reader.rest()
         if len(rest) != 4 * sent * rank:
             raise PayloadError(f"the payload should end with {4 * sent * rank} bytes of values, got {len(rest)}")
         values = np.frombuffer(rest, dtype="<f4").astype(np.float32).reshape(sent, rank)
         if rows is None:
             rows = np.arange(n_rows if rank else 0)  # only now is n_rows known to be no bigger than the bytes
-        if flags & _HAS_ALL_ROWS:
+        if header.flags & _HAS_ALL_ROWS:
             values = values[rows]
-        layout: RowLayout = "all" if flags & _HAS_ALL_ROWS else "touched"
-        return cls(n_rows, rows, values, layout, bool(flags & _HAS_MASK), examples, seed)
+        layout: RowLayout = "all" if header.flags & _HAS_ALL_ROWS else "touched"
+        return cls(n_rows, rows, values, layout, bool(header.flags & _HAS_MASK), header.examples, seed)
 
 
 def rows_wire_bits(
@@ -110,4 +104,4 @@ def rows_wire_bits(
     """Return the size of a `RowsPayload` of these dimensions, which a client knows before training."""
     mask_bytes = -(-n_rows // 8) if mask or layout == "touched" else 0
     value_bytes = 4 * rank * (n_rows if layout == "all" else sent_rows)
-    return 8 * (value_bytes + _HEADER.size + seed * _SEED_BYTES + mask_bytes)
+    return 8 * (value_bytes + HEADER_BYTES + varint_bytes(n_rows) + seed * SEED_BYTES + mask_bytes)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
+from narrowcast.algorithms.codecs.message_header import MessageHeader, MessageKind
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import IntArray, PayloadError
 
@@ -15,7 +16,7 @@ WHOLE = "matrix"
 
 
 def encode_matrix(
-    encoder: ClientEncoder, rows: IntArray, values: NDArray[np.float32], n_rows: int
+    encoder: ClientEncoder, rows: IntArray, values: NDArray[np.float32], n_rows: int, examples: int = 0
 ) -> EncodedUpdate | None:
     """Pack a matrix [n_rows, k] with `values` [m, k] in the trained `rows` and zeros elsewhere, within the budget.
 
@@ -25,7 +26,8 @@ def encode_matrix(
     trained[rows] = True
     matrix = np.zeros((n_rows, values.shape[1]), dtype=np.float32)
     matrix[rows] = values
-    fitting = encoder.encode({WHOLE: matrix}, np.packbits(trained, bitorder="little").tobytes())
+    header = MessageHeader(MessageKind.CODED_MATRIX, columns=values.shape[1], examples=examples)
+    fitting = encoder.encode({WHOLE: matrix}, header.to_bytes() + np.packbits(trained, bitorder="little").tobytes())
     return None if fitting is None else EncodedUpdate(fitting[0])
 
 
@@ -34,6 +36,8 @@ def decode_matrix(
 ) -> tuple[IntArray, NDArray[np.float32]]:
     """Return the trained rows [m] and their values [m, k] as the receiver gets them; raise `PayloadError`."""
     reader = Reader(data)
+    if MessageHeader.read(reader, MessageKind.CODED_MATRIX).columns != columns:
+        raise PayloadError(f"the payload is of another matrix than one of {columns} columns")
     bits = np.unpackbits(np.frombuffer(bytes(reader.take(-(-n_rows // 8))), dtype=np.uint8), bitorder="little")
     if bits[n_rows:].any():
         raise PayloadError("the row mask has bits beyond the last row")

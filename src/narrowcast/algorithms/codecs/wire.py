@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.platform.types import PayloadError
+from narrowcast.platform.types import IntArray, PayloadError
 
+Count = TypeVar("Count", int, IntArray)
 _VARINT_BYTES = 5
 
 
@@ -64,3 +67,8 @@ def varint(value: int) -> bytes:
         value >>= 7
     parts.append(value)
     return bytes(parts)
+
+
+def varint_bytes(value: Count) -> Count:
+    """Return the length of `varint(value)`, for values below 2^35."""
+    return 1 + (value >= 2**7) + (value >= 2**14) + (value >= 2**21) + (value >= 2**28)

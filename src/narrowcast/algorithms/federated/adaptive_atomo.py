@@ -125,7 +125,7 @@ def send_drawn(max_rank: int, update: TensorUpdate, encoder: ClientEncoder) -> S
         return None
     payload, rank = fitting
     receiver = Codec((Atomo(rank=max_rank), *encoder.codec.stages))
-    arrived = CodedTensors.from_bytes(payload.to_bytes(), len(update.counts))
+    arrived = CodedTensors.from_bytes(payload.to_bytes())
     shapes = {name: values.shape for name, values in update.tensors.items()}
     return Sent(payload.wire_bits(), receiver.decode(arrived.coded, shapes, encoder.key), encoder.state, rank)
 
@@ -139,7 +139,7 @@ def encode_drawn(update: TensorUpdate, encoder: ClientEncoder, max_rank: int) ->
     tensors = {name: update.tensors[name] for name in sorted(update.tensors)}
     check_values(tensors)
     directions = Directions.of(tensors, max_rank)
-    head = CodedTensors(update.counts, b"").to_bytes()
+    head = CodedTensors(update.examples, update.rank, b"").to_bytes()
     left, finest = encoder.budget_bits - 8 * len(head), None
     probabilities, levels = np.ones(len(directions.strength)), encoder.codec.levels or 1
     if np.isfinite(left):
@@ -155,7 +155,7 @@ def encode_drawn(update: TensorUpdate, encoder: ClientEncoder, max_rank: int) ->
     if fitting is None:
         return None
     rank = max((values.shape[1] for values in factors.values()), default=0)
-    return CodedTensors(update.counts, fitting[0][len(head) :]), rank
+    return CodedTensors.from_bytes(fitting[0]), rank
 
 
 def best_draw(directions: Directions, vectors: FloatArray, bits: float) -> tuple[FloatArray, int] | None:

@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.codecs.chain import Codec, EncodedUpdate
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_rows import LIKELY
+from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
@@ -100,7 +101,7 @@ class FedMF(AlgorithmDefaults, BaseModel):
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
         update: Payload = RowsPayload(len(item_factors), changed, item_factors[changed], self.rows, mask=False)
         if self.downlink_codec:
-            update = EncodedUpdate(np.asarray(server[_SENT]).tobytes())
+            update = CodedTensors(0, 0, np.asarray(server[_SENT]).tobytes())
         key = stream_keys(task.seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))
         return Broadcast({ITEM_FACTORS: item_factors, _KEY: key}, full, update if round_index > 1 else None)
 

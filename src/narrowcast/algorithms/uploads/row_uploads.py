@@ -58,11 +58,10 @@ class RowView:
         """Return one client's rows in its own columns."""
         cohort, own, columns = self.cohort, self.cohort.rows(place), self._columns(place)
         rows, changes = cohort.samples.row_items[own], self.changes[own][:, columns]
-        client, task = int(cohort.chunk.clients[place]), cohort.task
-        if not task.training.shared_negatives:
-            return RowUpdate(rows, changes, task.data.n_items)
-        shared = SharedNegatives.of(task, client, cohort.chunk.round_index)
-        return RowUpdate(rows, changes, task.data.n_items, int(cohort.positives[place]), shared.likely_rows)
+        client, task, likely = int(cohort.chunk.clients[place]), cohort.task, None
+        if task.training.shared_negatives:
+            likely = SharedNegatives.of(task, client, cohort.chunk.round_index).likely_rows
+        return RowUpdate(rows, changes, task.data.n_items, int(cohort.positives[place]), likely)
 
     def put(self, place: int, received: Rows) -> None:
         """Store the rows that the server decoded of one client."""
@@ -96,7 +95,7 @@ def send_touched_rows(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] |
 def send_whole_matrix(update: RowUpdate, encoder: ClientEncoder) -> Sent[Rows] | None:
     """Send the whole matrix; the decoded values of untouched rows are dropped, and the client keeps no codec state."""
     n_rows, columns = update.n_rows, update.values.shape[1]
-    payload = encode_matrix(encoder, update.rows, update.values, n_rows)
+    payload = encode_matrix(encoder, update.rows, update.values, n_rows, update.positives)
     if payload is None:
         return None
     _, received = decode_matrix(encoder.codec, payload.to_bytes(), n_rows, columns, encoder.key)

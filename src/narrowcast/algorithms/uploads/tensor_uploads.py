@@ -54,8 +54,8 @@ class TensorView:
     def take(self, place: int) -> TensorUpdate:
         """Return one client's tensors in its own columns."""
         tensors = {name: values[place][self._own(name, place)] for name, values in self.changes.items()}
-        ranks = () if self.columns is None else (int(self.columns.ranks[place]),)
-        return TensorUpdate(tensors, (int(self.examples[place]), *ranks))
+        rank = 0 if self.columns is None else int(self.columns.ranks[place])
+        return TensorUpdate(tensors, int(self.examples[place]), rank)
 
     def put(self, place: int, received: Tensors) -> None:
         """Store the tensors that the server decoded of one client."""
@@ -70,11 +70,11 @@ class TensorView:
 
 def send_coded_tensors(update: TensorUpdate, encoder: ClientEncoder) -> Sent[Tensors] | None:
     """Send the tensors through the codec."""
-    fitting = encode_tensors(encoder, update.tensors, update.counts)
+    fitting = encode_tensors(encoder, update)
     if fitting is None:
         return None
     payload, after = fitting
-    arrived = CodedTensors.from_bytes(payload.to_bytes(), len(update.counts))
+    arrived = CodedTensors.from_bytes(payload.to_bytes())
     shapes = {name: values.shape for name, values in update.tensors.items()}
     return Sent(payload.wire_bits(), encoder.codec.decode(arrived.coded, shapes, encoder.key), after)
 
@@ -129,7 +129,7 @@ def _send_float32(
             n_values += values.shape[1] * columns.own[name].sum(axis=1)
         else:
             n_values += values[0].size
-    bits = dense_wire_bits(0) + 32 * n_values
+    bits = dense_wire_bits(n_values)
     sends = sends & chunk.affords(bits)
     ranks = None if columns is None else columns.ranks
     return Uploads(np.where(sends, bits, 0), sends & finite & chunk.arrives(), finite, {}, ranks)
