@@ -162,8 +162,8 @@ def test_catch_up_by_hand() -> None:
     recorder = Recorder(CoLR(rank=1, rows="all"))
     plan = Plan(rounds=6, clients_per_round=4)
     charged = [outcome.ledger.downlink_bits.tolist() for outcome in run(plan, recorder, make_task())]
-    full = 8 * (13 + 8 + 130 * 8 * 4)  # header, seed, Q
-    update = 8 * (13 + 8 + 130 * 4)  # header, seed, A
+    full = 8 * (8 + 2 + 8 + 130 * 8 * 4)  # header, number of rows, seed, Q
+    update = 8 * (8 + 2 + 8 + 130 * 4)  # header, number of rows, seed, A
     assert charged == [[full] * 4] * 3 + [[3 * update] * 4] * 3
     assert 3 * update < full
 

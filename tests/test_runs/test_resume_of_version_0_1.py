@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 WRITTEN = Path(__file__).with_name("run_of_version_0_1")
 PROCESSOR = "znver4/AVX512"
 MODEL_SHA256 = "80c31074c1c87a824eddf807c282fb18478d62fd548aaab910d95ea306b2f5fa"
-UPLINK_BITS = DOWNLINK_BITS = 836_800
+UPLINK_BITS = DOWNLINK_BITS = 836_800 - 20 * 40  # rounds 3 and 4: 20 messages each way, with headers of today
 SIMULATED_SECONDS = 40.05615631119792
 
 
@@ -58,7 +58,11 @@ def test_it_resumes_to_the_results_of_version_0_1(folder: Path) -> None:
     assert "executor" not in config
     assert "\nclient_seed: 0\n" in config  # clients keep drawing from the seed that they began with
     before, after = (Journal.open(each).rounds for each in (WRITTEN, folder))
-    assert after[:3] == before
+    assert after[:2] == before[:2]
+    for row in (before[2], after[2]):  # repeated after the checkpoint of round 2, with the headers of today
+        for name in [each for each in row if "bits" in each or "seconds" in each or each == "logged_at_ms"]:
+            del row[name]
+    assert after[2] == before[2]
     client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
     losses = client.get_metric_history(result["mlflow_run_id"], "loss")
     assert [(each.step, each.value) for each in losses] == [(row["round"], row["loss"]) for row in after]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from narrowcast.platform.allocation_bits import allocation_bits
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.evaluation import evaluate
@@ -36,8 +37,9 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
     seconds = clock.round_seconds(np.minimum(ledger.seconds, until))
     if not results:
         seconds += clock.idle_seconds
+    beside = allocation_bits(live, opened)
     live.server, now = server, live.simulated_seconds + seconds
-    outcome = commit(live, opened.broadcast, results, ledger, now)
+    outcome = commit(live, opened.broadcast, results, ledger, now, beside)
     return replace(outcome, record=replace(outcome.record, round_simulated_seconds=seconds))
 
 
@@ -60,30 +62,39 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
 
 
 def commit(
-    live: LiveState, broadcast: Broadcast, results: Sequence[ChunkResult], ledger: RoundLedger, now: float
+    live: LiveState,
+    broadcast: Broadcast,
+    results: Sequence[ChunkResult],
+    ledger: RoundLedger,
+    now: float,
+    beside: tuple[int, int] = (0, 0),
 ) -> Outcome:
-    """Advance a run whose server has stepped to simulated second `now`; evaluate and snapshot it if that is due."""
+    """Advance a run whose server has stepped to simulated second `now`; evaluate and snapshot it if that is due.
+
+    `beside` are the uplink and downlink bits of the round that no client's ledger has.
+    """
     plan, before, round_index = live.run.plan, live.simulated_seconds, live.round_index + 1
     for result in results:
         live.population.put(result.ledger.client, result.state)
     live.population.last_round[ledger.client] = round_index - ledger.staleness
     live.update_bits.append(broadcast.update.wire_bits() if broadcast.update and results else 0)
     live.round_index, live.simulated_seconds = round_index, now
-    live.uplink_bits += int(ledger.uplink_bits.sum())
-    live.downlink_bits += int(ledger.downlink_bits.sum())
+    uplink, downlink = int(ledger.uplink_bits.sum()) + beside[0], int(ledger.downlink_bits.sum()) + beside[1]
+    live.uplink_bits += uplink
+    live.downlink_bits += downlink
     began = time.perf_counter()
     metrics = evaluate(live) if plan.evaluates(round_index) else {}
     timing = Timing(evaluate=time.perf_counter() - began)
     # A round with dropped clients would come out differently if it were repeated, so it is always kept.
     must_keep = any(result.dropped for result in results)
     due = must_keep or plan.keeps(round_index, host_time().monotonic() - live.kept_at)
-    return Outcome(
-        record_of(live, ledger, now - before, results), ledger, metrics, 0.0, live.snapshot() if due else None, timing
-    )
+    record = record_of(live, ledger, now - before, results)
+    record = replace(record, uplink_bits=uplink, downlink_bits=downlink, allocation_bits=sum(beside))
+    return Outcome(record, ledger, metrics, 0.0, live.snapshot() if due else None, timing)
 
 
 def record_of(live: LiveState, ledger: RoundLedger, seconds: float, results: Sequence[ChunkResult]) -> RoundRecord:
-    """Return the round that was just committed as one flat row."""
+    """Return the round that was just committed as one flat row, with the bits of the clients' messages."""
     values = sum(result.values for result in results)
     ranks = ledger.rank[ledger.rank != NO_RANK]
     return RoundRecord(
@@ -98,6 +109,7 @@ def record_of(live: LiveState, ledger: RoundLedger, seconds: float, results: Seq
         downlink_bits=int(ledger.downlink_bits.sum()),
         total_uplink_bits=live.uplink_bits,
         total_downlink_bits=live.downlink_bits,
+        total_bits=live.uplink_bits + live.downlink_bits,
         round_simulated_seconds=seconds,
         simulated_seconds=live.simulated_seconds,
         clipped_share=sum(result.values_cut for result in results) / values if values else None,

@@ -243,9 +243,11 @@ class ChunkResult:
 class RoundRecord:
     """One row of `rounds.parquet`: a round as the driver sees it.
 
-    `uplink_bits` and `downlink_bits` are of this round alone; names with `total_` accumulate since round 1. `loss` is
-    the mean over the delivered clients' last local epochs; `mean_rank` is None if updates have no rank. `clipped_share`
-    is the share of the values sent that `secure.clip` cut, as the simulation measures it; None without `secure`.
+    `uplink_bits` and `downlink_bits` are of this round alone; names with `total_` accumulate since round 1, and
+    `total_bits` is uplink and downlink together. `allocation_bits` are those of the round's bits, up and down, that
+    allocate the uplink (channel states, grants); no client's row has them. `loss` is the mean over the delivered
+    clients' last local epochs; `mean_rank` is None if updates have no rank. `clipped_share` is the share of the values
+    sent that `secure.clip` cut, as the simulation measures it; None without `secure`.
     """
 
     round: int
@@ -259,6 +261,8 @@ class RoundRecord:
     downlink_bits: int
     total_uplink_bits: int
     total_downlink_bits: int
+    total_bits: int
     round_simulated_seconds: float
     simulated_seconds: float
     clipped_share: float | None = None
+    allocation_bits: int = 0

@@ -57,7 +57,8 @@ class Recorder:
     def _log(self, outcome: Outcome) -> None:
         record = outcome.record
         about = {"run": self.prepared.folder.name, "round": record.round, "clients": outcome.ledger.client.tolist()}
-        if record.uplink_bits and not record.delivered and record.late < record.clients and not self.warned:
+        in_vain = outcome.ledger.uplink_bits.any() and not record.delivered
+        if in_vain and record.late < record.clients and not self.warned:
             self.warned = True
             logger.warning(
                 "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",

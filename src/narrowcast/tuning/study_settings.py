@@ -16,6 +16,7 @@ from narrowcast.tuning.space import Space
 COSTS = {
     "uplink_bits": "total_uplink_bits",
     "downlink_bits": "total_downlink_bits",
+    "total_bits": "total_bits",
     "simulated_seconds": "simulated_seconds",
 }
 """The costs of a trial, and the column of its rounds with the cost so far."""
@@ -147,4 +148,5 @@ class StudySettings(BaseModel):
 def trial_metrics(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the validation metrics and the costs of an evaluation's row."""
     metrics = {name: float(value) for name, value in row.items() if name.startswith("validation.")}
+    row = {"total_bits": row["total_uplink_bits"] + row["total_downlink_bits"], **row}  # studies of version 0.1 lack it
     return metrics | {name: float(row[column]) for name, column in COSTS.items()}

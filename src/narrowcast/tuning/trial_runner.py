@@ -16,7 +16,7 @@ from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
 
-_KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "simulated_seconds")
+_KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "total_bits", "simulated_seconds")
 
 
 @dataclass(frozen=True)

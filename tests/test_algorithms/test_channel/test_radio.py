@@ -23,6 +23,7 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.rank_policy import ChannelRank
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.experiment import build_experiment
+from narrowcast.platform.allocation_bits import CHANNEL_STATE_BITS, EXAMPLES_BITS, GRANT_BITS
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import model_sha256
@@ -122,7 +123,15 @@ def test_outages_are_paid_for() -> None:
 def test_nobody_may_send_and_the_round_goes_on() -> None:
     radio = CellRadio(channel=SHARED, allocation=Equal(), upload_seconds=1e-9)
     outcomes = play(ADAPTIVE, radio)
-    assert [outcome.record.uplink_bits for outcome in outcomes] == [0] * 4
+    assert not any(outcome.ledger.uplink_bits.any() for outcome in outcomes)
+    met: set[int] = set()
+    for outcome in outcomes:  # who may send nothing has reported its channel, and is told so
+        cohort = set(outcome.ledger.client.tolist())
+        reports = CHANNEL_STATE_BITS * len(cohort) + EXAMPLES_BITS * len(cohort - met)
+        assert outcome.record.uplink_bits == reports
+        assert outcome.record.downlink_bits == outcome.ledger.downlink_bits.sum() + GRANT_BITS * len(cohort)
+        assert outcome.record.allocation_bits == reports + GRANT_BITS * len(cohort)
+        met |= cohort
     assert all(outcome.record.delivered == 0 for outcome in outcomes)
 
 

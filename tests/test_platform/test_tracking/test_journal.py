@@ -33,9 +33,11 @@ ROUND_COLUMNS = {
     "downlink_bits": pa.int64(),
     "total_uplink_bits": pa.int64(),
     "total_downlink_bits": pa.int64(),
+    "total_bits": pa.int64(),
     "round_simulated_seconds": pa.float64(),
     "simulated_seconds": pa.float64(),
     "clipped_share": pa.float64(),
+    "allocation_bits": pa.int64(),
     "round_wall_seconds": pa.float64(),
     "wall_seconds": pa.float64(),
     **{
@@ -75,6 +77,7 @@ def outcome(number: int, wall_seconds: float = 0.25, loss: float | None = None) 
         downlink_bits=70,
         total_uplink_bits=2**53 + number,  # no double holds it
         total_downlink_bits=70 * number,
+        total_bits=2**53 + 71 * number,
         round_simulated_seconds=0.1,
         simulated_seconds=0.1 * number,
         clipped_share=0.25,
