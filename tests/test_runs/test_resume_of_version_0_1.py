@@ -1,7 +1,7 @@
 """A run folder that version 0.1 wrote, killed after round 3 of 4, resumes to the model that version 0.1 had.
 
-`run_of_version_0_1` holds `config.yaml` and `journal.jsonl` as they were, and the checkpoint of round 2 in base64. Rounds 3 and 4
-count today's headers.
+`run_of_version_0_1` holds `config.yaml` and `journal.jsonl` as they were, and the checkpoint of round 2 in base64.
+Rounds 3 and 4 count the headers of today.
 """
 
 from __future__ import annotations
