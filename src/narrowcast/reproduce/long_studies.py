@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from narrowcast.reproduce import decay, total_traffic
+from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.results_csv import Rows, key_of
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
@@ -136,6 +137,28 @@ def others(rows: Rows) -> Iterator[Planned]:
                     yield Planned("frontier-others", spec, seed)
 
 
+def _channel(ablation: Ablation) -> Plan:
+    def plan(rows: Rows) -> Iterator[Planned]:
+        winners = dict[tuple[str, str], str]()
+        for scenario in ablation.scenarios:
+            for codec, tries in ablation.tries.items():
+                specs = {name: ablation.trial(scenario, codec, name) for name in tries}
+                for spec in specs.values():
+                    yield Planned(ablation.name, spec, spec.first_seed, test=False)
+                found = {name: finished(rows, spec) for name, spec in specs.items()}
+                if all(found.values()):
+                    metric = f"validation.{ablation.metric}"
+                    winners[scenario.name, codec] = max(
+                        found, key=lambda name: found[name][0]["final"].get(metric, 0.0)
+                    )
+        for seed in range(TEST_SEEDS):
+            for cell in ablation.cells:
+                if name := winners.get((cell.scenario.name, cell.codec)):
+                    yield Planned(ablation.name, ablation.run(cell, name), seed)
+
+    return plan
+
+
 STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
     "decay-ml1m": _decay(decay.ROUNDS[0], TEST_SEEDS),
@@ -145,4 +168,6 @@ STUDIES: Mapping[str, Plan] = {
     "frontier-mnist": _frontier("mnist"),
     "decay-ml1m-3000": _decay(decay.ROUNDS[1], _OTHER_SEEDS),
     "frontier-others": others,
+    ML1M.name: _channel(ML1M),
+    MNIST.name: _channel(MNIST),
 }

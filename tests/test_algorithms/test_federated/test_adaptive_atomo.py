@@ -9,6 +9,8 @@ import pytest
 
 from chains import Array, codec, matrix, quantise, shapes_of
 from digits import digits, make_task, run
+from narrowcast.algorithms.channel.allocation import MinError
+from narrowcast.algorithms.channel.regions import GaussianRegion, Independent
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
@@ -148,3 +150,36 @@ def test_a_clients_rank_follows_its_budget() -> None:
     again = algorithm.broadcast(algorithm.step(server, broadcast.arrays, result.partial), task, 2)
     whole = FedAvg().broadcast(FedAvg().init(task), task, 2)
     assert again.update is not None and again.update.wire_bits() == whole.full.wire_bits()
+
+
+def test_a_fixed_fraction_is_what_the_codec_sends_or_nothing() -> None:
+    task = make_task(digits(COUNTS, images=True), CNN(channels=(4, 8), hidden=16))
+    fixed = AdaptiveAtomo(rank=16, fraction=0.1, codec=COARSE.stages, informs_allocation=True)
+    rival = FedAvg(codec=(Atomo(rank=16, fraction=0.1), *COARSE.stages))
+    broadcast, population = FedAvg().init(task), Population.fresh(fixed.init_clients(task), 8)
+    (chunk,) = make_chunks(np.arange(8), task.data.examples, 100, 1, population)
+    (free,) = local(fixed, task).train(broadcast, [chunk])
+    (same,) = local(rival, task).train(broadcast, [chunk])
+    assert np.array_equal(free.ledger.uplink_bits, same.ledger.uplink_bits)
+    short = chunk.clients % 2
+    (result,) = local(fixed, task).train(broadcast, [replace(chunk, budget_bits=free.ledger.uplink_bits - short)])
+    assert np.array_equal(result.ledger.uplink_bits, np.where(short, 0, free.ledger.uplink_bits))
+    told = fixed.rate_distortion(task, chunk.clients)
+    assert told is not None
+    sent = free.ledger.uplink_bits > 0
+    assert (free.ledger.uplink_bits <= told.least_bits)[sent].all()
+    assert (free.ledger.uplink_bits > 0.5 * told.least_bits)[sent].all()
+
+
+def test_the_allocation_gives_more_to_clients_with_more_examples() -> None:
+    task = make_task(digits(COUNTS, images=True), CNN(channels=(4, 8), hidden=16))
+    assert AdaptiveAtomo().rate_distortion(task, np.arange(8)) is None
+    told = AdaptiveAtomo(informs_allocation=True).rate_distortion(task, np.arange(8))
+    assert told is not None
+    region = Independent(np.full(8, 1e9))
+    assert (MinError().bits(region, 1.0, told.least_bits, None, told.errors) >= told.errors.max_bits()).all()
+    band = GaussianRegion(np.full(8, 3.0), 1.0)
+    seconds = 4 * told.least_bits.sum() / band.capacity_of(np.arange(8))
+    bits = MinError().bits(band, seconds, told.least_bits, None, told.errors)
+    assert (bits >= told.least_bits).all()
+    assert (np.diff(bits[np.argsort(COUNTS, kind="stable")]) >= -0.1 * told.least_bits[1:]).all()

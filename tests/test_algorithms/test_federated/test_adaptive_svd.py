@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 
 from coded_round import COARSE, FINE, train
+from narrowcast.algorithms.channel.allocation import MinError
 from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
+from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_rows import RowUpdate, decode_rows
+from narrowcast.algorithms.codecs.entropy import Entropy
 from narrowcast.algorithms.codecs.error_feedback import ErrorFeedback
+from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.codecs.topk import TopK
 from narrowcast.algorithms.federated.adaptive_svd import NORM_BITS, AdaptiveSVD, best_choice, encode_directions
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import PayloadError
+from narrowcast.platform.population import Population
+from narrowcast.platform.types import Chunk, PayloadError
 from per_client import make_task, synthetic
 
 ROWS, DIMENSION, ITEMS = 700, 64, 3000
@@ -130,3 +135,34 @@ def test_what_it_does_not_go_with_is_said() -> None:
     ):
         with pytest.raises(UserError, match=message):
             algorithm.check(task)
+
+
+def test_without_adaptation_an_upload_is_that_without_a_budget_or_none() -> None:
+    free = train(AdaptiveSVD(rank=2, codec=COARSE))
+    fixed = AdaptiveSVD(rank=2, codec=COARSE, adapted=False)
+    whole = train(fixed, budget_bits=free.ledger.uplink_bits)
+    assert np.array_equal(whole.partial["sum"], free.partial["sum"])
+    assert np.array_equal(train(fixed).partial["sum"], free.partial["sum"])
+    short = np.arange(6) % 2
+    ledger = train(fixed, budget_bits=free.ledger.uplink_bits - short).ledger
+    assert np.array_equal(ledger.uplink_bits, np.where(short, 0, free.ledger.uplink_bits))
+    assert np.array_equal(ledger.delivered, short == 0)
+
+
+def test_the_size_that_the_allocation_is_told_is_enough() -> None:
+    task = make_task(synthetic([20 + 5 * client for client in range(20)], n_items=3000))
+    cohort = np.arange(20)
+    state = Population.fresh(FedMF().init_clients(task), 20).take(cohort)
+    for levels in (2, 8, 64):
+        codec = (Quantise(levels=levels, norms="column", rounding="dithered", norm_type="bfloat16"), Entropy())
+        fixed = AdaptiveSVD(rank=1, codec=codec, adapted=False)
+        told = fixed.rate_distortion(task, cohort)
+        assert told is not None
+        broadcast = fixed.broadcast(fixed.init(task), task, 1).arrays
+        ledger = fixed.train(broadcast, Chunk(1, 0, cohort, state, told.least_bits), task).ledger
+        assert (ledger.uplink_bits > 0).mean() >= 0.9
+        assert (ledger.uplink_bits > 0.6 * told.least_bits)[ledger.delivered].all()
+        shared = MinError().bits(
+            Independent(told.least_bits * (1.0 - cohort % 2 / 2)), 1.0, told.least_bits, None, told.errors
+        )
+        assert np.array_equal(shared > 0, cohort % 2 == 0)

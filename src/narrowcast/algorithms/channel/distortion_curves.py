@@ -55,6 +55,11 @@ class DistortionCurves:
         _keep_undominated(bits, distortion)
         return cls(bits, distortion, _hull_slopes(bits, distortion), weight)
 
+    @classmethod
+    def single_point(cls, bits: FloatArray, weight: FloatArray) -> DistortionCurves:
+        """Return curves of users that send these bits [n], rounded up, or nothing."""
+        return cls.of(np.ceil(np.column_stack([bits, bits])), np.zeros((len(bits), 2)), weight)
+
     def __len__(self) -> int:
         return len(self.bits)
 

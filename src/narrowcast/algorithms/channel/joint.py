@@ -92,6 +92,12 @@ def symbol_bits() -> FloatArray:
     return np.array(entropies)
 
 
+def bits_per_value(lengths: FloatArray, levels: float) -> FloatArray:
+    """Return the entropy of a value of columns of so many normal values [...], rounded at these levels."""
+    steps = np.log(np.maximum(lengths, 1.0)) / 2 - np.log(levels)
+    return np.interp(steps, np.log(STEPS), symbol_bits())
+
+
 def head_bits(n_items: int, unexpected: FloatArray | IntArray) -> FloatArray:
     """Return the approximate bits that name the rows a client sends, [C]: `unexpected` [C] of them, or all but these.
 

@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from narrowcast.algorithms.channel.joint import STEPS, symbol_bits
+from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
+from narrowcast.algorithms.channel.joint import STEPS, bits_per_value
 from narrowcast.algorithms.codecs.atomo import Atomo, Directions, with_vectors
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate
 from narrowcast.algorithms.codecs.dense import DensePayload
+from narrowcast.algorithms.codecs.factors import as_matrix
 from narrowcast.algorithms.codecs.stage import check_values
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
@@ -34,20 +36,26 @@ from narrowcast.algorithms.uploads.client_loop import Coding, Sent, chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
 from narrowcast.algorithms.uploads.prefixed_arrays import UPDATE
 from narrowcast.algorithms.uploads.tensor_uploads import Tensors, send_tensors
-from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task
+from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.classifier import Classifier
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, LocalTerms, LocalUpdates
+from narrowcast.platform.models.classifier import Classifier, skeleton
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 _NORM_BITS = 16.0  # bfloat16
 _HEADER_BITS = 400.0  # models of the entropy coder, about
+_SIZE_MARGIN = 1.35  # of an upload of a fixed fraction over its estimate; on MNIST at most 34 %
+_POINTS = 48
 
 
 class AdaptiveAtomo(LocalThenUpload):
     """Clients train the whole network, and send directions of their change, drawn at random; the server adds the mean.
 
     `rank` bounds the directions of a weight that a client draws from. Without a budget a client sends that many, at the
-    codec's own levels; with one it chooses the probabilities and the levels. Clients count by their examples.
+    codec's own levels; with one it chooses the probabilities and the levels. If `fraction` is given, it chooses
+    nothing: it draws that fraction, as the codec `atomo` does, at the codec's own levels, and sends nothing if that is
+    too much. Clients count by their examples. With `informs_allocation` the radio's allocation knows how many bits an
+    upload needs at least; its error is taken to fall as 1 / bits, and counts by the square of the client's examples.
 
     Differs from the paper: 1. to 3. as the codec `atomo`. 4. the number of directions and the levels follow from the
     bits of the client's link.
@@ -56,7 +64,11 @@ class AdaptiveAtomo(LocalThenUpload):
     kind: Literal["adaptive_atomo"] = "adaptive_atomo"
     rank: int = Field(8, ge=1, description="most directions of a weight; less if the weight is smaller")
     codec: Stages = DEFAULT_CODEC
+    fraction: float | None = Field(
+        None, gt=0, le=2, description="values of factors for each of a matrix, for all budgets; none: chosen by budget"
+    )
     server_learning_rate: float = Field(1.0, gt=0)
+    informs_allocation: bool = Field(False, description="tell the radio's allocation what bits are worth to clients")
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than networks, and for codecs that do not fit."""
@@ -112,15 +124,41 @@ class AdaptiveAtomo(LocalThenUpload):
         """Send directions of each change, and add up what is decoded by the clients' examples."""
         del broadcast
         max_ranks = np.full(len(chunk.clients), self.rank)
-        coding = Coding(Codec(self.codec), partial(send_drawn, self.rank))
+        coding = Coding(Codec(self.codec), partial(send_drawn, self.rank, fraction=self.fraction))
         received, uploads = send_tensors(chunk, task, updates, coding, max_ranks=max_ranks)
         weight = tensor_weights("examples", task, chunk, uploads.delivered)
         return chunk_result(chunk, updates, uploads, TensorSum.weighted(received, weight).arrays())
 
+    # What the channel is told before a round
 
-def send_drawn(max_rank: int, update: TensorUpdate, encoder: ClientEncoder) -> Sent[Tensors] | None:
+    def rate_distortion(self, task: Task, cohort: IntArray) -> RateDistortion | None:
+        """Return the error of each client's update at so many bits; a single size with a `fraction`."""
+        if not self.informs_allocation:
+            return None
+        assert isinstance(task.model, Classifier) and isinstance(task.data, Samples), "check() refuses other models"
+        shapes = [tuple(values.shape) for values in skeleton(task.model, task.data).parameters()]
+        vectors = np.array([np.prod(shape) for shape in shapes if len(shape) < 2], dtype=np.float64)
+        matrices = np.array([as_matrix(shape) for shape in shapes if len(shape) > 1], dtype=np.float64)
+        largest, values = matrices[matrices.prod(axis=1).argmax()], float(matrices.prod(axis=1).sum())
+        weight = np.maximum(task.data.examples[cohort], 1).astype(np.float64) ** 2
+        if self.fraction is not None:
+            levels = Codec(self.codec).levels or 1
+            drawn = self.fraction * values / largest.sum() * _bits(largest, levels).sum()
+            bits = _HEADER_BITS + _bits(vectors, levels).sum() + drawn
+            curves = DistortionCurves.single_point(np.full(len(cohort), _SIZE_MARGIN * bits), weight)
+        else:
+            least = _HEADER_BITS + _bits(vectors, 1).sum() + _bits(largest, 1).sum()
+            points = np.geomspace(least, max(32 * values, 2 * least), _POINTS)
+            bits, errors = (np.tile(values, (len(cohort), 1)) for values in (points, points[-1] / points))
+            curves = DistortionCurves.of(bits, errors, weight)
+        return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
+
+
+def send_drawn(
+    max_rank: int, update: TensorUpdate, encoder: ClientEncoder, *, fraction: float | None = None
+) -> Sent[Tensors] | None:
     """Send one client's change as directions, and decode it with an `atomo` before the client's codec."""
-    fitting = encode_drawn(update, encoder, max_rank)
+    fitting = encode_drawn(update, encoder, max_rank, fraction)
     if fitting is None:
         return None
     payload, rank = fitting
@@ -130,9 +168,12 @@ def send_drawn(max_rank: int, update: TensorUpdate, encoder: ClientEncoder) -> S
     return Sent(payload.wire_bits(), receiver.decode(arrived.coded, shapes, encoder.key), encoder.state, rank)
 
 
-def encode_drawn(update: TensorUpdate, encoder: ClientEncoder, max_rank: int) -> tuple[CodedTensors, int] | None:
+def encode_drawn(
+    update: TensorUpdate, encoder: ClientEncoder, max_rank: int, fraction: float | None = None
+) -> tuple[CodedTensors, int] | None:
     """Pack a network's change within a budget: directions drawn, and levels, that should lose least.
 
+    With a `fraction` the values drawn are that share of the matrices' values, and the levels those of the codec.
     Return the payload, which an `atomo` of `max_rank` before the codec decodes, and the largest rank of a weight; None
     if one direction, or what is drawn, does not fit. Raise `UnsendableUpdateError` for values that are not finite.
     """
@@ -142,7 +183,11 @@ def encode_drawn(update: TensorUpdate, encoder: ClientEncoder, max_rank: int) ->
     head = CodedTensors(update.examples, update.rank, b"").to_bytes()
     left, finest = encoder.budget_bits - 8 * len(head), None
     probabilities, levels = np.ones(len(directions.strength)), encoder.codec.levels or 1
-    if np.isfinite(left):
+    if fraction is not None:
+        drawn = fraction * sum(tensors[name].size for name in directions.factors)
+        probabilities = directions.probabilities(directions.lengths.sum(axis=1), drawn)
+        encoder = replace(encoder, budget_bits=np.inf)
+    elif np.isfinite(left):
         vectors = np.array([values.size for values in tensors.values() if values.ndim < 2], dtype=np.float64)
         chosen = best_draw(directions, vectors, left)
         if chosen is None:
@@ -152,7 +197,7 @@ def encode_drawn(update: TensorUpdate, encoder: ClientEncoder, max_rank: int) ->
     counts, factors = directions.draw(probabilities, encoder.key)
     encoder = replace(encoder, codec=encoder.codec.with_levels(levels))
     fitting = encoder.encode(with_vectors(factors, tensors), head + counts, finest)
-    if fitting is None:
+    if fitting is None or 8 * (len(fitting[0]) - len(head)) > left:
         return None
     rank = max((values.shape[1] for values in factors.values()), default=0)
     return CodedTensors.from_bytes(fitting[0]), rank
@@ -180,8 +225,7 @@ def best_draw(directions: Directions, vectors: FloatArray, bits: float) -> tuple
 
 def _bits(lengths: FloatArray, levels: float) -> FloatArray:
     """Return the size of columns of normal values at so many levels, each with its norm."""
-    steps = np.log(np.maximum(lengths, 1.0)) / 2 - np.log(levels)
-    return lengths * np.interp(steps, np.log(STEPS), symbol_bits()) + _NORM_BITS
+    return lengths * bits_per_value(lengths, levels) + _NORM_BITS
 
 
 def _finest_levels(directions: Directions) -> int:
