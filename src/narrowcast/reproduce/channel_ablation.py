@@ -3,8 +3,8 @@
 Every cell sends the same codec on the same band: adaptive SVD on MovieLens-1M, adaptive ATOMO on MNIST. Adapted: each
 client chooses rank or directions, and levels, within the bits that it was allocated. Fixed: all clients send one size,
 the best of three on validation data, and clients that it does not fit are not allocated bits. The adapted codec gets
-three tries too, for the most directions that a client sends. The back-off of each error is the one at which a
-simulation of the links alone, without training, delivers most uploads.
+three tries too, for the error at which an update is no longer worth sending. The back-off of each error of the gains is
+the one at which a simulation of the links alone, without training, delivers most uploads.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ ML1M = Ablation(
     ("rounds=300", "evaluate_every=300"),
     ("data.validation=random",),
     {
-        "adapted": {f"rank-{rank}": _svd(f"rank: {rank}", 10) for rank in (1, 2, 4)},
+        "adapted": {f"error-{error:g}": _svd(f"rank: 4, most_error: {error:g}", 10) for error in (3.0, 0.4, 0.05)},
         "fixed": {f"k-{levels}": _svd("rank: 1, adapted: false", levels) for levels in (3, 8, 24)},
     },
     (

@@ -71,3 +71,13 @@ def test_curves_fall_and_are_met_by_the_best_choice() -> None:
     ranks, steps = choices.best(middle, choices.of_rows(rows), head_bits(3000, np.array([20, 80, 200])))
     reached = 16 / ranks * (1 + steps**2 / 12) - 1
     assert (reached <= curves.distortion[:, 20] * (1 + 1e-9)).all()
+
+
+def test_choices_of_a_larger_error_are_left_out() -> None:
+    choices = Choices(1, 1, 32.0)
+    values, heads = np.array([[500.0], [900.0]]), np.array([1500.0, 2500.0])
+    every, same, fine = (choices.curves(values, heads, most) for most in (np.inf, 3.0, 0.1))
+    assert np.array_equal(every.bits, same.bits)
+    assert every.distortion.max() == 3.0 and 0.08 < fine.distortion.max() <= 0.1
+    assert (fine.min_bits() > every.min_bits()).all()
+    assert choices.curves(values, heads, 1e-9).distortion.max() == joint.STEPS[0] ** 2 / 12

@@ -53,15 +53,17 @@ class Choices:
         """Return the number of values of `rows` [C] rows at each rank, [C, rank]."""
         return rows[:, None] * self._ranks()
 
-    def curves(self, values: FloatArray, head_bits: FloatArray) -> DistortionCurves:
+    def curves(self, values: FloatArray, head_bits: FloatArray, most_error: float = np.inf) -> DistortionCurves:
         """Return each client's error as a function of its bits, at the choices that are best for a typical client.
 
-        Shapes: values [C, rank], which weight the clients; head_bits [C].
+        Choices with more than `most_error` are left out, unless all have more. Shapes: values [C, rank], which weight
+        the clients; head_bits [C].
         """
         typical = self.bits(np.median(values, axis=0)[None], np.array([np.median(head_bits)])).ravel()
         order = np.argsort(typical)
         errors = self.distortion().ravel()[order]
         better = order[errors < np.minimum.accumulate(np.concatenate([[np.inf], errors]))[:-1]]
+        better = better[self.distortion().ravel()[better] <= max(most_error, errors.min())]
         spread = np.unique(np.linspace(0, len(better) - 1, _MOST_POINTS).round().astype(np.int64))
         ranks, steps = np.divmod(better[spread], len(STEPS))
         bits = self.bits(values, head_bits)[:, ranks, steps]

@@ -66,6 +66,9 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
     server_learning_rate: float = Field(1.0, gt=0)
     download: CodedDownload | None = None
     informs_allocation: bool = Field(True, description="tell the radio's allocation what bits are worth to clients")
+    most_error: float = Field(
+        3.0, gt=0, description="of the rounding over the energy; a client that would need more is allocated no bits"
+    )
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than matrix factorisation, and for codecs that do not fit."""
@@ -155,7 +158,7 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
             bits = heads + self.rank * (values * bits_per_value(values, levels) + norm_bits)
             curves = DistortionCurves.single_point(_SIZE_MARGIN * bits, weight=values)
             return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
-        curves = choices.curves(choices.of_rows(values), heads)
+        curves = choices.curves(choices.of_rows(values), heads, self.most_error)
         return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
 
 
