@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.entropy import Entropy
+from narrowcast.algorithms.codecs.message_header import HAS_SEED, MessageHeader, MessageKind, read_seed, write_seed
 from narrowcast.algorithms.codecs.stage import LARGEST_VALUE
-from narrowcast.algorithms.codecs.wire import Reader, varint
-from narrowcast.platform.types import PayloadError
+from narrowcast.algorithms.codecs.wire import Reader
 
 GridPoints = NDArray[np.int32]
 LARGEST_POINT = 2**15 - 1
@@ -50,21 +50,18 @@ class GridPayload:
         return 8 * len(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """Return the largest magnitude, the seed if there is one, and the coded integers."""
+        """Return the header, which has the largest magnitude, the seed if there is one, and the coded integers."""
         most = max((int(np.abs(each).max()) for each in self.points if each.size), default=0)
         streams = [each.ravel().astype(np.int64) + most for each in self.points]
-        seed = b"\0" if self.seed is None else b"\1" + self.seed.to_bytes(8, "little")
-        return varint(most) + seed + Entropy().write_symbols(streams, 2 * most + 1)
+        header = MessageHeader(MessageKind.GRID_POINTS, (self.seed is not None) * HAS_SEED, columns=most)
+        return header.to_bytes() + write_seed(self.seed) + Entropy().write_symbols(streams, 2 * most + 1)
 
     @classmethod
     def from_bytes(cls, data: bytes, shapes: Sequence[tuple[int, ...]] = ()) -> Self:
         """Return the payload of tensors of these shapes; raise `PayloadError` if the bytes are malformed."""
         reader = Reader(data)
-        most = reader.varint(2 * LARGEST_POINT)
-        has_seed = reader.take(1)[0]
-        if has_seed > 1:
-            raise PayloadError("these bytes do not start with the header of a grid payload")
-        seed = int.from_bytes(reader.take(8), "little") if has_seed else None
+        header = MessageHeader.read(reader, MessageKind.GRID_POINTS, HAS_SEED)
+        seed, most = read_seed(reader, header), header.columns
         streams = Entropy().read_symbols(reader, [prod(shape) for shape in shapes], 2 * most + 1)
         reader.finish()
         points = [

@@ -30,6 +30,7 @@ class MessageKind(IntEnum):
     CODED_ROWS = 3
     CODED_TENSORS = 4
     CODED_MATRIX = 5
+    GRID_POINTS = 6
 
 
 @dataclass(frozen=True)

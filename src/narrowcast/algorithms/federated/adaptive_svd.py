@@ -26,7 +26,7 @@ from narrowcast.algorithms.codecs.rows import RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.svd import truncated_svd
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
-from narrowcast.algorithms.federated.coded_download import CodedDownload, with_requests
+from narrowcast.algorithms.federated.coded_download import CodedDownload, before_requests, with_requests
 from narrowcast.algorithms.federated.factorisation_checks import (
     check_rank,
     expected_rows,
@@ -132,7 +132,8 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train p_u and the rows of Q that the chunk's clients touch, and send each change in its own directions."""
-        cohort, item_factors = RowCohort.draw(chunk, task), np.asarray(broadcast[ITEM_FACTORS])
+        cohort = RowCohort.draw(before_requests(self.download, chunk), task)
+        item_factors = np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
         coding = Coding(Codec(self.codec), partial(send_directions, self.rank, adapted=self.adapted))
         sending = RowSending(self.aggregation, "touched", coding)

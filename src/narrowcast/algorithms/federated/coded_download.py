@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.grid import GridPayload, grid_points, grid_values
 from narrowcast.algorithms.codecs.indices import write_indices
+from narrowcast.algorithms.codecs.message_header import HEADER_BITS
 from narrowcast.algorithms.codecs.rows import RowLayout
 from narrowcast.algorithms.codecs.stage import Shapes
 from narrowcast.algorithms.codecs.wire import varint
@@ -32,7 +33,7 @@ from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
-from narrowcast.platform.types import Arrays, ChunkResult, IntArray
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 START = PrefixedArrays("download/start/")
 """The initial model, in a server state."""
@@ -48,8 +49,9 @@ class CodedDownload(BaseModel):
     error, and the same one in every round in which the value stays.
 
     With `rows: touched` the list of rows is sent once, with the request, and the upload that follows leaves it out: the
-    two have the bits of an upload that names its rows, and are counted as one. A client that asked and uploads nothing
-    is charged for its request. The server learns the rows of a client even if its upload is lost.
+    two have the bits of an upload that names its rows and of a second header, and are counted as one. A client that
+    asked and uploads nothing is charged for its request. The server learns the rows of a client even if its upload is
+    lost.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -130,16 +132,23 @@ class CodedDownload(BaseModel):
         return bits
 
 
-def with_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:
-    """Return a chunk's result with the requests of the clients that asked for rows and uploaded nothing.
+def before_requests(download: CodedDownload | None, chunk: Chunk) -> Chunk:
+    """Return a chunk whose budgets leave room for the header of each client's request for rows."""
+    if download is None or download.rows == "all" or chunk.budget_bits is None:
+        return chunk
+    return replace(chunk, budget_bits=np.maximum(chunk.budget_bits - HEADER_BITS, 0))
 
-    A request that exceeds the client's budget is not sent.
+
+def with_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:
+    """Return the result of a chunk of `before_requests` with the requests for rows, counted with the uploads.
+
+    Of a client that uploads nothing it is the request alone; one that exceeds the client's budget is not sent.
     """
-    bits = np.array(result.ledger.uplink_bits)
-    if download is None or download.rows == "all" or bits.all():
+    if download is None or download.rows == "all":
         return result
+    bits = np.array(result.ledger.uplink_bits)
     for place in np.flatnonzero(bits == 0).tolist():
         rows, n_items = cohort.samples.row_items[cohort.rows(place)], cohort.task.data.n_items
         bits[place] = 8 * len(varint(len(rows)) + write_indices(rows, n_items, "smallest"))
-    sent = np.where(cohort.chunk.affords(bits), bits, 0)
+    sent = np.where(cohort.chunk.affords(bits), bits + HEADER_BITS, 0)
     return replace(result, ledger=replace(result.ledger, uplink_bits=sent))

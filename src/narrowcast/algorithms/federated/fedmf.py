@@ -19,7 +19,7 @@ from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
-from narrowcast.algorithms.federated.coded_download import CodedDownload, with_requests
+from narrowcast.algorithms.federated.coded_download import CodedDownload, before_requests, with_requests
 from narrowcast.algorithms.federated.factorisation_checks import only_factorisation
 from narrowcast.algorithms.federated.sum_layout import SumLayout, row_sum_layout
 from narrowcast.algorithms.local_training.cohort import RowCohort
@@ -145,7 +145,8 @@ class FedMF(AlgorithmDefaults, BaseModel):
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train p_u and the rows of Q that the chunk's clients touch, and send the changes of the rows."""
-        cohort, item_factors = RowCohort.draw(chunk, task), np.asarray(broadcast[ITEM_FACTORS])
+        cohort = RowCohort.draw(before_requests(self.download, chunk), task)
+        item_factors = np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
         sending = RowSending(self.aggregation, self.rows, row_coding(Codec(self.codec), self.rows))
         result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
