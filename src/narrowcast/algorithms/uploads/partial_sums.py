@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
@@ -47,9 +48,12 @@ TENSORS, COMPONENT_WEIGHTS = PrefixedArrays("sum/"), PrefixedArrays("component w
 
 def add_up(partials: Sequence[Arrays]) -> Arrays:
     """Add the chunks' partial sums in the order of the chunks, so that rounding does not depend on timing."""
-    total = {name: values.copy() for name, values in partials[0].items()}
+    first, *others = partials
+    if not others:
+        return {name: values.copy() for name, values in first.items()}
     with np.errstate(over="ignore"):  # a sum that leaves the finite numbers ends the run with advice
-        for partial in partials[1:]:
+        total = {name: np.asarray(values + others[0][name]) for name, values in first.items()}
+        for partial in others[1:]:
             for name, values in partial.items():
                 total[name] += values
     return total
@@ -73,11 +77,38 @@ class RowSum:
 
     def mean(self) -> NDArray[np.float32]:
         """Return the mean change of every row, [N, k]; 0 where no client sent anything."""
-        return (self.total / np.maximum(self.weight, 1.0)).astype(np.float32)
+        mean = np.empty(self.total.shape, dtype=np.float32)
+        _divide(read_only(self.total, self.total.dtype), read_only(self.weight, np.float64), mean)
+        return mean
 
     def changed_rows(self) -> BoolArray:
         """Return the rows that the mean changes, [N]."""
-        return np.asarray(np.any(self.total != 0, axis=1))
+        changed = np.empty(len(self.total), dtype=np.bool_)
+        _mark_changed(read_only(self.total, self.total.dtype), changed)
+        return changed
+
+
+@compiled()
+def _divide(total: NDArray[np.floating], weight: FloatArray, mean: NDArray[np.float32]) -> None:
+    """Write total / max(weight, 1), computed in float64; the weight is [N, 1], [N, k] or [1, 1]."""
+    for row in range(len(total)):
+        divisors = weight[row if len(weight) > 1 else 0]
+        if len(divisors) == 1:
+            divisor = np.maximum(divisors[0], 1.0)
+            for column in range(total.shape[1]):
+                mean[row, column] = total[row, column] / divisor
+        else:
+            for column in range(total.shape[1]):
+                mean[row, column] = total[row, column] / np.maximum(divisors[column], 1.0)
+
+
+@compiled()
+def _mark_changed(total: NDArray[np.floating], changed: BoolArray) -> None:
+    for row in range(len(total)):
+        column = 0
+        while column < total.shape[1] and total[row, column] == 0:
+            column += 1
+        changed[row] = column < total.shape[1]
 
 
 @dataclass(frozen=True)
