@@ -3,7 +3,8 @@
 Every cell sends the same codec on the same band: adaptive SVD on MovieLens-1M, adaptive ATOMO on MNIST. Adapted: each
 client chooses rank or directions, and levels, within the bits that it was allocated. Fixed: all clients send one size,
 the best of three on validation data, and clients that it does not fit are not allocated bits. The adapted codec gets
-three tries too, for the error at which an update is no longer worth sending. The back-off of each error of the gains is
+three tries too, for the error at which an update is no longer worth sending. Rows: adapted, and a client without the
+bits for all of its rows sends some. The back-off of each error of the gains is
 the one at which a simulation of the links alone, without training, delivers most uploads.
 """
 
@@ -15,7 +16,7 @@ from typing import Literal
 
 from narrowcast.reproduce.run_spec import RunSpec
 
-Codec = Literal["adapted", "fixed"]
+Codec = Literal["adapted", "fixed", "rows"]
 Allocation = Literal["min_error", "max_min", "proportional", "equal"]
 _QUANTISER = (
     "algorithm.codec=[{kind: quantise, levels: %d, norms: column, rounding: dithered, norm_type: bfloat16}, entropy]"
@@ -165,6 +166,10 @@ ML1M = Ablation(
     {
         "adapted": {f"error-{error:g}": _svd(f"rank: 4, most_error: {error:g}", 10) for error in (3.0, 0.4, 0.05)},
         "fixed": {f"k-{levels}": _svd("rank: 1, adapted: false", levels) for levels in (3, 8, 24)},
+        "rows": {
+            f"{choice}-{error:g}": _svd(f"rank: 4, row_choice: {choice}, most_error: {error:g}", 10)
+            for choice, error in (("strongest", 0.4), ("random", 0.4), ("strongest", 0.05))
+        },
     },
     (
         *_cells(_SHARED, _ALLOCATIONS, _CODECS),
@@ -178,6 +183,10 @@ ML1M = Ablation(
         *_cells(_TIERS, ("min_error", "equal"), _CODECS),
         *_cells(_SHARED, ("min_error",), _CODECS, seconds=0.0238),
         *_cells(_SHARED, ("max_min",), _CODECS, _ERROR_3),
+        *_cells(_OWN, ("max_min",), ("rows",)),
+        *_cells(_OWN, ("max_min",), ("rows",), _OWN_ERROR_6),
+        *_cells(_TIERS, ("min_error",), ("rows",)),
+        *_cells(_SHARED, ("min_error",), ("rows",), seconds=0.008),
     ),
 )
 

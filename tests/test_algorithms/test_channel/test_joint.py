@@ -80,4 +80,5 @@ def test_choices_of_a_larger_error_are_left_out() -> None:
     assert np.array_equal(every.bits, same.bits)
     assert every.distortion.max() == 3.0 and 0.08 < fine.distortion.max() <= 0.1
     assert (fine.min_bits() > every.min_bits()).all()
-    assert choices.curves(values, heads, 1e-9).distortion.max() == joint.STEPS[0] ** 2 / 12
+    finest = choices.curves(values, heads, 1e-9).distortion.max()
+    assert finest == pytest.approx(joint.STEPS[0] ** 2 / 12, rel=1e-9)

@@ -20,6 +20,7 @@ from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.codecs.topk import TopK
 from narrowcast.algorithms.federated.adaptive_svd import NORM_BITS, AdaptiveSVD, best_choice, encode_directions
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.fewer_rows import with_rows
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.population import Population
 from narrowcast.platform.types import Chunk, PayloadError
@@ -166,3 +167,43 @@ def test_the_size_that_the_allocation_is_told_is_enough() -> None:
             Independent(told.least_bits * (1.0 - cohort % 2 / 2)), 1.0, told.least_bits, None, told.errors
         )
         assert np.array_equal(shared > 0, cohort % 2 == 0)
+
+
+@pytest.mark.parametrize("choice", ["strongest", "random"])
+def test_a_client_short_of_bits_sends_some_rows_and_only_these_count(choice: Any) -> None:
+    task = make_task(synthetic([20 + 5 * client for client in range(12)], n_items=3000))
+    cohort = np.arange(12)
+    state = Population.fresh(FedMF().init_clients(task), 12).take(cohort)
+    codec = (Quantise(levels=8, norms="column", rounding="dithered", norm_type="bfloat16"), Entropy())
+    whole, some = AdaptiveSVD(rank=1, codec=codec), AdaptiveSVD(rank=1, codec=codec, row_choice=choice)
+    broadcast = whole.broadcast(whole.init(task), task, 1).arrays
+    ample = np.full(12, 10**6)
+    first, second = (each.train(broadcast, Chunk(1, 0, cohort, state, ample), task) for each in (whole, some))
+    assert np.array_equal(first.partial["sum"], second.partial["sum"])
+    assert np.array_equal(first.partial["weight"], second.partial["weight"])
+    budget = np.array([700, 1000, 100] * 4)
+    short = some.train(broadcast, Chunk(1, 0, cohort, state, budget), task)
+    assert (short.ledger.uplink_bits <= budget).all()
+    assert short.ledger.delivered.tolist() == [True, True, False] * 4
+    assert (short.ledger.uplink_bits > 0.6 * budget)[short.ledger.delivered].all()
+    assert 0 < short.partial["weight"].sum() < 0.5 * first.partial["weight"].sum()
+    assert not short.partial["sum"][short.partial["weight"][:, 0] == 0].any()
+    told, more = whole.rate_distortion(task, cohort), some.rate_distortion(task, cohort)
+    assert told is not None and more is not None
+    assert (more.least_bits < 0.5 * told.least_bits).all()
+
+
+def test_the_strongest_rows_are_those_that_changed_most() -> None:
+    values = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    update = RowUpdate(np.arange(0, 100, 2), values, 200)
+    kept = with_rows(update, "strongest", 20, key=1)
+    assert kept is not None
+    energy = np.square(values).sum(axis=1)
+    assert set(kept.rows.tolist()) == set((2 * np.argsort(-energy)[:20]).tolist())
+    assert with_rows(update, "random", 7, key=1) is None
+
+
+@pytest.mark.parametrize("fields", [{"adapted": False}, {"aggregation": "weighted"}])
+def test_rows_are_not_chosen_where_that_means_nothing(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="row_choice = random"):
+        AdaptiveSVD(row_choice="random", **fields).check(make_task(synthetic([3, 4])))

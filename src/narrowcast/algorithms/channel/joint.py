@@ -94,7 +94,7 @@ def symbol_bits() -> FloatArray:
     return np.array(entropies)
 
 
-def bits_per_value(lengths: FloatArray, levels: float) -> FloatArray:
+def bits_per_value(lengths: FloatArray, levels: float | FloatArray) -> FloatArray:
     """Return the entropy of a value of columns of so many normal values [...], rounded at these levels."""
     steps = np.log(np.maximum(lengths, 1.0)) / 2 - np.log(levels)
     return np.interp(steps, np.log(STEPS), symbol_bits())

@@ -33,11 +33,13 @@ from narrowcast.algorithms.federated.factorisation_checks import (
     named_rows,
     only_factorisation,
 )
+from narrowcast.algorithms.federated.fewer_rows import RowChoice, rows_within, with_fewer_rows, with_rows
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent
 from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
 from narrowcast.algorithms.uploads.row_uploads import Rows, RowSending, train_and_send_rows
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
 
@@ -65,6 +67,7 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
     adapted: bool = Field(True, description="choose rank and levels within a client's budget, if it has one")
     server_learning_rate: float = Field(1.0, gt=0)
     download: CodedDownload | None = None
+    row_choice: RowChoice = Field("all", description="of a client whose budget does not carry all of its rows")
     informs_allocation: bool = Field(True, description="tell the radio's allocation what bits are worth to clients")
     most_error: float = Field(
         3.0, gt=0, description="of the rounding over the energy; a client that would need more is allocated no bits"
@@ -75,6 +78,16 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         only_factorisation(self.kind, task, instead="adaptive_atomo")
         check_adaptive_codec(self.kind, self.codec)
         check_rank(self.rank, task.model)
+        if self.row_choice != "all" and (task.training.shared_negatives or self.aggregation != "per_item_mean"):
+            raise UserError(
+                f"algorithm.row_choice = {self.row_choice} leaves out rows, which training.shared_negatives would "
+                "expect and aggregation = weighted would count as zeros; set the first to false and the second to "
+                "per_item_mean"
+            )
+        if self.row_choice != "all" and not self.adapted:
+            raise UserError(
+                f"algorithm.row_choice = {self.row_choice} adapts to a budget; leave out adapted, or row_choice"
+            )
 
     @property
     def codes_row_lists(self) -> bool:
@@ -135,8 +148,10 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         cohort = RowCohort.draw(before_requests(self.download, chunk), task)
         item_factors = np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
-        coding = Coding(Codec(self.codec), partial(send_directions, self.rank, adapted=self.adapted))
-        sending = RowSending(self.aggregation, "touched", coding)
+        coding = Coding(
+            Codec(self.codec), partial(send_directions, self.rank, adapted=self.adapted, choice=self.row_choice)
+        )
+        sending = RowSending(self.aggregation, "touched", coding, some_rows=self.row_choice != "all")
         result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
         return with_requests(self.download, cohort, result)
 
@@ -160,24 +175,44 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
             curves = DistortionCurves.single_point(_SIZE_MARGIN * bits, weight=values)
             return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
         curves = choices.curves(choices.of_rows(values), heads, self.most_error)
+        if self.row_choice != "all":
+            touched, dimension = values - task.model.embedding_dim, task.model.embedding_dim
+            curves = with_fewer_rows(curves, self.row_choice, touched, dimension, task.data.n_items, norm_bits)
         return RateDistortion(np.ceil(curves.min_bits()).astype(np.int64), curves)
 
 
 def send_directions(
-    max_rank: int, update: RowUpdate, encoder: ClientEncoder, *, adapted: bool = True
+    max_rank: int, update: RowUpdate, encoder: ClientEncoder, *, adapted: bool = True, choice: RowChoice = "all"
 ) -> Sent[Rows] | None:
-    """Send one client's change in its own directions, and decode it."""
+    """Send one client's change in its own directions, and decode it; rows that are left out are nan."""
     fitting = encode_directions(update, encoder, max_rank, adapted=adapted)
+    if fitting is None and choice != "all":
+        fitting = encode_some_rows(update, encoder, choice)
     if fitting is None:
         return None
     payload, rank = fitting
     dimension = update.values.shape[1]
-    _, received = decode_rows(
+    rows, values = decode_rows(
         *(encoder.codec, payload.to_bytes(), update.n_rows, max_rank, encoder.key),
         likely=update.likely,
         dimension=dimension,
     )
+    received = values
+    if len(rows) < len(update.rows):
+        received = np.full(update.values.shape, np.nan, dtype=np.float32)
+        received[np.searchsorted(update.rows, rows)] = values
     return Sent(payload.wire_bits(), received, {}, rank)
+
+
+def encode_some_rows(update: RowUpdate, encoder: ClientEncoder, choice: RowChoice) -> tuple[EncodedUpdate, int] | None:
+    """Pack one direction of as many rows as fit the budget; None if too few do."""
+    number = rows_within(update, encoder.budget_bits, NORM_BITS)
+    while (fewer := with_rows(update, choice, number, encoder.key)) is not None:
+        fitting = encode_directions(fewer, encoder, 1)
+        if fitting is not None:
+            return fitting
+        number = number * 7 // 8
+    return None
 
 
 def encode_directions(

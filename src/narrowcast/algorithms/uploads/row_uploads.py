@@ -113,6 +113,8 @@ class RowSending:
     aggregation: Aggregation
     layout: RowLayout
     coding: RowCoding
+    some_rows: bool = False
+    """The wire may leave out rows, which it returns as nan: they do not count."""
 
 
 def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArray, train: TrainRows) -> ChunkResult:
@@ -132,10 +134,20 @@ def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArr
         view = RowView(cohort, result.row_changes, columns, finite)
         uploads = send_each(chunk, task, sending.coding, view)
         delivered = uploads.delivered[samples.order]
+        counted = np.isfinite(view.received[:, :1]) if sending.some_rows else None
+        if counted is not None:
+            view.received[~counted[:, 0]] = 0
         total, touched = sum_rows(
             *(task.data.n_items, samples.row_items, samples.row_starts),
             *(view.received, weights[samples.order], delivered),
         )
+        if counted is not None:
+            ones = np.ones(len(samples.order), dtype=np.float32)
+            counts, _ = sum_rows(
+                *(task.data.n_items, samples.row_items, samples.row_starts),
+                *(counted.astype(np.float32), ones, delivered),
+            )
+            touched = counts[:, 0].astype(np.float64)
     else:
         bits = float_bits(cohort, ranks, sending.aggregation, sending.layout)
         sends = (ranks > 0) & chunk.affords(bits)
