@@ -11,7 +11,7 @@ the one at which a simulation of the links alone, without training, delivers mos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from narrowcast.reproduce.run_spec import RunSpec
@@ -39,7 +39,7 @@ class Knowledge:
     """What rates are planned on: fields of the channel for each allocation, or for all."""
 
     name: str
-    fields: Mapping[str, str]
+    fields: Mapping[str, str] = field(hash=False)
 
     def of(self, allocation: str) -> str:
         """Return the channel's fields."""
@@ -98,8 +98,9 @@ _ALLOCATIONS: tuple[Allocation, ...] = ("min_error", "max_min", "proportional", 
 class Ablation:
     """The cells of one data set and how they are run.
 
-    `tries`: for each codec, the overrides to choose from by `metric` of validation data. With `data_seed` the partition
-    follows the seed.
+    `tries`: for each codec, the overrides to choose from by `metric` of validation data; `chosen`: the best of them for
+    each scenario and codec. `full_bits`: bits of a round's updates in float32. With `data_seed` the partition follows
+    the seed.
     """
 
     name: str
@@ -109,6 +110,8 @@ class Ablation:
     validation: tuple[str, ...]
     tries: Mapping[Codec, Mapping[str, tuple[str, ...]]]
     cells: tuple[Cell, ...]
+    full_bits: int
+    chosen: Mapping[tuple[str, Codec], str]
     data_seed: bool = False
 
     @property
@@ -124,6 +127,11 @@ class Ablation:
         return RunSpec(
             label, self.experiment, overrides, first_seed=_TUNING_SEED, most_seeds=1, data_seed=self.data_seed
         )
+
+    @property
+    def chosen_runs(self) -> Mapping[Cell, RunSpec]:
+        """The run of each cell with the setting chosen for its scenario and codec."""
+        return {cell: self.run(cell, self.chosen[cell.scenario.name, cell.codec]) for cell in self.cells}
 
     def run(self, cell: Cell, name: str) -> RunSpec:
         """Return the run of a cell with the chosen setting of its codec."""
@@ -188,6 +196,12 @@ ML1M = Ablation(
         *_cells(_TIERS, ("min_error",), ("rows",)),
         *_cells(_SHARED, ("min_error",), ("rows",), seconds=0.008),
     ),
+    full_bits=60 * 3706 * 64 * 32,
+    chosen={
+        **dict.fromkeys(((name, "adapted") for name in ("shared", "own", "tiers")), "error-0.4"),
+        **dict.fromkeys(((name, "fixed") for name in ("shared", "own", "tiers")), "k-24"),
+        **dict.fromkeys(((name, "rows") for name in ("shared", "own", "tiers")), "strongest-0.4"),
+    },
 )
 
 MNIST = Ablation(
@@ -205,5 +219,7 @@ MNIST = Ablation(
         *_cells(_MNIST_SHARED, ("max_min",), _CODECS, _ERROR_6),
         *_cells(_MNIST_SHARED, ("proportional", "equal"), ("adapted",)),
     ),
+    full_bits=10 * 215_370 * 32,
+    chosen={("shared", "adapted"): "rank-64", ("shared", "fixed"): "share-0.025"},
     data_seed=True,
 )

@@ -16,6 +16,10 @@ from narrowcast.reproduce import (
     wireless,
     wireless_figures,
 )
+from narrowcast.reproduce.channel_ablation import ML1M as CHANNEL_ML1M
+from narrowcast.reproduce.channel_ablation import MNIST as CHANNEL_MNIST
+from narrowcast.reproduce.channel_ablation import Ablation
+from narrowcast.reproduce.channel_table import ChannelTable
 from narrowcast.reproduce.colr_accuracy import COLR as COLR_POINTS
 from narrowcast.reproduce.colr_accuracy import (
     FEDMF,
@@ -160,6 +164,21 @@ def _rates(tried: Tried, metric: str) -> Target:
     )
 
 
+def _channel(ablation: Ablation, what: str, takes: str) -> Target:
+    runs = ablation.chosen_runs
+
+    def finish(results: Results, path: Path) -> Finished:
+        table = ChannelTable(ablation, {cell: results[spec.label] for cell, spec in runs.items()})
+        table.plot(png := path.with_suffix(".png"))
+        return table.judge(), [png]
+
+    notes = (
+        "Cells of one scenario and upload time take equal time. Differences are paired by seed; level: two one-sided t "
+        f"tests put them within {MARGIN:g} points. p values are corrected over all differences by Holm's method.",
+    )
+    return Target(OWN, what, f"{len(runs)} runs a seed, {takes}", finish, tuple(runs.values()), notes=notes)
+
+
 def _runs(points: tuple[Point, ...]) -> tuple[RunSpec, ...]:
     return tuple(point.run for point in points)
 
@@ -237,5 +256,7 @@ TARGETS: Mapping[str, Target] = {
     "frontier-ml1m": _frontier("accuracy against uplink, ml-1m", "3 h", ML1M),
     "frontier-mnist": _frontier("accuracy against uplink, a network on MNIST", "1 h", MNIST),
     "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),
+    "channel-ml1m": _channel(CHANNEL_ML1M, "what the channel adds to a codec, ml-1m", "1 h"),
+    "channel-mnist": _channel(CHANNEL_MNIST, "what the channel adds to a codec, a network on MNIST", "30 min"),
     "frontier-ml1m-tuned": _frontier("frontier-ml1m at tuned learning rates", "1 h", TUNED),
 }

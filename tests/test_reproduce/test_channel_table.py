@@ -1,0 +1,53 @@
+"""The channel ablation: its cells can be run, and its table compares what differs in one respect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell
+from narrowcast.reproduce.channel_table import ChannelTable, describe_cell
+
+
+@pytest.mark.parametrize("ablation", [ML1M, MNIST], ids=lambda each: each.name)
+def test_the_cells_are_experiments_that_differ(ablation: Ablation) -> None:
+    runs = ablation.chosen_runs
+    assert len({spec.label for spec in runs.values()}) == len(runs) == len(ablation.cells)
+    experiments = {cell: spec.configured(0, spec.label) for cell, spec in runs.items()}
+    assert len({str(each.radio) + str(each.algorithm) + str(each.fleet) for each in experiments.values()}) == len(runs)
+    for scenario in ablation.scenarios:
+        for codec, tries in ablation.tries.items():
+            assert ablation.chosen[scenario.name, codec] in tries if (scenario.name, codec) in ablation.chosen else True
+            specs = [ablation.trial(scenario, codec, name) for name in tries]
+            assert len({spec.label for spec in specs}) == 3
+            assert all(spec.first_seed == 100 and spec.most_seeds == 1 for spec in specs)
+
+
+def results(cell: Cell) -> list[dict[str, Any]]:
+    """Return five seeds: 50 points, 2 more if adapted, a little more with each seed, and more bits in more time."""
+    bits = int(cell.seconds * 3e8 * (1.1 if cell.codec == "adapted" else 1.0))
+    values = [0.5 + 0.02 * (cell.codec == "adapted") + 0.001 * seed + 0.0001 * (seed % 2) for seed in range(5)]
+    return [{"final": {"test.hr@10": value}, "uplink_bits": bits, "rounds": 300} for value in values]
+
+
+def test_cells_and_comparisons_have_a_row_each(tmp_path: Path) -> None:
+    table = ChannelTable(ML1M, {cell: results(cell) for cell in ML1M.cells})
+    rows = {row.what: row for row in table.judge()}
+    for cell in ML1M.cells:
+        assert rows[describe_cell(cell)].ours.startswith("52.2" if cell.codec == "adapted" else "50.2")
+    gain = rows["adapted less fixed: shared, 16 ms, perfect, min_error"]
+    assert gain.ours == "2.00 ± 0.00" and gain.verdict.startswith("differs by +2.00")
+    assert rows["min_error less max_min: shared, 16 ms, perfect, max_min, adapted"].verdict.startswith("level")
+    assert rows["error-6-db less perfect: own, 2 ms, perfect, max_min, adapted"].ours == "0.00 ± 0.00"
+    assert rows["adapted less fixed, equal bits: shared, 16 ms, perfect, min_error, fixed"].ours == "2.00 ± 0.00"
+    table.plot(tmp_path / "table.png")
+    assert (tmp_path / "table.png").stat().st_size > 10_000
+
+
+def test_cells_without_results_are_left_out() -> None:
+    first, second = ML1M.cells[:2]
+    table = ChannelTable(ML1M, {first: results(first), second: results(second)[:3]})
+    assert [row.what for row in table.judge()][:2] == [describe_cell(first), describe_cell(second)]
+    assert len(table.judge()) == 3 and len(table.judge()[2].by_seed) == 3
