@@ -18,11 +18,11 @@ from narrowcast.reproduce.colr_accuracy import LEAKY, released_codec
 from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.verdict import PaperVerdict, PublishedMean, judge_family
 
-_DIMENSION = 16
+_DIMENSION, _ROUNDS = 16, 2000
 _SETTINGS = (
     "data={kind: pinterest, validation: none}",
     f"model.embedding_dim={_DIMENSION}",
-    "rounds=2000",
+    f"rounds={_ROUNDS}",
     "clients_per_round=550",
     "training={learning_rate: 0.25, batch_size: 64, weight_decay: 1e-4, epochs: 2, negatives: 4}",
     LEAKY,
@@ -65,7 +65,9 @@ def judge_convergence(results: Results) -> list[PaperVerdict]:
 
 def plot_convergence(results: Results, path: Path) -> None:
     """Plot HR@10 and NDCG@10 by round: means over the seeds; the band is one standard deviation."""
-    figure, panels = new_figure("Figure 6: convergence on pinterest, at 1/16 of FedMF's payload", panels=2)
+    figure, panels = new_figure(
+        "Figure 6: convergence on pinterest; CoLR, SVD and Top-K at 1/16 of FedMF's payload", panels=2
+    )
     for axes, metric in zip(panels, ("hr@10", "ndcg@10"), strict=True):
         for method, run in RUNS.items():
             histories = [result["history"] for result in results[run.label]]
@@ -75,11 +77,11 @@ def plot_convergence(results: Results, path: Path) -> None:
             axes.plot(rounds, mean, color=colour, linewidth=1.5, label=method)
             axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
             if metric in _PAPER[method]:
-                axes.plot(rounds[-1], _PAPER[method][metric], "o", color=colour, fillstyle="none", markersize=8)
+                axes.plot(_ROUNDS, _PAPER[method][metric], "o", color=colour, fillstyle="none", markersize=8)
         axes.set(xlabel="round", ylabel=f"test {METRICS[metric][0]} (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, title="rings: paper, after round 2000", loc="outside lower center", ncols=4,
+        handles, labels, title=f"rings: paper, after round {_ROUNDS}", loc="outside lower center", ncols=4,
         fontsize=9, title_fontsize=9, frameon=False,
     )  # fmt: skip
     figure.savefig(path, dpi=150)
