@@ -29,7 +29,8 @@ FILES = {
     "checkpoint",
     "partition/partition.parquet",
     "partition/partition.png",
-    *(f"plots/{name}.png" for name in ("accuracy_time", "accuracy_uplink", "client_bits_ranks", "loss_time")),
+    *(f"plots/accuracy_{cost}.png" for cost in ("time", "total", "uplink")),
+    *(f"plots/{name}.png" for name in ("client_bits_ranks", "loss_time")),
 }
 METRICS = {f"{split}.{metric}@10" for split in ("validation", "test") for metric in ("hr", "ndcg")}
 

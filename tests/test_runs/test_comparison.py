@@ -88,7 +88,7 @@ def test_the_table_has_the_numbers_of_the_files(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "adaptive"), write_run(tmp_path / "full", 0.6931, 20, algorithm="fedmf")]
     table = comparison_table(compare(folders))
     assert cells(table, 0)[:6] == ["adaptive", "scolr", "ml-1m", "20", "68.41 %", "40.12 %"]
-    assert cells(table, 0)[6:] == ["20.0 MB", "16.2x", "1.00 GB", "1 h 23 min", "1 min 23 s"]
+    assert cells(table, 0)[6:] == ["20.0 MB", "16.2x", "1.00 GB", "1.02 GB", "1 h 23 min", "1 min 23 s"]
     assert cells(table, 1)[:8] == ["full", "fedmf", "ml-1m", "20", "69.31 %", "40.12 %", "400 MB", "0.81x"]
     assert table.caption is None
     assert "68.41 %" in printed(table)
@@ -207,6 +207,7 @@ def test_the_result_of_a_run_in_two_columns(tmp_path: Path) -> None:
         "uplink": "20.0 MB (160,000,000 bits)",
         "compression": "16.2x (full model: 324 MB)",
         "downlink": "1.00 GB",
+        "total traffic": "1.02 GB",
         "simulated time": "1 h 23 min",
         "wall time": "1 min 23 s",
         "seed": "17",
@@ -280,3 +281,32 @@ def test_a_run_that_is_not_whole_is_refused_in_one_line(break_run: Any, message:
 def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(UserError, match="no runs to compare"):
         compare([])
+
+
+def write_coded(folder: Path, codec: str, hit_rate: float, uplink: int) -> Path:
+    write_run(folder, hit_rate, algorithm="fedmf", uplink_bits=uplink, touched_uplink_bits=10**9)
+    (folder / "config.yaml").write_text(f"algorithm: {{kind: fedmf, codec: {codec}}}\n")
+    return folder
+
+
+def test_traffic_against_three_baselines(tmp_path: Path) -> None:
+    """The entropy-coded baseline has the fewest bits of those whose accuracy is level with float32."""
+    chain = "[{kind: quantise, levels: 9}, {kind: entropy}]"
+    folders = [
+        write_coded(tmp_path / "float32", "[]", 0.680, 10**9),
+        write_coded(tmp_path / "level", chain, 0.678, 10**8),
+        write_coded(tmp_path / "finer", chain, 0.684, 2 * 10**8),
+        write_coded(tmp_path / "coarse", chain, 0.670, 10**7),
+        write_run(tmp_path / "ours", 0.68, uplink_bits=10**6),
+        write_run(tmp_path / "elsewhere", 0.68, data="ml-100k"),
+    ]
+    comparison = compare(folders)
+    assert comparison.coded_reference(comparison.runs[4]) is comparison.runs[1]
+    assert comparison.coded_reference(comparison.runs[5]) is None
+    table = comparison.table
+    assert table.coded_ratio.tolist()[:5] == pytest.approx([10, 1, 2, 0.1, 0.01])
+    assert table.touched_ratio.tolist()[:4] == pytest.approx([1, 0.1, 0.2, 0.01]) and np.isnan(
+        table.touched_ratio["ours"]
+    )
+    assert (table.total_bits == table.uplink_bits + table.downlink_bits).all()
+    assert cells(traffic_table(comparison), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]

@@ -21,11 +21,12 @@ def compare(runs: tuple[str, ...], output: Path, plot: Path | None, csv: Path | 
     RUN is the name of a run in the output folder, or the path of a run's folder.
     """
     from narrowcast.api.functions import compare as compare_runs
-    from narrowcast.cli.run_tables import comparison_table, targets_table
+    from narrowcast.cli.run_tables import comparison_table, targets_table, traffic_table
 
     comparison = compare_runs(runs, output=output)
     terminal = console()
     terminal.print(comparison_table(comparison))
+    terminal.print(traffic_table(comparison))
     if (targets := targets_table(comparison)) is not None:
         terminal.print(targets)
     path = plot or output / "compare.png"

@@ -14,7 +14,7 @@ from narrowcast.platform.tracking import units
 from narrowcast.runs.comparison import Comparison, differing_settings, primary_metric
 from narrowcast.runs.result import Result, goal
 
-_COSTS = ("uplink", "compression", "downlink", "simulated\ntime", "wall\ntime")
+_COSTS = ("uplink", "compression", "downlink", "total", "simulated\ntime", "wall\ntime")
 
 
 def result_table(result: Result) -> Table:
@@ -58,11 +58,33 @@ def comparison_table(comparison: Comparison) -> Table:
             units.format_bits(run.uplink_bits),
             units.format_compression(run.uplink_bits, run.full_uplink_bits),
             units.format_bits(run.downlink_bits),
+            units.format_bits(run.total_bits),
             units.format_seconds(run.simulated_seconds),
             units.format_seconds(run.wall_seconds),
         )
     if len(best) > 1:
         table.caption = Text(f"Different data sets ({', '.join(best)}): accuracy compares only within one.")
+    return table
+
+
+def traffic_table(comparison: Comparison) -> Table:
+    """Return one row per run, with how many times its traffic is below that of each baseline.
+
+    The baselines of the uplink are the whole model in float32, the changed rows in float32, and entropy-coded FedMF or
+    FedAvg (`Comparison.coded_reference`); that of the total is the whole model in float32 both ways.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("times less traffic", overflow="fold")
+    for header in ("uplink:\nfloat32", "uplink:\nchanged rows", "uplink:\nentropy-coded", "total:\nfloat32"):
+        table.add_column(header, justify="right", overflow="fold")
+    for label, run in zip(comparison.labels(), comparison.runs, strict=True):
+        table.add_row(
+            Text(label),
+            units.format_compression(run.uplink_bits, run.full_uplink_bits),
+            units.format_compression(run.uplink_bits, run.touched_uplink_bits or 0),
+            units.format_compression(comparison.coded_ratio(run), 1.0),
+            units.format_compression(run.total_bits, 2 * run.full_uplink_bits),
+        )
     return table
 
 
@@ -72,16 +94,18 @@ def targets_table(comparison: Comparison) -> Table | None:
         return None
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")
-    for header in ("target", "rounds", "uplink", "simulated\ntime"):
+    for header in ("target", "rounds", "uplink", "total", "simulated\ntime"):
         table.add_column(header, justify="right", overflow="fold")
     for label, run in zip(comparison.labels(), comparison.runs, strict=True):
         for target in run.targets:
             rounds, bits, seconds = target.rounds_to, target.uplink_bits_to, target.simulated_seconds_to
+            total = target.total_bits_to
             table.add_row(
                 Text(label),
                 Text(goal(target)),
                 units.NOT_KNOWN if rounds is None else str(rounds),
                 units.NOT_KNOWN if bits is None else units.format_bits(bits),
+                units.NOT_KNOWN if total is None else units.format_bits(total),
                 units.NOT_KNOWN if seconds is None else units.format_seconds(seconds),
             )
     return table
@@ -96,7 +120,8 @@ def replicas_table(runs: Sequence[Result]) -> Table:
         groups.setdefault(tuple(str(its_settings.get(path)) for path in differing), []).append(run)
     metrics = [name for name in plots.METRICS if f"test.{name}" in runs[0].final]
     table = Table(*differing, box=box.SIMPLE_HEAD, pad_edge=False, title="Replicas", title_justify="left")
-    for header in ("seeds", *(f"{plots.METRICS[name][0]} (%)" for name in metrics), "uplink", "wall time of one"):
+    costs = ("uplink", "downlink", "total", "wall time of one")
+    for header in ("seeds", *(f"{plots.METRICS[name][0]} (%)" for name in metrics), *costs):
         table.add_column(header, justify="right")
     for values, group in groups.items():
         final = [[100 * run.final.get(f"test.{name}", np.nan) for run in group] for name in metrics]
@@ -104,7 +129,10 @@ def replicas_table(runs: Sequence[Result]) -> Table:
             *values,
             str(len(group)),
             *(_mean_and_spread(each) for each in final),
-            units.format_bits(float(np.mean([run.uplink_bits for run in group]))),
+            *(
+                units.format_bits(float(np.mean([getattr(run, name) for run in group])))
+                for name in ("uplink_bits", "downlink_bits", "total_bits")
+            ),
             units.format_seconds(float(np.mean([run.wall_seconds for run in group]))),
         )
     return table

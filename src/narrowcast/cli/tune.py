@@ -125,7 +125,8 @@ def _holdout_table(result: StudyResult) -> Table:
     seeds = len(result.holdout[0].seeds)
     table = Table(title=f"Hold-out evaluation, {seeds} new seeds", title_justify="left", box=None, pad_edge=False)
     names = [name for name in result.holdout[0].rows[0] if name.startswith(("validation.", "test."))]
-    for head in ("trial", *(f"{name} (%)" if is_share(name) else name for name in names), "uplink"):
+    measured = (f"{name} (%)" if is_share(name) else name for name in names)
+    for head in ("trial", *measured, "uplink", "downlink", "total"):
         table.add_column(head, justify="right")
     for each in result.holdout:
         cells = []
@@ -133,7 +134,8 @@ def _holdout_table(result: StudyResult) -> Table:
             mean, spread = (100 * value if is_share(name) else value for value in each.metric(name))
             shown = [f"{value:.2f}" if is_share(name) else f"{value:.4g}" for value in (mean, spread)]
             cells.append(" ± ".join(shown if seeds > 1 else shown[:1]))
-        table.add_row(str(each.trial.number), *cells, format_bits(each.metric("total_uplink_bits")[0]))
+        traffic = [each.metric(name)[0] for name in ("total_uplink_bits", "total_downlink_bits")]
+        table.add_row(str(each.trial.number), *cells, *map(format_bits, (*traffic, sum(traffic))))
     return table
 
 

@@ -113,6 +113,7 @@ def record_of(live: LiveState, ledger: RoundLedger, seconds: float, results: Seq
         round_simulated_seconds=seconds,
         simulated_seconds=live.simulated_seconds,
         clipped_share=sum(result.values_cut for result in results) / values if values else None,
+        touched_bits=sum(result.touched_bits for result in results),
     )
 
 

@@ -217,6 +217,7 @@ class ChunkResult:
     `dropped` marks a chunk whose host failed: it has no partial sum, and the states are unchanged. `seconds` is the
     wall time of the chunk on its host, and `encode_seconds` the part of it spent on uploads. `values_cut` of the
     `values` that are sent as integers of a fixed range were larger than the range, which the server cannot see.
+    `touched_bits` is the size of the clients' changed rows in float32, all columns; 0 for updates that are not rows.
     """
 
     index: int
@@ -228,6 +229,7 @@ class ChunkResult:
     encode_seconds: float = 0.0
     values_cut: int = 0
     values: int = 0
+    touched_bits: int = 0
 
     @classmethod
     def of_dropped(cls, chunk: Chunk) -> ChunkResult:
@@ -244,10 +246,11 @@ class RoundRecord:
     """One row of `rounds.parquet`: a round as the driver sees it.
 
     `uplink_bits` and `downlink_bits` are of this round alone; names with `total_` accumulate since round 1, and
-    `total_bits` is uplink and downlink together. `allocation_bits` are those of the round's bits, up and down, that
-    allocate the uplink (channel states, grants); no client's row has them. `loss` is the mean over the delivered
-    clients' last local epochs; `mean_rank` is None if updates have no rank. `clipped_share` is the share of the values
-    sent that `secure.clip` cut, as the simulation measures it; None without `secure`.
+    `total_bits` is uplink and downlink together. `loss` is the mean over the delivered clients' last local epochs;
+    `mean_rank` is None if updates have no rank. `clipped_share` is the share of the values sent that `secure.clip` cut,
+    as the simulation measures it; None without `secure`. `allocation_bits` are those of the round's bits, up and down,
+    that allocate the uplink (channel states, grants); no client's row has them. `touched_bits` would be the round's
+    uplink if clients sent their changed rows in float32, all columns; 0 for updates that are not rows.
     """
 
     round: int
@@ -266,3 +269,4 @@ class RoundRecord:
     simulated_seconds: float
     clipped_share: float | None = None
     allocation_bits: int = 0
+    touched_bits: int = 0

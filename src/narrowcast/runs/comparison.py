@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _COLOURS = (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.ORANGE, plots.BLACK)
 _DASHES = ("-", "--", ":")
 _LEGEND_CHARACTERS = 130  # that fit in one row of the figure's legend
+_BASELINES = ("fedmf", "fedavg")
+LEVEL = 0.003
+"""How far below the float32 baseline an accuracy counts as level with it."""
 _NOT_SETTINGS = ("name", "tracking", "backend")
 
 
@@ -50,7 +53,8 @@ class Comparison:
     def table(self) -> DataFrame:
         """One row per run: what it is, the settings that differ, final metrics, bits, seconds, costs of targets.
 
-        Bits and seconds are those of the whole run; `uplink_ratio` is uplink over that of the whole model in float32.
+        Bits and seconds are those of the whole run; `uplink_ratio` is uplink over that of the whole model in float32,
+        `touched_ratio` over that of the changed rows in float32, `coded_ratio` over that of `coded_reference`.
         """
         from pandas import DataFrame
 
@@ -68,7 +72,10 @@ class Comparison:
                     **run.final,
                     "uplink_bits": run.uplink_bits,
                     "uplink_ratio": run.uplink_bits / run.full_uplink_bits if run.full_uplink_bits else np.nan,
+                    "touched_ratio": run.uplink_bits / run.touched_uplink_bits if run.touched_uplink_bits else np.nan,
+                    "coded_ratio": self.coded_ratio(run),
                     "downlink_bits": run.downlink_bits,
+                    "total_bits": run.total_bits,
                     "simulated_seconds": run.simulated_seconds,
                     "wall_seconds": run.wall_seconds,
                     **targets,
@@ -76,6 +83,24 @@ class Comparison:
                 }
             )
         return DataFrame(rows, index=self.labels())
+
+    def coded_reference(self, run: Result) -> Result | None:
+        """Return the entropy-coded baseline of a run's data: lossy coding that is level with float32, and no more.
+
+        Of the runs of `fedmf` and `fedavg` on the same data whose codec ends in `entropy`, it is the one with the
+        fewest uplink bits of those at most `LEVEL` below the float32 run of the same algorithm. None without such runs.
+        """
+        of_data = [each for each in self.runs if each.file.data == run.file.data and each.file.algorithm in _BASELINES]
+        plain = [each for each in of_data if not _codec(each.folder)]
+        least = {each.file.algorithm: _primary(each) - LEVEL for each in plain}
+        coded = [each for each in of_data if _codec(each.folder)[-1:] == ["entropy"]]
+        level = [each for each in coded if _primary(each) >= least.get(each.file.algorithm, np.inf)]
+        return min(level, key=_share_of_full, default=None)
+
+    def coded_ratio(self, run: Result) -> float:
+        """Return a run's uplink for each upload over that of its `coded_reference`; NaN if there is none."""
+        reference = self.coded_reference(run)
+        return np.nan if reference is None else _share_of_full(run) / _share_of_full(reference)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Return `figure()`, written to a file too if a path is given, in the format that its suffix names."""
@@ -90,17 +115,25 @@ class Comparison:
         return figure
 
     def figure(self) -> Figure:
-        """Return test HR@10 or accuracy of each run against its cumulative uplink and against simulated time."""
+        """Return test HR@10 or accuracy of each run against its cumulative uplink, total traffic and simulated time.
+
+        Runs of version 0.1 have no total traffic, and a comparison with one of them no such panel.
+        """
         names = list(dict.fromkeys(plots.METRICS[primary_metric(run)][0] for run in self.runs))
         shown = f"test {' and '.join(names)}"
-        figure, panels = plots.new_figure(f"{shown[0].upper()}{shown[1:]} against uplink and simulated time", panels=2)
+        costs = [plots.UPLINK, plots.TOTAL, plots.TIME]
+        if any(plots.TOTAL.column not in run.history.column_names for run in self.runs):
+            costs.remove(plots.TOTAL)
+        against = {2: "uplink and simulated time", 3: "uplink, total traffic and simulated time"}[len(costs)]
+        title = f"{shown[0].upper()}{shown[1:]} against {against}"
+        figure, panels = plots.new_figure(title, panels=len(costs))
         labels = self.labels()
-        for cost, axes in zip((plots.UPLINK, plots.TIME), panels, strict=True):
+        for cost, axes in zip(costs, panels, strict=True):
             curves = [plots.curve(run.history, cost, f"test.{primary_metric(run)}") for run in self.runs]
             spent = [x[-1] for x, _ in curves if len(x)]
             if not spent:
                 raise UserError(f"none of the runs measured {shown}; give at least one that was evaluated")
-            logarithmic = cost is plots.UPLINK
+            logarithmic = cost is not plots.TIME
             unit = units.axis_unit(cost.units, float(np.median(spent) if logarithmic else max(spent)))
             for index, (x, y) in enumerate(curves):
                 dashes = _DASHES[index // len(_COLOURS) % len(_DASHES)]
@@ -122,6 +155,23 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return str(self.table.drop(columns="model_sha256").to_html())
+
+
+def _primary(run: Result) -> float:
+    return run.final.get(f"test.{primary_metric(run)}", -np.inf)
+
+
+def _share_of_full(run: Result) -> float:
+    return run.uplink_bits / run.full_uplink_bits if run.full_uplink_bits else np.nan
+
+
+def _codec(folder: Path) -> list[str]:
+    """Return the kinds of the codec's stages."""
+    settings = _settings(folder)
+    kinds = list(settings.get("algorithm.codec") or ())
+    while kind := settings.get(f"algorithm.codec.{len(kinds)}.kind", settings.get(f"algorithm.codec.{len(kinds)}")):
+        kinds.append(kind)
+    return kinds
 
 
 def primary_metric(run: Result) -> str:

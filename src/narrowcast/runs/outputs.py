@@ -68,10 +68,22 @@ def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, 
         "rounds": last["round"],
         "uplink_bits": last["total_uplink_bits"],
         "downlink_bits": last["total_downlink_bits"],
-        "full_uplink_bits": participations * full_upload_bits(experiment, task),
+        "total_bits": last["total_uplink_bits"] + last["total_downlink_bits"],
+        "full_uplink_bits": (full := participations * full_upload_bits(experiment, task)),
+        "touched_uplink_bits": touched_uplink_bits(journal, full),
         "simulated_seconds": last["simulated_seconds"],
         "wall_seconds": last["wall_seconds"],
     }
+
+
+def touched_uplink_bits(journal: Journal, full: int) -> int | None:
+    """Return the uplink if clients sent their changed rows in float32: `full` for models without rows.
+
+    None if rounds of an earlier version did not count it.
+    """
+    if not all("touched_bits" in row for row in journal.rounds):
+        return None
+    return sum(row["touched_bits"] for row in journal.rounds) or full
 
 
 def write_model(model: Arrays, path: Path) -> None:

@@ -49,6 +49,7 @@ class ProgressDisplay:
                 self._metrics = f"{label} {row[name]:.4f}  "
         facts = (
             f"{self._metrics}loss {row['loss']:.3f}  up {format_bits(row['total_uplink_bits'])}  "
+            f"down {format_bits(row['total_downlink_bits'])}  "
             f"simulated {format_seconds(row['simulated_seconds'])}"
         )
         if self._bar is not None:

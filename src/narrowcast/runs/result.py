@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
@@ -48,7 +48,11 @@ class Best(BaseModel):
 
 
 class ResultFile(BaseModel):
-    """The content of `result.json`; `full_uplink_bits`: the cost if each upload were the whole model in float32."""
+    """The content of `result.json`.
+
+    `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
+    the changed rows in float32, and for models without rows the former; None in runs of version 0.1.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -63,12 +67,19 @@ class ResultFile(BaseModel):
     targets: tuple[Reached, ...] = ()
     uplink_bits: int
     downlink_bits: int
+    total_bits: int = 0
     full_uplink_bits: int
+    touched_uplink_bits: int | None = None
     simulated_seconds: float
     wall_seconds: float
     model_sha256: str
     mlflow_run_id: str | None = None
     git_commit: str | None = None
+
+    @model_validator(mode="after")
+    def _has_total(self) -> Self:
+        total = self.uplink_bits + self.downlink_bits  # version 0.1 wrote none
+        return self if self.total_bits else self.model_copy(update={"total_bits": total})
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,9 +128,19 @@ class Result:
         return self.file.downlink_bits
 
     @property
+    def total_bits(self) -> int:
+        """Bits sent and received by all clients over the run."""
+        return self.file.total_bits
+
+    @property
     def full_uplink_bits(self) -> int:
         """Bits of the same uploads if each were the whole model in float32."""
         return self.file.full_uplink_bits
+
+    @property
+    def touched_uplink_bits(self) -> int | None:
+        """Bits of the same uploads if each were the changed rows in float32; None if the run has not counted them."""
+        return self.file.touched_uplink_bits
 
     @property
     def simulated_seconds(self) -> float:
@@ -213,7 +234,10 @@ class Result:
         return path
 
     def figures(self) -> dict[str, Figure]:
-        """Return the figures of the run by name: accuracy_uplink, accuracy_time, client_bits_ranks, loss_time."""
+        """Return the figures of the run by name.
+
+        These are accuracy_uplink, accuracy_total, accuracy_time, client_bits_ranks and loss_time.
+        """
         title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
         return plots.run_figures(self.history, self._client_table, title)
 
@@ -236,11 +260,15 @@ class Result:
                     rows.append((f"{split} {label}", units.format_percent(self.final[name]) + peak))
         rows += [(goal(each), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
+        if self.touched_uplink_bits not in (None, self.full_uplink_bits):
+            lossless = units.format_compression(self.uplink_bits, self.touched_uplink_bits)
+            compression += f", of changed rows in float32 {lossless}"
         return [
             *rows,
             ("uplink", f"{units.format_bits(self.uplink_bits)} ({self.uplink_bits:,} bits)"),
             ("compression", f"{compression} (full model: {units.format_bits(self.full_uplink_bits)})"),
             ("downlink", units.format_bits(self.downlink_bits)),
+            ("total traffic", units.format_bits(self.total_bits)),
             ("simulated time", units.format_seconds(self.simulated_seconds)),
             ("wall time", units.format_seconds(self.wall_seconds)),
             ("seed", str(self.seed)),
@@ -292,7 +320,8 @@ def target_cost(target: Reached) -> str:
     if target.rounds_to is None or target.uplink_bits_to is None or target.simulated_seconds_to is None:
         return "not reached"
     time, uplink = units.format_seconds(target.simulated_seconds_to), units.format_bits(target.uplink_bits_to)
-    return f"after {time}, {uplink} uplink, {target.rounds_to} rounds"
+    total = "" if target.total_bits_to is None else f", {units.format_bits(target.total_bits_to)} in all"
+    return f"after {time}, {uplink} uplink{total}, {target.rounds_to} rounds"
 
 
 def read_result(path: Path) -> ResultFile:

@@ -38,14 +38,14 @@ class Pruner(Protocol):
 
 
 class _PrunerFields(BaseModel):
-    """Trials are compared at equal numbers of rounds, or equal uplink, or equal simulated time (`axis`).
+    """Trials are compared at equal rounds, equal uplink, equal traffic both ways or equal simulated time (`axis`).
 
     A step is a round, or `every` bits or seconds of the other axes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    axis: Literal["rounds", "uplink_bits", "simulated_seconds"] = "rounds"
+    axis: Literal["rounds", "uplink_bits", "total_bits", "simulated_seconds"] = "rounds"
     every: float | None = Field(None, gt=0, description="size of a step in bits or seconds")
     on: str | None = Field(None, description="the objective to prune by, of several")
 

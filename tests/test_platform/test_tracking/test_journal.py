@@ -38,6 +38,7 @@ ROUND_COLUMNS = {
     "simulated_seconds": pa.float64(),
     "clipped_share": pa.float64(),
     "allocation_bits": pa.int64(),
+    "touched_bits": pa.int64(),
     "round_wall_seconds": pa.float64(),
     "wall_seconds": pa.float64(),
     **{

@@ -22,7 +22,7 @@ from narrowcast.platform.tracking.run_plots import (
     running_mean,
 )
 
-ALL_FILES = ["accuracy_uplink.png", "accuracy_time.png", "client_bits_ranks.png", "loss_time.png"]
+ALL_FILES = ["accuracy_uplink.png", "accuracy_total.png", "accuracy_time.png", "client_bits_ranks.png", "loss_time.png"]
 
 
 def rounds_table(n: int, *, every: int = 10, validation: bool = True, **columns: Any) -> pa.Table:
@@ -33,6 +33,7 @@ def rounds_table(n: int, *, every: int = 10, validation: bool = True, **columns:
         "round": index,
         "loss": np.exp(-index / 50),
         "total_uplink_bits": index * 8_000_000,
+        "total_bits": index * 48_000_000,
         "simulated_seconds": index * 15.0,
     }
     for split in ("validation", "test") if validation else ("test",):
@@ -83,7 +84,7 @@ def test_every_figure_of_a_run_is_a_png_with_something_on_it(
 )
 def test_without_an_evaluation_the_accuracy_figures_are_left_out(rounds: pa.Table, tmp_path: Path) -> None:
     paths = draw_plots(rounds, clients_table(60, [8]), tmp_path, "a run")
-    assert [path.name for path in paths] == ALL_FILES[2:]
+    assert [path.name for path in paths] == ALL_FILES[3:]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 

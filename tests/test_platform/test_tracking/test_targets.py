@@ -115,8 +115,9 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
     assert first["rounds_to"] in (3, 6, 9, 12)
     history = load_result(tmp_path / "fedavg-digits").history.to_pylist()
     row = history[first["rounds_to"] - 1]
-    assert (first["uplink_bits_to"], first["simulated_seconds_to"]) == (
+    assert (first["uplink_bits_to"], first["total_bits_to"], first["simulated_seconds_to"]) == (
         row["total_uplink_bits"],
+        row["total_uplink_bits"] + row["total_downlink_bits"],
         row["simulated_seconds"],
     )
     assert all(each["test.accuracy"] is None or each["test.accuracy"] < 0.1 for each in history[: row["round"] - 1])
@@ -125,6 +126,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
         "value": 0.99,
         "simulated_seconds_to": None,
         "uplink_bits_to": None,
+        "total_bits_to": None,
         "rounds_to": None,
     }
     logged = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(result["mlflow_run_id"]).data.metrics

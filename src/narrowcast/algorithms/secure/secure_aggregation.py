@@ -182,6 +182,7 @@ class SecureAggregation(AlgorithmDefaults):
             ledger,
             encode_seconds=encoding,
             values_cut=int(cut),
+            touched_bits=sum(result.touched_bits for result in results),
             values=int(values),
         )
 

@@ -159,7 +159,9 @@ def train_and_send_rows(sending: RowSending, cohort: RowCohort, columns: BoolArr
         total, touched = result.total, result.touched
     weight = _divisor(sending.aggregation, cohort, columns, uploads.delivered, touched)
     updates = _local_updates(cohort, result)
-    return chunk_result(chunk, updates, uploads, RowSum(total, weight).arrays()).encoded_since(began)
+    done = chunk_result(chunk, updates, uploads, RowSum(total, weight).arrays()).encoded_since(began)
+    whole = np.full(len(columns), result.user_factors.shape[1])
+    return replace(done, touched_bits=int(float_bits(cohort, whole, sending.aggregation, "touched").sum()))
 
 
 def float_bits(cohort: RowCohort, ranks: IntArray, aggregation: Aggregation, layout: RowLayout) -> IntArray:

@@ -46,6 +46,7 @@ class Cost:
 
 
 UPLINK = Cost("total_uplink_bits", "cumulative uplink", BYTE_UNITS)
+TOTAL = Cost("total_bits", "cumulative uplink and downlink", BYTE_UNITS)
 TIME = Cost("simulated_seconds", "simulated time", TIME_UNITS)
 
 
@@ -53,6 +54,7 @@ def run_figures(rounds: pa.Table, clients: pa.Table, title: str) -> dict[str, Fi
     """Return the figures of a run by name, without those for which nothing was measured."""
     figures = {
         "accuracy_uplink": accuracy_figure(rounds, UPLINK, f"{title}: accuracy against uplink"),
+        "accuracy_total": accuracy_figure(rounds, TOTAL, f"{title}: accuracy against total traffic"),
         "accuracy_time": accuracy_figure(rounds, TIME, f"{title}: accuracy against simulated time"),
         "client_bits_ranks": client_figure(clients, f"{title}: ranks and uplink of the clients"),
         "loss_time": loss_figure(rounds, f"{title}: training loss"),
@@ -163,7 +165,7 @@ class NotebookFigure(Figure):
 
 def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
     """Return an Agg figure with panels side by side, each with a light grid."""
-    figure = NotebookFigure((7, 4.5) if panels == 1 else (10.5, 4.5))
+    figure = NotebookFigure((7 if panels == 1 else 5.25 * panels, 4.5))
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04))
     FigureCanvasAgg(figure)
     figure.suptitle(textwrap.fill(title, 70 * panels), fontsize=11, parse_math=False)
@@ -195,7 +197,7 @@ def column(table: pa.Table, name: str) -> FloatArray:
 
 def curve(rounds: pa.Table, cost: Cost, name: str) -> tuple[FloatArray, FloatArray]:
     """Return cost and value of the rounds with a finite value; empty without such a column."""
-    if name not in rounds.column_names:
+    if name not in rounds.column_names or cost.column not in rounds.column_names:
         return np.empty(0), np.empty(0)
     values = column(rounds, name)
     measured: BoolArray = np.isfinite(values)

@@ -1,4 +1,4 @@
-"""The cost of reaching stated values of a run's metrics: simulated time, uplink bits and rounds."""
+"""The cost of reaching stated values of a run's metrics: simulated time, uplink bits, bits both ways and rounds."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Reached(BaseModel):
     value: float = Field(validation_alias=AliasChoices("value", "at_least"))  # at_least: runs of version 0.1
     simulated_seconds_to: float | None
     uplink_bits_to: int | None
+    total_bits_to: int | None = None  # runs of version 0.1 have none
     rounds_to: int | None
 
 
@@ -59,8 +60,15 @@ def reached(targets: Mapping[str, Sequence[float]], rounds: Sequence[Mapping[str
 
 def _first(rounds: Sequence[Mapping[str, Any]], metric: str, value: float) -> Reached:
     row = next((row for row in rounds if row.get(metric) is not None and reaches(metric, row[metric], value)), None)
-    seconds, bits, number = (row["simulated_seconds"], row["total_uplink_bits"], row["round"]) if row else (None,) * 3
-    return Reached(metric=metric, value=value, simulated_seconds_to=seconds, uplink_bits_to=bits, rounds_to=number)
+    spent = {} if row is None else row
+    return Reached(
+        metric=metric,
+        value=value,
+        simulated_seconds_to=spent.get("simulated_seconds"),
+        uplink_bits_to=spent.get("total_uplink_bits"),
+        total_bits_to=spent.get("total_bits"),
+        rounds_to=spent.get("round"),
+    )
 
 
 def as_metrics(targets: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -68,6 +76,6 @@ def as_metrics(targets: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {
         f"{cost}/{target.metric}/{target.value:g}": spent
         for target in map(Reached.model_validate, targets)
-        for cost in ("simulated_seconds_to", "uplink_bits_to", "rounds_to")
+        for cost in ("simulated_seconds_to", "uplink_bits_to", "total_bits_to", "rounds_to")
         if (spent := getattr(target, cost)) is not None
     }
