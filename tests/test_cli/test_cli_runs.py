@@ -21,7 +21,7 @@ RESULT_KEYS = {
     *("name", "algorithm", "data", "backend", "execution", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
     *("full_uplink_bits", "simulated_seconds", "wall_seconds", "model_sha256", "mlflow_run_id", "seed", "git_commit"),
     "targets",
-    "narrowcast_version",
+    *("narrowcast_version", "total_bits", "touched_uplink_bits"),
 }
 FILES = {
     *("config.yaml", "rounds.parquet", "clients.parquet", "journal.jsonl", "result.json", "tracking.json"),
@@ -87,9 +87,14 @@ def test_two_runs_are_compared_in_a_table_and_a_plot(runs: Path) -> None:
     assert narrowcast("run", *TINY, "--output", runs, "name=high").status == 0
     said = narrowcast("compare", "low", runs / "high", "--output", runs)
     assert (said.status, said.err) == (0, "")
-    rows = {line.split()[0]: line for line in said.out.splitlines()}
+    lines = [line for line in said.out.splitlines() if line.strip()]
+    traffic = next(place for place, line in enumerate(lines) if "less traffic" in line)
+    compared, beside = ({line.split()[0]: line for line in part} for part in (lines[:traffic], lines[traffic:]))
     for name in ("low", "high"):
-        assert f"{100 * result(runs / name)['final']['test.hr@10']:.2f} %" in rows[name]
+        its = result(runs / name)
+        assert f"{100 * its['final']['test.hr@10']:.2f} %" in compared[name]
+        assert f"{its['touched_uplink_bits'] / its['uplink_bits']:,.1f}x" in beside[name]
+    rows = {line.split()[0]: line for line in lines}
     assert rows["plot"].split() == ["plot", str(runs / "compare.png")]
     assert (runs / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert narrowcast("compare", "low", "--output", runs, "--plot", runs / "one.svg").status == 0

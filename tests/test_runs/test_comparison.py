@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from narrowcast.cli.run_tables import comparison_table, result_table
+from narrowcast.cli.run_tables import comparison_table, result_table, traffic_table
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.result import load_result
