@@ -1,4 +1,4 @@
-"""Entropy coding of symbols by asymmetric numeral systems (Duda, arXiv:1311.2540), with the library `constriction`.
+"""Entropy coding of symbols by asymmetric numeral systems.
 
 Each tensor's symbols have a model of their own, which is part of the message and counted with it: one byte for each
 symbol of the used range, or for each knot of a curve over it, or none if the symbols are packed instead.
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-import constriction
 import numpy as np
-from numpy.typing import NDArray
 
+from narrowcast.algorithms.codecs.ans import AnsDecoder, AnsEncoder, bounds_of
 from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
 from narrowcast.algorithms.codecs.stage import SymbolStage
 from narrowcast.algorithms.codecs.wire import Reader, varint
-from narrowcast.algorithms.local_training.compiled import compiled
+from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.types import FloatArray, IntArray, PayloadError
 
 _PACKED, _TABLE, _KNOTS = range(3)
@@ -39,9 +38,9 @@ class _SymbolModel:
     codes: IntArray
     described: bytes
 
-    def probabilities(self) -> FloatArray:
-        weights = _WEIGHTS[self.codes]
-        return weights / weights.sum()
+    def bounds(self) -> IntArray:
+        bounds: IntArray = bounds_of(read_only(_WEIGHTS[self.codes], np.int64))
+        return bounds
 
 
 class Entropy(SymbolStage):
@@ -74,8 +73,7 @@ class Entropy(SymbolStage):
             coder = _read_coder(reader, sum(packed_bytes(count, alphabet) for count in counts))
             for place, (count, model) in enumerate(zip(counts, models, strict=True)):
                 if len(model.codes) > 1 and count:
-                    symbols: NDArray[Any] = coder.decode(_categorical(model), count)
-                    streams[place] = symbols.astype(np.int64) + model.low
+                    streams[place] = coder.pop(count, model.low, model.bounds())
             if not coder.is_empty():
                 raise PayloadError("the payload has more coded symbols than the tensors have values")
         return streams
@@ -92,27 +90,21 @@ def _with_models(streams: Sequence[IntArray], models: Sequence[_SymbolModel], al
         if model.form == _PACKED:
             parts.append(pack(symbols, alphabet))
     if any(len(model.codes) > 1 for model in models):
-        coder = constriction.stream.stack.AnsCoder()
+        coder = AnsEncoder()
         for symbols, model in zip(reversed(streams), reversed(models), strict=True):
             if len(model.codes) > 1:
-                coder.encode_reverse((symbols - model.low).astype(np.int32), _categorical(model))
-        words = coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
+                coder.push(symbols, model.low, model.bounds())
+        words = coder.to_bytes()
         parts += [varint(len(words)), words]
     return b"".join(parts)
 
 
-def _read_coder(reader: Reader, longest: int) -> Any:
+def _read_coder(reader: Reader, longest: int) -> AnsDecoder:
     """Return a coder over the words that follow, whose stated length is at most that of the packed symbols."""
     data = bytes(reader.take(reader.varint(longest + 8)))
     if data.endswith(b"\0"):
         raise PayloadError("the payload's coded symbols end in zeros")
-    return constriction.stream.stack.AnsCoder(
-        np.frombuffer(data + bytes(-len(data) % 4), dtype="<u4").astype(np.uint32)
-    )
-
-
-def _categorical(model: _SymbolModel) -> Any:
-    return constriction.stream.model.Categorical(model.probabilities(), perfect=False, lazy=False)
+    return AnsDecoder(data)
 
 
 def _packed() -> _SymbolModel:
