@@ -1,11 +1,14 @@
 """Comparison of narrowcast, a plain loop, bare tensor programs, pfl-research, Flower and APPFL on the same work.
 
-All replay one file: the same samples, clients, cohorts, batches and initial parameters. Every system runs once to check
-its parameters (equal to those of the plain loop to 1e-4, at a learning rate that keeps rounding errors small) and its
-peak memory, then `--repeats` times, alternating with the others, to be timed (its accuracy must be the loop's to 0.02).
-Each peer has its own virtual environment under .bench/, made if it is missing. All compute with one thread per process.
+All replay one file: the same samples, clients, cohorts, batches and initial parameters. Every system runs `--repeats`
+times, alternating with the others. Its parameters have to be those of the plain loop to 1e-4: after each run, or, for a
+workload whose rounding errors grow too fast, after one more run at a lower learning rate, and then its accuracy has to
+be the loop's to 0.02. Systems are compared with equal numbers of processes that train, each with one thread. Each run
+is appended to `--csv` when it ends; a repeated command runs what is missing there, so that a comparison may be made in
+parts of `--minutes`. Each peer has its own virtual environment under `--venvs`, made if it is missing.
 
-    python benchmarks/peers/compare.py [--workloads digits mnist] [--systems NAME ...] [--repeats 5] [--json FILE]
+    python benchmarks/peers/compare.py [--csv benchmarks/results/peers.csv] [--write docs/benchmarks.md]
+                                       [--workloads digits mnist] [--systems NAME ...] [--repeats 5] [--minutes 12]
 """
 
 from __future__ import annotations
@@ -27,12 +30,10 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
+from speed_table import TimedRun, append_run, read_runs, replace_tables, table
 from workload import WORKLOADS, Workload, write
 
 HERE = Path(__file__).resolve().parent
-VENVS = HERE.parents[1] / ".bench"
 TORCH = f"torch=={torch.__version__.split('+')[0]}"
 REQUIREMENTS = {
     "pfl": ["pfl==0.6.0", TORCH],
@@ -42,78 +43,88 @@ REQUIREMENTS = {
 PARITY, ACCURACY = 1e-4, 0.02
 """Largest deviation from the loop: of parameters, relative to each tensor's largest entry, and of accuracy."""
 TIMEOUT_SECONDS = 900
-GATE_ROUNDS = {"digits": 60, "mnist": 1}
-"""Rounds after which parameters are compared."""
+GATE_ROUNDS = 1
+"""Rounds at the lower learning rate."""
+IDLE_SECONDS = 0.3
+"""Time before each run in which the load of other work is measured."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A script, its virtual environment (None: the present one), and the workloads that it supports."""
+    """A script, its virtual environment (None: the present one), the processes that train, and what connects them.
 
+    `rounds`: fewer than the workload's where a round takes so long that the median needs no more.
+    """
+
+    name: str
     script: str
     arguments: tuple[str, ...] = ()
     venv: str | None = None
+    workers: int = 1
+    on: str = ""
     workloads: tuple[str, ...] = ("digits", "mnist")
     rounds: int | None = None
-    usual: bool = True
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What identifies the system in the table."""
+        return self.name, self.workers
 
 
-SYSTEMS = {
-    "narrowcast": System("narrowcast_.py"),
-    "narrowcast, 2 Ray actors": System("narrowcast_.py", ("--actors", "2")),
-    "bare, bmm by hand": System("bare.py", ("--gradient", "bmm"), workloads=("digits",)),
-    "bare, bmm and autograd": System("bare.py", ("--gradient", "autograd"), workloads=("digits",)),
-    "bare, torch.func": System("bare.py", ("--gradient", "vmap"), workloads=("digits",)),
-    "plain loop": System("loop.py"),
-    "pfl": System("pfl_.py", venv="pfl"),
-    "pfl, 2 processes": System("pfl_.py", ("--processes", "2"), venv="pfl"),
-    "Flower": System("flower_.py", venv="flower"),
-    "Flower, polls at 2 ms": System("flower_.py", ("--poll", "0.002"), venv="flower"),
-    "APPFL, no gc": System("appfl_.py", ("--memory", "fast"), venv="appfl"),
-    "APPFL": System("appfl_.py", venv="appfl", rounds=3, usual=False),
-}
-TARGETS = (
-    ("digits", "bare, bmm by hand", "at most", 1.3),
-    ("digits", "bare, torch.func", "at most", 1.3),
-    ("digits", "pfl", "at least", 5.0),
-    ("digits", "Flower", "at least", 60.0),
-    ("mnist", "plain loop", "at least", 1.0),
-    ("mnist", "pfl", "at least", 1.3),
+ONLY_DIGITS = ("digits",)
+SYSTEMS = (
+    System("narrowcast", "narrowcast_.py"),
+    System("bare program, gradients by hand", "bare.py", ("--gradient", "bmm"), workloads=ONLY_DIGITS),
+    System("bare program, autograd", "bare.py", ("--gradient", "autograd"), workloads=ONLY_DIGITS),
+    System("bare program, torch.func", "bare.py", ("--gradient", "vmap"), workloads=ONLY_DIGITS),
+    System("plain loop over clients", "loop.py"),
+    System("pfl 0.6.0", "pfl_.py", venv="pfl"),
+    System("APPFL 1.12, simulation, no gc", "appfl_.py", ("--memory", "fast"), "appfl", workloads=ONLY_DIGITS),
+    System("narrowcast", "narrowcast_.py", ("--actors", "2"), workers=2, on="Ray"),
+    System("pfl 0.6.0", "pfl_.py", ("--processes", "2"), "pfl", workers=2, on="torchrun"),
+    System("Flower 1.41", "flower_.py", (), "flower", 2, "Ray", ONLY_DIGITS, 20),
+    System("Flower 1.41, polls at 2 ms", "flower_.py", ("--poll", "0.002"), "flower", 2, "Ray", rounds=20),
 )
-"""Targets of narrowcast in one process: its time relative to a lower bound, or a peer's time relative to its own."""
+TARGETS = (("digits", "bare program, gradients by hand", 2.5), ("mnist", "plain loop over clients", 1.0))
+"""How many times as long as another program a round of narrowcast in one process may take."""
 
 
 def main() -> None:
     arguments = _arguments()
-    pythons = {None: sys.executable} | {name: str(VENVS / name / "bin" / "python") for name in REQUIREMENTS}
-    chosen = {name: SYSTEMS[name] for name in arguments.systems}
-    for venv in {system.venv for system in chosen.values()} - {None}:
-        if problem := make_venv(venv):
+    end = time.monotonic() + 60 * arguments.minutes
+    pythons = {None: sys.executable} | {name: str(arguments.venvs / name / "bin" / "python") for name in REQUIREMENTS}
+    chosen = [system for system in SYSTEMS if system.name in arguments.systems]
+    for venv in {system.venv for system in chosen if system.venv}:
+        if problem := make_venv(venv, arguments.venvs):
             print(f"left out, {venv} cannot be installed: {problem}")
-            chosen = {name: system for name, system in chosen.items() if system.venv != venv}
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="narrowcast-bench-") as folder:
-        for name in arguments.workloads:
-            rows += compare(WORKLOADS[name], chosen, pythons, Path(folder), arguments.repeats)
-    result = {
-        "rows": rows,
-        "targets": verdicts(rows),
-        "repeats": arguments.repeats,
-        "versions": {
-            venv or "narrowcast": versions(pythons[venv])
-            for venv in dict.fromkeys([None, *(system.venv for system in chosen.values())])
-        },
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "load_average": os.getloadavg(),
-    }
-    _print(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2))
+            chosen = [system for system in chosen if system.venv != venv]
+    for name in arguments.workloads:
+        with tempfile.TemporaryDirectory(prefix="narrowcast-bench-") as folder:
+            compare(WORKLOADS[name], chosen, pythons, Path(folder), arguments.csv, arguments.repeats, end)
+    runs = read_runs(arguments.csv)
+    tables = {name: table(runs, name) for name in arguments.workloads}
+    for name, written in tables.items():
+        print(f"\n{name}\n\n{written}")
+    for workload, other, most in TARGETS:
+        times = {
+            name: [run.ms for run in runs if (run.workload, run.workers, run.system) == (workload, 1, name)]
+            for name in ("narrowcast", other)
+        }
+        if all(times.values()):
+            ratio = median(times["narrowcast"]) / median(times[other])
+            met = "met" if ratio <= most else "missed"
+            print(f"{workload}: {ratio:.2f} times the {other} (wanted at most {most:g}): {met}")
+    for venv in dict.fromkeys([None, *(system.venv for system in chosen)]):
+        found = ", ".join(f"{name} {version}" for name, version in versions(pythons[venv]).items())
+        print(f"{venv or 'narrowcast'}: {found}")
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    if arguments.write:
+        replace_tables(arguments.write, tables)
 
 
-def make_venv(name: str) -> str:
+def make_venv(name: str, venvs: Path) -> str:
     """Make a peer's environment unless it exists with these requirements; return why that failed, or nothing."""
-    folder, wanted = VENVS / name, "\n".join(REQUIREMENTS[name])
+    folder, wanted = venvs / name, "\n".join(REQUIREMENTS[name])
     mark = folder / "requirements.txt"
     if mark.is_file() and mark.read_text() == wanted:
         return ""
@@ -128,51 +139,72 @@ def make_venv(name: str) -> str:
 
 
 def compare(
-    workload: Workload, systems: dict[str, System], pythons: dict[str | None, str], folder: Path, repeats: int
-) -> list[dict[str, Any]]:
-    """Check, measure and time every system on one workload."""
-    systems = {name: system for name, system in systems.items() if workload.name in system.workloads}
-    file, gate, reference = (folder / f"{workload.name}{part}.npz" for part in ("", "-gate", "-reference"))
+    workload: Workload,
+    systems: list[System],
+    pythons: dict[str | None, str],
+    folder: Path,
+    results: Path,
+    repeats: int,
+    end: float,
+) -> None:
+    """Time every system on one workload, and check it; append each run to `results`; begin none after `end`."""
+    done = {(run.system, run.workers, run.repeat) for run in read_runs(results) if run.workload == workload.name}
+    systems = [
+        system
+        for system in systems
+        if workload.name in system.workloads and any((*system.key, repeat) not in done for repeat in range(repeats))
+    ]
+    if not systems:
+        return
+    file, gate, reference, parameters = (
+        folder / f"{name}.npz" for name in ("workload", "gate", "reference", "parameters")
+    )
     write(workload, file)
-    write(replace(workload, learning_rate=workload.gate_learning_rate), gate)
-    loop = run(SYSTEMS["plain loop"], pythons[None], file, workload.rounds, reference)
-    run(SYSTEMS["plain loop"], pythons[None], gate, GATE_ROUNDS[workload.name], reference)
-    rows: dict[str, dict[str, Any]] = {}
-    for name, system in systems.items():
-        rounds = min(GATE_ROUNDS[workload.name], system.rounds or workload.rounds)
-        parameters = folder / "parameters.npz"
-        checked = run(system, pythons[system.venv], gate, rounds, parameters, measure_memory=True)
-        error = relative_error(reference, parameters, rounds)
-        if not error <= PARITY:
-            raise SystemExit(f"{workload.name}: {name} is {error:.1e} from the plain loop after {rounds} rounds")
-        rows[name] = {
-            "workload": workload.name, "system": name, "parity": error, "peak_mib": checked["peak_mib"], "runs": [],
-        }  # fmt: skip
-        print(f"{workload.name}: {name} is the plain loop's to {error:.0e}, {checked['peak_mib']:.0f} MiB", flush=True)
-    for _ in range(repeats):
-        for name, system in systems.items():
-            rounds = system.rounds or workload.rounds
-            timed = run(system, pythons[system.venv], file, rounds, folder / "parameters.npz")
-            if rounds == workload.rounds and abs(timed["accuracy"] - loop["accuracy"]) > ACCURACY:
-                raise SystemExit(f"{workload.name}: {name} ends at {timed['accuracy']}, the loop at {loop['accuracy']}")
-            timed["ms_per_round"] = 1e3 * median(timed["round_seconds"][1 if system.rounds else workload.warm_up : -1])
-            rows[name]["runs"].append(timed)
-            print(f"{workload.name}: {name} {timed['ms_per_round']:.2f} ms, load {timed['load']:.1f}", flush=True)
-    for row in rows.values():
-        runs = row["runs"]
-        row["ms_per_round"] = median(each["ms_per_round"] for each in runs)
-        row["best_ms_per_round"] = min(each["ms_per_round"] for each in runs)
-        row["first_round_seconds"] = median(each["round_seconds"][0] for each in runs)
-        row["total_seconds"] = median(each["total_seconds"] for each in runs)
-        row["accuracy"] = runs[0]["accuracy"]
-        row["load"] = median(each["load"] for each in runs)
-    return list(rows.values())
+    loop = next(system for system in SYSTEMS if system.script == "loop.py")
+    whole = run(loop, pythons[None], file, workload.rounds, reference)
+    deviations: dict[tuple[str, int], float] = {}
+
+    def check(system: System, rounds: int) -> None:
+        deviations[system.key] = deviation = relative_error(reference, parameters, rounds)
+        if not deviation <= PARITY:
+            raise SystemExit(f"{workload.name}: {system.name} is {deviation:.1e} from the plain loop")
+
+    gated = workload.gate_learning_rate != workload.learning_rate
+    if gated:
+        write(replace(workload, learning_rate=workload.gate_learning_rate), gate)
+        run(loop, pythons[None], gate, GATE_ROUNDS, reference)
+    for repeat in range(repeats):
+        for system in systems:
+            if (*system.key, repeat) in done:
+                continue
+            if time.monotonic() > end:
+                print(f"{workload.name}: out of time; repeat the command for the rest")
+                return
+            if gated and system.key not in deviations:
+                run(system, pythons[system.venv], gate, GATE_ROUNDS, parameters)
+                check(system, GATE_ROUNDS)
+            busy = psutil.cpu_percent(interval=IDLE_SECONDS) / 100 * (os.cpu_count() or 1)
+            n_rounds = min(system.rounds or workload.rounds, workload.rounds)
+            timed = run(system, pythons[system.venv], file, n_rounds, parameters)
+            if not gated:
+                check(system, n_rounds)
+            if n_rounds == workload.rounds and abs(timed["accuracy"] - whole["accuracy"]) > ACCURACY:
+                raise SystemExit(
+                    f"{workload.name}: {system.name} ends at {timed['accuracy']}, the loop at {whole['accuracy']}"
+                )
+            counted = slice(workload.warm_up if n_rounds == workload.rounds else 3, -1)
+            row = TimedRun(
+                workload=workload.name, system=system.name, workers=system.workers, on=system.on, repeat=repeat,
+                ms=1e3 * median(timed["round_seconds"][counted]),
+                cpu_ms=1e3 * median(timed["cpu_seconds"][counted]) if system.workers == 1 else 0.0,
+                busy_cores=busy, accuracy=timed["accuracy"], deviation=deviations[system.key],
+            )  # fmt: skip
+            append_run(results, row)
+            print(f"{workload.name}: {system.name}, {system.workers}: {row.ms:.2f} ms, busy {busy:.1f}", flush=True)
 
 
-def run(
-    system: System, python: str, file: Path, rounds: int, parameters: Path, *, measure_memory: bool = False
-) -> dict[str, Any]:
-    """Run a system once; return its last line with wall time, load and, on request, peak memory."""
+def run(system: System, python: str, file: Path, rounds: int, parameters: Path) -> dict[str, Any]:
+    """Run a system once and return what its last line says."""
     command = [python, str(HERE / system.script), str(file), "--rounds", str(rounds), "--parameters", str(parameters)]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -184,35 +216,21 @@ def run(
     environment.pop("RAY_ADDRESS", None)
     if system.venv:
         environment.pop("PYTHONPATH", None)
-    began, peak = time.perf_counter(), 0.0
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             [*command, *system.arguments], stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=file.parent
         )
         try:
-            while process.poll() is None and time.perf_counter() - began < TIMEOUT_SECONDS:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.1 if measure_memory else 5.0)
-                peak = max(peak, memory(process.pid)) if measure_memory else 0.0
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(TIMEOUT_SECONDS)
         finally:
             _end(process)
-        total = time.perf_counter() - began
         output.seek(0)
         text = output.read()
     lines = [line for line in text.splitlines() if line.startswith('{"round_seconds"')]
     if process.returncode or not lines:
         raise SystemExit(f"{' '.join(command)} failed ({process.returncode}):\n{text[-3000:]}")
-    return {**json.loads(lines[-1]), "total_seconds": total, "load": os.getloadavg()[0], "peak_mib": peak}
-
-
-def memory(pid: int) -> float:
-    """Return the memory of a process and its children in MiB, with shared pages counted once."""
-    total = 0
-    with suppress(psutil.Error):
-        for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            with suppress(psutil.Error):
-                total += each.memory_full_info().pss
-    return total / 2**20
+    return dict(json.loads(lines[-1]))
 
 
 def relative_error(reference: Path, parameters: Path, rounds: int) -> float:
@@ -231,20 +249,6 @@ def versions(python: str) -> dict[str, str]:
     return {package["name"]: package["version"] for package in json.loads(listed) if package["name"] in named}
 
 
-def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each measured target with its ratio."""
-    figures = {(row["workload"], row["system"]): row["ms_per_round"] for row in rows}
-    found = []
-    for workload, peer, bound, wanted in TARGETS:
-        own, other = figures.get((workload, "narrowcast")), figures.get((workload, peer))
-        if own and other:
-            ratio = own / other if bound == "at most" else other / own
-            met = ratio <= wanted if bound == "at most" else ratio >= wanted
-            row = {"workload": workload, "peer": peer, "bound": bound, "wanted": wanted, "got": ratio, "met": met}
-            found.append(row)
-    return found
-
-
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill a system that still runs, with its children."""
     if process.poll() is None:
@@ -255,39 +259,16 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _print(result: dict[str, Any]) -> None:
-    console = Console(width=130)
-    own = {row["workload"]: row["ms_per_round"] for row in result["rows"] if row["system"] == "narrowcast"}
-    title = f"Median of {result['repeats']} runs, each the median of its rounds"
-    columns = ("ms/round", "best", "x narrowcast", "first s", "total s", "peak MiB", "accuracy", "load")
-    table = Table("workload", "system", *columns, title=title)
-    for row in result["rows"]:
-        base = own.get(row["workload"])
-        table.add_row(
-            row["workload"], row["system"], f"{row['ms_per_round']:.2f}", f"{row['best_ms_per_round']:.2f}",
-            f"{row['ms_per_round'] / base:.2f}" if base else "", f"{row['first_round_seconds']:.2f}",
-            f"{row['total_seconds']:.1f}", f"{row['peak_mib']:.0f}", f"{row['accuracy']:.3f}", f"{row['load']:.1f}",
-        )  # fmt: skip
-    console.print(table)
-    targets = Table("workload", "against", "wanted", "got", "", title="Targets of narrowcast in one process")
-    for each in result["targets"]:
-        targets.add_row(
-            each["workload"], each["peer"], f"{each['bound']} {each['wanted']:g} x", f"{each['got']:.2f} x",
-            "met" if each["met"] else "missed",
-        )  # fmt: skip
-    console.print(targets)
-    for venv, packages in result["versions"].items():
-        print(f"{venv}: {', '.join(f'{name} {version}' for name, version in packages.items())}")
-    print(f"{result['machine']}; load average {result['load_average'][0]:.2f}")
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = list(dict.fromkeys(system.name for system in SYSTEMS))
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
-    usual = [name for name, system in SYSTEMS.items() if system.usual]
-    parser.add_argument("--systems", nargs="+", default=usual, choices=SYSTEMS, metavar="NAME", help=", ".join(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", default=names, choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after this time")
+    parser.add_argument("--csv", type=Path, default=HERE.parent / "results" / "peers.csv", help="results, resumed")
+    parser.add_argument("--write", type=Path, help="Markdown page whose tables are replaced")
+    parser.add_argument("--venvs", type=Path, default=HERE.parents[1] / ".bench", help="folder of the peers' packages")
     return parser.parse_args()
 
 

@@ -76,17 +76,22 @@ def cnn() -> nn.Sequential:
 
 @dataclass
 class Stopwatch:
-    """The seconds of each round: those since `start` or the last `lap`, or those given to `add`."""
+    """The seconds of each round, and this process's processor time: since `start` or the last `lap`, or those given
+    to `add`, without processor time."""
 
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
     _last: float = 0.0
+    _last_cpu: float = 0.0
 
     def start(self) -> None:
-        self._last = time.perf_counter()
+        self._last, self._last_cpu = time.perf_counter(), time.process_time()
 
     def lap(self) -> None:
-        before, self._last = self._last, time.perf_counter()
+        before, before_cpu = self._last, self._last_cpu
+        self.start()
         self.seconds.append(self._last - before)
+        self.cpu_seconds.append(self._last_cpu - before_cpu)
 
     def add(self, seconds: float) -> None:
         self.seconds.append(seconds)
@@ -110,7 +115,8 @@ def report(
     """Write the final parameters, or those of every round, and print the result as the last line."""
     tensors = every_round or [parameters]
     np.savez(path, **{f"{index}/{name}": values for index, each in enumerate(tensors) for name, values in each.items()})
-    line = {"round_seconds": watch.seconds, "accuracy": workload.accuracy(parameters), "parameters": str(path)}
+    cpu = watch.cpu_seconds or [0.0] * len(watch.seconds)
+    line = {"round_seconds": watch.seconds, "cpu_seconds": cpu, "accuracy": workload.accuracy(parameters)}
     print("\n" + json.dumps(line), flush=True)
 
 

@@ -70,7 +70,7 @@ WORKLOADS = {
         "mnist",
         100,
         10,
-        rounds=8,
+        rounds=6,
         warm_up=2,
         batch_size=10,
         learning_rate=0.05,
