@@ -1,124 +1,205 @@
-"""Comparison of series at equal bits."""
+"""Tuning with equal trials, the frontier of what it chose, and the decay ablation."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from narrowcast.reproduce.frontier import Frontier, Series, band, judge_rates
-from narrowcast.reproduce.paper_results import TARGETS
+from narrowcast.cli.main import main
+from narrowcast.reproduce.decay import RATES, cells
+from narrowcast.reproduce.decay_table import judge_decay, plot_decay
+from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
+from narrowcast.reproduce.long_runs import Queue, merge, work
+from narrowcast.reproduce.long_studies import STUDIES, finished
 from narrowcast.reproduce.reproduction import in_short
+from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows, unpacked_hits
 from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.tuning_study import Range, Study, point, read_tuning_study
 
-OURS = Series("ours", "scolr-channel-ml1m", (), band("min_error", 1.0, (4, 16)), {"4": 1.0, "16": 0.5}, "k")
-RIVAL = Series("rival", "fedmf-ml1m", (), {"a": (), "b": (), "c": ()}, dict.fromkeys("abc", 1.0), "r")
-STUDY = Frontier("t", "test.hr@10", 1000, (4, 16), {4: 60.0}, RunSpec("full", "fedmf-ml1m"), OURS, (RIVAL,), 55.0)
-
-
-def run(share: float, *accuracies: float) -> list[dict[str, Any]]:
-    return [{"rounds": 2, "uplink_bits": 2000 * share, "final": {"test.hr@10": value / 100}} for value in accuracies]
+NAMES = ("ml1m", "mnist")
 
 
-def results(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    labels = {"full": run(1.0, 65, 66)}
-    for series, setting, value in (
-        (OURS, "4", run(1 / 4, 62, 64)),
-        (OURS, "16", run(1 / 16, 51, 51)),
-        (RIVAL, "a", run(1 / 2, 59, 61)),
-        (RIVAL, "b", run(1 / 8, 55, 57)),
-        (RIVAL, "c", run(1 / 8, 54, 56)),
-    ):
-        labels[series.run(setting).label] = changes.get(setting, value)
-    return labels
+def result(accuracy: float, *, share: float = 0.01, test: bool = True, **others: Any) -> dict[str, Any]:
+    """Return a result on MovieLens-1M; `share`: its uplink as a fraction of updates in float32."""
+    dense = 60 * 3706 * 64 * 32 * 1000
+    metrics = {"test.hr@10": accuracy} if test else {"validation.hr@10": accuracy}
+    return {"rounds": 1000, "uplink_bits": int(dense * share), "downlink_bits": dense, "final": metrics, **others}
 
 
-def test_rivals_are_read_at_the_bits_that_were_taken() -> None:
-    verdicts = {verdict.what: verdict for verdict in STUDY.judge(results())}
-    at_4 = verdicts["1/4: ours, took 1/4"]
-    assert at_4.verdict == "above the next best, rival with 58.00: +5.00 ± 0.00"  # half way between 1/8 and 1/2
-    assert (at_4.paper, at_4.difference, at_4.by_seed) == ("60.00", "+3.00", (62.0, 64.0))
-    at_16 = verdicts["1/16: ours, took 1/16"]
-    assert at_16.verdict == "above the next best, rival with 0.00: +51.00 ± 0.00"  # it cannot send so little
-    assert verdicts["rival, a"].verdict == "for 1/2"
+def tuned(study: Study, **best: int) -> Rows:
+    """Return rows of a whole study in which trial `best[method]`, 0 otherwise, has the best validation metric."""
+    rows: Rows = {}
+    for method in study.methods:
+        for number in range(study.tuning.trials):
+            accuracy = 0.8 if number == best.get(method, 0) else 0.7 - number / 1000
+            rows[key_of(study.trial(method, number), study.tuning.seed)] = result(
+                accuracy, test=False, wall_seconds=1.0
+            )
+    return rows
 
 
-def test_scolr_is_no_rival_of_itself() -> None:
-    name = replace(RIVAL, name="SCoLR otherwise")
-    judged = replace(STUDY, others=(RIVAL, name)).judge(
-        {
-            **results(),
-            name.run("a").label: run(1 / 2, 90, 90),
-            **{name.run(each).label: run(1 / 9, 80, 80) for each in "bc"},
+def add_test_runs(study: Study, rows: Rows, method: str, number: int, *accuracies: float) -> Rows:
+    for seed, accuracy in enumerate(accuracies):
+        rows[key_of(study.test(method, number), seed)] = result(accuracy / 100)
+    return rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_has_the_same_number_of_trials_on_another_seed(name: str) -> None:
+    study = read_tuning_study(name)
+    assert len(study.trials) == len({each.label for each in study.trials}) == study.tuning.trials * len(study.methods)
+    assert study.tuning.seed not in range(5)
+    planned = list(STUDIES[f"tuning-{name}"]({}))
+    assert {each.seed for each in planned} == {study.tuning.seed}
+    assert not any(each.test for each in planned)
+    for spec in study.trials:
+        experiment = spec.configured(study.tuning.seed, spec.label)
+        assert name == "mnist" or experiment.plain()["data"]["validation"] == "random"
+        assert experiment.training.weight_decay >= 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_common_dimensions_take_the_same_values_in_every_study(name: str) -> None:
+    study = read_tuning_study(name)
+    for number in range(study.tuning.trials):
+        rates = {
+            tuple(part for part in study.trial(method, number).overrides if part.startswith("training."))
+            for method in study.methods
         }
+        assert len(rates) == 1
+
+
+def test_points_fill_every_dimension() -> None:
+    places = np.array([point(number) for number in range(16)])
+    assert (np.sort(places, axis=0) < np.linspace(0, 1, 17)[1:, None] + 0.15).all()
+    assert (np.abs(np.corrcoef(places.T)) - np.eye(places.shape[1]) < 0.5).all()
+
+
+def test_ranges_hold_both_ends() -> None:
+    levels = Range(low=1, high=16, log=True, integer=True)
+    assert {levels.at(place) for place in np.linspace(0, 0.999, 400)} == {f"{level}" for level in range(1, 17)}
+    assert Range(low=0.25, high=2, log=True).at(0) == "0.25"
+
+
+def test_a_trial_may_win_a_band_above_its_own_bits_and_none_below() -> None:
+    study = read_tuning_study("ml1m")
+    rows = tuned(study, svd=1)
+    rows[key_of(study.trial("svd", 1), 100)]["uplink_bits"] = int(study.dense_bits * 1000 / 100)
+    rows[key_of(study.trial("svd", 2), 100)]["uplink_bits"] = int(study.dense_bits * 1000 / 2000)
+    for number in (0, *range(3, study.tuning.trials)):
+        rows[key_of(study.trial("svd", number), 100)]["uplink_bits"] = study.dense_bits * 1000
+    results = {spec.label: found for spec in study.trials if (found := finished(rows, spec))}
+    assert study.winners(results)["svd"] == {8: 1, 64: 1, 256: 2, 1024: 2}
+    results.pop(study.trial("svd", 0).label)
+    assert "svd" not in study.winners(results)  # before all of its trials are finished
+
+
+def test_test_seeds_are_planned_once_a_method_is_tuned() -> None:
+    study = read_tuning_study("ml1m")
+    rows = tuned(study, svd=1)
+    planned = [each for each in STUDIES["frontier-ml1m"](rows) if "-svd-" in each.spec.label]
+    assert {each.spec.label for each in planned if "adaptive" not in each.spec.label} == {study.test("svd", 1).label}
+    assert {each.seed for each in planned} == set(range(5))
+    assert all("data.validation=random" not in each.spec.overrides for each in planned)
+    assert not list(STUDIES["frontier-ml1m"]({}))
+
+
+def test_methods_are_compared_seed_by_seed_with_float32_and_with_the_best_of_the_band(tmp_path: Path) -> None:
+    study = read_tuning_study("ml1m")
+    rows = tuned(study)
+    rows = add_test_runs(study, rows, "float32", 0, 64.0, 65.0, 66.0, 65.5, 64.5)
+    rows = add_test_runs(study, rows, "svd", 0, 64.05, 64.96, 66.04, 65.45, 64.52)
+    rows = add_test_runs(study, rows, "top_k", 0, 58.0, 59.1, 60.0, 59.4, 58.6)
+    said = {verdict.what: verdict for verdict in judge_frontier(study, rows)}
+    assert said["FedMF, float32"].verdict.startswith("reference")
+    assert said["at most 1/64: SVD"].verdict.startswith("best mean; to float32: level (p = ")
+    assert said["at most 1/64: Top-K, no error feedback"].verdict.startswith("behind the best (-5.98")
+    assert "off by -5.98" in said["at most 1/64: Top-K, no error feedback"].verdict
+    assert "at most 1/256: SVD" not in said  # it took 1/100
+    plot_frontier(study, rows, tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 10_000
+    assert any(
+        verdict.what == "SVD: 1/8, 1/64" and "trial 0, 1/100" in verdict.verdict
+        for verdict in judge_tuning(study, rows)
     )
-    assert any(verdict.verdict == "above the next best, rival with 58.00: +5.00 ± 0.00" for verdict in judged)
-    assert any(verdict.what == "SCoLR otherwise, a" for verdict in judged)
 
 
-def test_losing_and_being_level_are_said() -> None:
-    lost = STUDY.judge(results(**{"4": run(1 / 4, 50, 51)}))
-    assert any(verdict.verdict == "below the next best, rival with 58.00: -7.50 ± 6.35" for verdict in lost)
-    level = STUDY.judge(results(**{"4": run(1 / 4, 56, 61)}))
-    assert any(verdict.verdict == "level with the next best, rival with 58.00: +0.50 ± 19.06" for verdict in level)
-    more = STUDY.judge(results(**{"a": run(1 / 2, 40, 40)}))  # more bits that serve worse need not be sent
-    assert any(verdict.verdict == "above the next best, rival with 56.00: +7.00 ± 0.00" for verdict in more)
-
-
-def test_the_differences_of_the_same_seeds_decide() -> None:
-    ours = replace(OURS, settings={"4": OURS.settings["4"]}, rates={"4": 1.0})
-    rival = replace(RIVAL, settings={"a": ()}, rates={"a": 1.0})
-    study = replace(STUDY, budgets=(4,), best=ours, others=(rival,))
-
-    def said(*accuracies: float) -> str:
-        values = {ours.run("4").label: run(1 / 4, *accuracies), rival.run("a").label: run(1 / 4, 50, 60, 70)}
-        return study.judge({"full": run(1.0, 65, 65, 65), **values})[1].verdict
-
-    # Student's t at two degrees of freedom is 4.303; the differences' standard deviation is 0.1, and then 10.
-    assert said(51.0, 61.1, 70.9) == "above the next best, rival with 60.00: +1.00 ± 0.25"
-    assert said(71.0, 61.0, 51.0) == "level with the next best, rival with 60.00: +1.00 ± 49.68"
-
-
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
-    STUDY.plot(results(), tmp_path / "t.png")
+def test_cells_of_the_ablation_are_compared_with_the_float32_that_validation_chose(tmp_path: Path) -> None:
+    rows: Rows = {}
+    for place, cell in enumerate(cells(1000)):
+        for rate in RATES:
+            better = 0.01 * (cell.item_decay == "0") + 0.02 * (rate == (1.0, 2.0))
+            rows[key_of(cell.tuning(rate), 100)] = result(0.75 + better, test=False)
+        spec = cell.test([rows[key_of(cell.tuning(rate), 100)] for rate in RATES])
+        assert "training.learning_rate=1" in spec.overrides
+        for seed in range(5):
+            rows[key_of(spec, seed)] = result(0.65 + 0.001 * ((seed * 7 + place) % 5))
+    verdicts = judge_decay(rows)
+    assert len(verdicts) == 12
+    assert verdicts[0].what == "1000 rounds, decay of Q 0: FedMF, float32"
+    assert "best float32 on validation users; rates 1 and 2" in verdicts[0].verdict
+    plot_decay(rows, tmp_path / "t.png")
     assert (tmp_path / "t.png").stat().st_size > 10_000
 
 
-def test_the_best_rate_is_named() -> None:
-    tried = ((OURS, "4", (0.5, 1.0)),)
-    values = {
-        OURS.at_rate("4", 0.5).label: [{"final": {"validation.hr@10": 0.4}}],
-        OURS.at_rate("4", 1.0).label: [{"final": {"validation.hr@10": 0.3}}],
-    }
-    verdicts = judge_rates(tried, values, "validation.hr@10")
-    assert [verdict.verdict for verdict in verdicts] == ["best of these", ""]
-    assert "data.validation=random" in OURS.at_rate("4", 0.5).overrides
+def test_rows_are_found_again_and_a_cut_one_is_repeated(tmp_path: Path) -> None:
+    spec, hits = RunSpec("a", "fedmf-ml1m", ("algorithm.codec=[{kind: eden}, entropy]",)), np.arange(70) % 3 == 0
+    for seed in (0, 1):
+        append(tmp_path / "s.csv", spec, seed, result(0.5 + seed / 10, hits=hits, wall_seconds=1.5))
+    rows = read_rows([tmp_path])
+    assert rows[key_of(spec, 1)]["final"] == {"test.hr@10": 0.6}
+    assert (unpacked_hits(rows[key_of(spec, 0)], 70) == hits).all()
+    whole = (tmp_path / "s.csv").read_bytes()
+    (tmp_path / "s.csv").write_bytes(whole[: whole.rindex(b",")])
+    assert list(read_rows([tmp_path])) == [key_of(spec, 0)]
+    append(tmp_path / "s.csv", spec, 1, result(0.7, hits=hits))
+    assert read_rows([tmp_path])[key_of(spec, 1)]["final"] == {"test.hr@10": 0.7}
+    (tmp_path / "there").mkdir()
+    merge([tmp_path], tmp_path / "there")
+    merge([tmp_path], tmp_path / "there")
+    assert read_rows([tmp_path / "there"]) == read_rows([tmp_path])
 
 
-@pytest.mark.parametrize("series", [OURS, RIVAL])
-def test_labels_can_be_folders(series: Series) -> None:
-    for setting in series.settings:
-        assert set(series.run(setting).label) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+def test_the_queue_gives_each_missing_run_once(tmp_path: Path) -> None:
+    queue = Queue(["decay-ml1m"], [tmp_path])
+    planned = list(queue.missing())
+    assert len(planned) == len(cells(1000)) * len(RATES)
+    queue.ended(planned[0], result(0.5, test=False, wall_seconds=7.0))
+    assert [each.spec for each in queue.missing()] == [each.spec for each in planned[1:]]
+    work(queue, tmp_path / "out", workers=1, seconds=1.0, memory_gib=1.0)  # no run fits into a second
+    assert not list((tmp_path / "out").glob("*.csv"))
+
+
+def test_a_study_is_drawn_from_the_results_of_another_machine(tmp_path: Path) -> None:
+    study = read_tuning_study("ml1m")
+    words = [
+        "reproduce",
+        "tuning-ml1m",
+        "--results",
+        str(tmp_path),
+        "--time-limit",
+        "0",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    empty = CliRunner().invoke(main, words)
+    assert empty.exit_code == 1
+    for number in range(study.tuning.trials):
+        append(tmp_path / "t.csv", study.trial("svd", number), 100, result(0.7, test=False, wall_seconds=1.0))
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert "SVD: 1/8, 1/64" in (tmp_path / "o" / "tuning-ml1m.md").read_text()
 
 
 def test_a_run_is_shown_by_the_metric_that_it_measured() -> None:
-    """Networks have no HR@10, which the line of a finished run of `frontier-mnist` once required."""
+    """Networks have no HR@10, which the line of a finished run once required."""
     assert in_short({"final": {"test.accuracy": 0.9123}, "wall_seconds": 12.3}) == "accuracy 91.23 %, 12.3 s"
     ranked = {"final": {"test.ndcg@10": 0.3, "test.hr@10": 0.5}, "wall_seconds": 1.0}
     assert in_short(ranked) == "HR@10 50.00 %, 1.0 s"
     assert in_short({"final": {"test.loss": 1.5}, "wall_seconds": 1.0}) == "1.0 s"
     assert in_short({"client_seconds": 0.1}) == "measured"
     assert in_short(ValueError("no space")) == "failed: no space"
-
-
-def test_the_frontier_of_a_network_is_judged_by_its_accuracy(tmp_path: Path) -> None:
-    target = TARGETS["frontier-mnist"]
-    values = {
-        spec.label: [{"rounds": 2, "uplink_bits": 10**6 * place, "final": {"test.accuracy": 0.9 + place / 1000}}]
-        for place, spec in enumerate(target.runs, 1)
-    }
-    verdicts, files = target.finish(values, tmp_path / "frontier-mnist")
-    assert (verdicts[0].what, verdicts[0].ours) == ("full updates in float32", "90.10")
-    assert [file.name for file in files] == ["frontier-mnist.png"]

@@ -32,8 +32,29 @@ from narrowcast.platform.errors import RunFailed, UserError
     show_default=True,
     help="Folder for the runs, tables and plots.",
 )
+@click.option(
+    "--results",
+    type=FOLDER,
+    default=Path("docs/results"),
+    show_default=True,
+    help="Folder with CSV files of finished runs, which studies of hundreds of runs do not repeat.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=float("inf"),
+    help="Seconds after which such a study stops running and draws what is finished; 0 runs nothing.",
+)
 def reproduce(
-    name: str | None, *, listing: bool, seeds: int, rounds: int | None, jobs: int | None, output: Path
+    name: str | None,
+    *,
+    listing: bool,
+    seeds: int,
+    rounds: int | None,
+    jobs: int | None,
+    output: Path,
+    results: Path,
+    time_limit: float,
 ) -> None:
     """Reproduce NAME, a table or figure of a paper, and compare it with the published numbers.
 
@@ -49,16 +70,20 @@ def reproduce(
     narrowcast reproduce wireless-table1                  seconds, no training
     narrowcast reproduce colr-fig3 --rounds 50 --seeds 1  a quick look
     narrowcast reproduce colr-table4                      the full target, on all cores
+    narrowcast reproduce decay-ml1m --time-limit 0        a study, from the results in the repository
 
     The exit status is 0 whatever the verdicts, and 1 if a run failed.
     """  # noqa: D301 - click wants the character
     from narrowcast.reproduce.paper_results import TARGETS
     from narrowcast.reproduce.report import verdict_table
+    from narrowcast.reproduce.study_targets import STUDY_TARGETS
 
     if listing:
         table = Table("name", "contents", "3 seeds on 2 cores", "source", box=None, pad_edge=False)
         for each, target in TARGETS.items():
             table.add_row(each, target.what, target.takes, target.source)
+        for each, study in STUDY_TARGETS.items():
+            table.add_row(each, study.what, study.takes, study.source)
         console().print(table)
         return
     if name is None:
@@ -69,10 +94,14 @@ def reproduce(
     again = shlex.join(
         [*words, *(["--rounds", str(rounds)] if rounds else []), *(["--jobs", str(jobs)] if jobs else [])]
     )
+    at_once = jobs or os.cpu_count() or 1
     try:
-        done = reproduction.reproduce(
-            name, seeds=seeds, rounds=rounds, at_once=jobs or os.cpu_count() or 1, output=output, say=_say
-        )
+        if name in STUDY_TARGETS:
+            if rounds is not None:
+                raise UserError(f"{name} has rounds of its own; leave out --rounds")
+            done = reproduction.draw_study(name, results=results, at_once=at_once, seconds=time_limit, output=output)
+        else:
+            done = reproduction.reproduce(name, seeds=seeds, rounds=rounds, at_once=at_once, output=output, say=_say)
     except RunFailed as error:
         raise RunFailed(f"{error} [{again}]") from error
     except KeyboardInterrupt:

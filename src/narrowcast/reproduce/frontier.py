@@ -1,199 +1,191 @@
-"""Accuracy against uplink bits: channel-adapted ranks and levels compared with other compression methods.
+"""Accuracy against traffic: the best setting of every method in each band of uplink, on test users and test seeds.
 
-The channel-aware series run on a shared band with Rayleigh fading, whose upload time is set so that a cohort can send
-about a given fraction of its full updates in float32. The rivals have links without fading or loss: each client sends
-its encoded update through the same entropy coder, and methods are compared at equal bits. This favours the rivals.
+Settings are those of the tuning study that were best on validation users. A method competes in a band with a setting
+that takes at most the band's bits, so that bits that serve worse need not be spent. Rivals have links without fading or
+loss; the channel-adapted methods are on a fading band, which favours the rivals.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+from matplotlib import colormaps
 
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
-from narrowcast.platform.types import FloatArray
-from narrowcast.reproduce.run_spec import Results, RunSpec
-from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
+from narrowcast.reproduce.long_studies import TEST_SEEDS, finished, tuning_results
+from narrowcast.reproduce.results_csv import Rows, unpacked_hits
+from narrowcast.reproduce.significance import CONFIDENCE, bootstrap_over_users, compare_paired, holm
+from narrowcast.reproduce.tuning_study import Study
+from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
 
-_BAND = "radio={channel: {kind: rayleigh, access: shared}, allocation: %s, upload_seconds: %g}"
+_FULL = "float32"
+_USERS = {"hr@10": 6040}
+"""Test users whose hits are kept, by metric."""
+_MARKERS = "osD^v<>pPX*hd"
 
 
 @dataclass(frozen=True)
-class Series:
-    """A compression method at several settings: common overrides, and those of each setting.
+class Setting:
+    """A method at the settings of a trial, and its test runs by seed."""
 
-    `rates`: the server's learning rate for each setting.
-    """
-
+    method: str
+    trial: int
     name: str
-    experiment: str
-    overrides: tuple[str, ...]
-    settings: Mapping[str, tuple[str, ...]]
-    rates: Mapping[str, float]
-    colour: str
-
-    def run(self, setting: str) -> RunSpec:
-        """Return the run of a setting."""
-        label = re.sub("[^a-z0-9.]+", "-", f"{self.experiment} {self.name} {setting}".lower()).strip("-")
-        rate = f"algorithm.server_learning_rate={self.rates[setting]:g}"
-        return RunSpec(label, self.experiment, (*self.overrides, *self.settings[setting], rate))
-
-    def at_rate(self, setting: str, rate: float) -> RunSpec:
-        """Return the run at another learning rate of the server, evaluated on validation users."""
-        other = replace(self, rates={setting: rate}).run(setting)
-        return replace(
-            other, label=f"{other.label}-rate-{rate:g}", overrides=(*other.overrides, "data.validation=random")
-        )
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Series to compare.
-
-    `full_bits`: bits of a round's updates in float32. `aims`: target accuracy in percent at 1 / key of those bits. The
-    plot ends at `lowest` percent; points below are drawn as arrows at its bottom.
-    """
-
-    title: str
-    metric: str
-    full_bits: int
-    budgets: tuple[int, ...]
-    aims: Mapping[int, float]
-    reference: RunSpec
-    best: Series
-    others: tuple[Series, ...]
-    lowest: float
+    runs: tuple[Any, ...]
+    accuracies: tuple[float, ...]
+    uplink: float
+    total: float
 
     @property
-    def runs(self) -> tuple[RunSpec, ...]:
-        """All runs of the study."""
-        return (self.reference, *(series.run(each) for series in self._series for each in series.settings))
+    def mean(self) -> float:
+        """The mean accuracy in percent."""
+        return float(np.mean(self.accuracies))
 
-    def judge(self, results: Results) -> list[PaperVerdict]:
-        """Compare the channel-aware series at each budget with its aim, and with the best rival at equal bits."""
-        full = _accuracies(results[self.reference.label], self.metric)
-        verdicts = [
-            PaperVerdict("full updates in float32", "", mean_and_spread(full), "reference", by_seed=tuple(full))
-        ]
-        for budget in self.budgets:
-            run = self.best.run(f"{budget}")
-            ours, share = _accuracies(results[run.label], self.metric), self._share(results, run)
-            others = [series for series in self.others if not series.name.startswith(("SCoLR", "Adaptive"))]
-            rivals = {series.name: self._at(results, series, share) for series in others}
-            name = max(rivals, key=lambda each: float(np.mean(rivals[each])))
-            aim = self.aims.get(budget)
+    @property
+    def traffic(self) -> str:
+        """The traffic as fractions of updates in float32, up, and up and down."""
+        return f"1/{1 / self.uplink:.0f} up, 1/{1 / self.total:.3g} in all"
+
+
+def tested(study: Study, rows: Rows) -> dict[str, dict[int, Setting]]:
+    """Return each method's setting by band, those whose test runs are all finished."""
+    found: dict[str, dict[int, Setting]] = {}
+    for method, best in study.winners(tuning_results(rows, study)).items():
+        for band, trial in best.items():
+            if runs := finished(rows, study.test(method, trial), TEST_SEEDS):
+                found.setdefault(method, {})[band] = Setting(
+                    method,
+                    trial,
+                    study.methods[method].name,
+                    tuple(runs),
+                    tuple(100 * run["final"].get(f"test.{study.metric}", 0.0) for run in runs),
+                    float(np.mean([study.share(run) for run in runs])),
+                    float(np.mean([study.share_of_total(run) for run in runs])),
+                )
+    return found
+
+
+def judge_frontier(study: Study, rows: Rows) -> list[PaperVerdict]:
+    """Compare every method in each band with float32, and with the best of the band, seed by seed.
+
+    p values of the comparisons with float32 are corrected over all settings, those with the best over the band.
+    """
+    settings = tested(study, rows)
+    if _FULL not in settings:
+        return []
+    full = next(iter(settings[_FULL].values()))
+    verdicts = [
+        PaperVerdict(full.name, "", mean_and_spread(full.accuracies), f"reference; {full.traffic}", "", full.accuracies)
+    ]
+    against = _against_full(study, settings, full)
+    for band in study.bands:
+        inside = sorted((each[band] for each in settings.values() if band in each), key=lambda each: -each.mean)
+        for setting, standing in zip(inside, _standings(inside), strict=True):
+            difference, said = against[setting.method, setting.trial]
             verdicts.append(
                 PaperVerdict(
-                    f"1/{budget}: {self.best.name}, took 1/{1 / share:.0f}",
-                    "" if aim is None else f"{aim:.2f}",
-                    mean_and_spread(ours),
-                    _against(np.array(ours) - rivals[name], f"{name} with {np.mean(rivals[name]):.2f}"),
-                    "" if aim is None else f"{np.mean(ours) - aim:+.2f}",
-                    tuple(ours),
+                    f"at most 1/{band}: {setting.name}",
+                    "",
+                    mean_and_spread(setting.accuracies),
+                    f"{standing}; to float32: {said}; {setting.traffic}",
+                    difference,
+                    setting.accuracies,
                 )
             )
-        for series in self._series:
-            for setting in series.settings:
-                ours = _accuracies(results[series.run(setting).label], self.metric)
-                share = self._share(results, series.run(setting))
-                what = f"{series.name}, {setting}"
-                verdicts.append(
-                    PaperVerdict(what, "", mean_and_spread(ours), f"for 1/{1 / share:.0f}", by_seed=tuple(ours))
-                )
-        return verdicts
-
-    def plot(self, results: Results, path: Path) -> None:
-        """Plot mean and standard deviation over the seeds against the fraction of bits sent."""
-        figure, (axes,) = new_figure(self.title, panels=1)
-        for series in self._series:
-            shares, values = self._points(results, series)
-            means, spread = values.mean(axis=1), values.std(axis=1, ddof=min(1, values.shape[1] - 1))
-            spread = np.where(means < self.lowest, 0.0, spread)
-            wide = 2.4 if series is self.best else 1.4
-            axes.errorbar(
-                shares, means, spread,
-                color=series.colour, marker=".", capsize=2, linewidth=wide, label=series.name,
-            )  # fmt: skip
-            below = shares[means < self.lowest]
-            axes.plot(below, np.full(len(below), self.lowest), "v", color=series.colour, clip_on=False)
-        full = float(np.mean(_accuracies(results[self.reference.label], self.metric)))
-        axes.axhline(full, color=BLACK, linestyle="--", linewidth=1, label="full updates in float32")
-        if self.aims:
-            axes.plot([1 / each for each in self.aims], list(self.aims.values()), "k+", label="aims")
-        axes.set_xscale("log", base=2)
-        ticks = [1 / 4**power for power in range(2, 8)]
-        axes.set_xticks(ticks, [f"1/{1 / tick:.0f}" for tick in ticks])
-        axes.set_ylim(bottom=self.lowest)
-        axes.set(xlabel="uplink, of full updates in float32", ylabel=f"{self.metric} (%)")
-        axes.legend(fontsize=8, frameon=False, loc="lower right")
-        figure.savefig(path, dpi=150)
-
-    @property
-    def _series(self) -> tuple[Series, ...]:
-        return (self.best, *self.others)
-
-    def _share(self, results: Results, run: RunSpec) -> float:
-        """Return a run's uplink as a fraction of full updates in float32, mean over its seeds."""
-        seeds = results[run.label]
-        return float(np.mean([seed["uplink_bits"] / (seed["rounds"] * self.full_bits) for seed in seeds]))
-
-    def _points(self, results: Results, series: Series) -> tuple[FloatArray, FloatArray]:
-        """Return the bit fractions of a series' settings, ascending [S], and their accuracies [S, seeds]."""
-        runs = sorted(map(series.run, series.settings), key=lambda each: self._share(results, each))
-        shares = np.array([self._share(results, each) for each in runs])
-        return shares, np.array([_accuracies(results[each.label], self.metric) for each in runs])
-
-    def _at(self, results: Results, series: Series, share: float) -> FloatArray:
-        """Return a series' accuracy per seed at a bit fraction, interpolated in log bits; zero below its lowest."""
-        shares, values = self._points(results, series)
-        means = values.mean(axis=1)
-        # A method need not spend bits that do not help it.
-        useful = [int(np.argmax(means[: place + 1])) for place in range(len(means))]
-        return np.array([np.interp(np.log(share), np.log(shares), each, left=0.0) for each in values[useful].T])
-
-
-Tried = tuple[tuple[Series, str, tuple[float, ...]], ...]
-"""Series, setting, and the learning rates of the server to try."""
-
-
-def judge_rates(tried: Tried, results: Results, metric: str) -> list[PaperVerdict]:
-    """Report the validation accuracy of each learning rate, and mark the best of each setting."""
-    verdicts = []
-    for series, setting, rates in tried:
-        values = {rate: _accuracies(results[series.at_rate(setting, rate).label], metric) for rate in rates}
-        best = max(values, key=lambda rate: np.mean(values[rate]))
-        verdicts += [
-            PaperVerdict(
-                f"{series.name}, {setting}, rate {rate:g}",
-                "",
-                mean_and_spread(ours),
-                "best of these" if rate == best else "",
-                by_seed=tuple(ours),
-            )
-            for rate, ours in values.items()
-        ]
     return verdicts
 
 
-def band(allocation: str, seconds_for_all: float, budgets: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
-    """Return settings for 1 / budget of the bits, on a shared band that carries full updates in `seconds_for_all`."""
-    return {f"{each}": (_BAND % (allocation, seconds_for_all / each),) for each in budgets}
+def _against_full(
+    study: Study, settings: dict[str, dict[int, Setting]], full: Setting
+) -> dict[tuple[str, int], tuple[str, str]]:
+    """Return by method and trial the difference to float32 and its verdict."""
+    every = {(each.method, each.trial): each for best in settings.values() for each in best.values() if each != full}
+    tests = {key: compare_paired(each.accuracies, full.accuracies) for key, each in every.items()}
+    corrected = zip(
+        holm([test.p_level for test in tests.values()]), holm([test.p_zero for test in tests.values()]), strict=True
+    )
+    said = {}
+    for (key, test), (p_level, p_zero) in zip(tests.items(), corrected, strict=True):
+        users = over_users(every[key].runs, full.runs, _USERS.get(study.metric, 0))
+        said[key] = (
+            f"{test.interval.mean:+.2f}",
+            describe(test, p_level, p_zero, len(full.accuracies)) + (f", over users {users}" if users else ""),
+        )
+    return said
 
 
-def _against(ahead: FloatArray, rival: str) -> str:
-    """Return the order by paired differences: level if the 95 % interval of their mean contains zero."""
-    mean, half = float(np.mean(ahead)), 0.0
-    if len(ahead) > 1:
-        half = float(stdtrit(len(ahead) - 1, 0.975) * np.std(ahead, ddof=1) / np.sqrt(len(ahead)))
-    order = "level with" if abs(mean) <= half else "above" if mean > 0 else "below"
-    return f"{order} the next best, {rival}: {mean:+.2f}" + (f" ± {half:.2f}" if len(ahead) > 1 else "")
+def over_users(ours: Sequence[Any], theirs: Sequence[Any], users: int) -> str:
+    """Return the interval of a difference over resampled users in points, empty if hits are not kept."""
+    if not users or not all("hits" in run for run in (*ours, *theirs)):
+        return ""
+    interval = bootstrap_over_users(*([100.0 * unpacked_hits(run, users) for run in runs] for runs in (ours, theirs)))
+    return f"{interval.low:+.2f} to {interval.high:+.2f}"
 
 
-def _accuracies(runs: object, metric: str) -> list[float]:
-    assert isinstance(runs, list)
-    return [100 * run["final"][metric] for run in runs]
+def _standings(inside: Sequence[Setting]) -> list[str]:
+    """Return the standing of each setting of a band, best first."""
+    if not inside:
+        return []
+    tests = [compare_paired(each.accuracies, inside[0].accuracies) for each in inside[1:]]
+    corrected = holm([test.p_zero for test in tests])
+    behind = [
+        f"{'behind' if p < 1 - CONFIDENCE else 'not separated from'} the best ({test.interval.mean:+.2f}, p = {p:.2g})"
+        for test, p in zip(tests, corrected, strict=True)
+    ]
+    return ["best mean", *behind]
+
+
+def plot_frontier(study: Study, rows: Rows, path: Path) -> None:
+    """Plot mean and standard deviation over the seeds against the uplink, and against uplink plus downlink."""
+    figure, panels = new_figure(f"Accuracy against traffic, {study.name}, mean of {TEST_SEEDS} seeds", panels=2)
+    colours = colormaps["tab20"]
+    settings = tested(study, rows)
+    ends = ("uplink", "total")
+    for axes, end in zip(panels, ends, strict=True):
+        for place, (method, best) in enumerate(settings.items()):
+            shown = sorted({each.trial: each for each in best.values()}.values(), key=lambda each: getattr(each, end))
+            accuracies = np.array([each.accuracies for each in shown])
+            axes.errorbar(
+                [getattr(each, end) for each in shown],
+                accuracies.mean(axis=1),
+                accuracies.std(axis=1, ddof=1),
+                color=BLACK if method == _FULL else colours(place % 20),
+                marker=_MARKERS[place % len(_MARKERS)],
+                markersize=4,
+                capsize=2,
+                linewidth=1.2,
+                label=study.methods[method].name,
+            )
+        if _FULL in settings:
+            full = next(iter(settings[_FULL].values()))
+            axes.axhline(full.mean, color=BLACK, linestyle="--", linewidth=1)
+            axes.set_ylim(max(0.0, full.mean - 12), full.mean + 2)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"1/{1 / value:.0f}")
+    panels[0].set(xlabel="uplink, of updates in float32", ylabel=f"test {study.metric} (%)")
+    panels[1].set(xlabel="uplink and downlink, of both in float32")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def judge_tuning(study: Study, rows: Rows) -> list[PaperVerdict]:
+    """Return the best trial of each method in each band, with its validation metric and its overrides."""
+    results = tuning_results(rows, study)
+    verdicts = []
+    for method, best in study.winners(results).items():
+        for trial in dict.fromkeys(best.values()):
+            spec = study.trial(method, trial)
+            run = results[spec.label][0]
+            bands = ", ".join(f"1/{band}" for band, each in best.items() if each == trial)
+            reached = 100 * run["final"].get(f"validation.{study.metric}", 0.0)
+            rates = " ".join(each for each in spec.overrides if each.startswith(("training", "algorithm.server")))
+            what = f"{study.methods[method].name}: {bands}"
+            verdicts.append(
+                PaperVerdict(what, "", f"{reached:.2f}", f"trial {trial}, 1/{1 / study.share(run):.0f}, {rates}")
+            )
+    return verdicts

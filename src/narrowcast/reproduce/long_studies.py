@@ -13,6 +13,7 @@ from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
 
 TEST_SEEDS = 5
+DECAY_SEEDS = dict(zip(decay.ROUNDS, (5, 3), strict=True))
 _OTHER_SEEDS = 3
 _OTHER_BANDS = (256, 2048)
 _BEST_METHODS = 4
@@ -64,7 +65,7 @@ def _frontier(name: str) -> Plan:
     return plan
 
 
-def _decay(rounds: int, seeds: int) -> Plan:
+def _decay(rounds: int) -> Plan:
     name = "decay-ml1m" if rounds == decay.ROUNDS[0] else f"decay-ml1m-{rounds}"
 
     def plan(rows: Rows) -> Iterator[Planned]:
@@ -73,7 +74,7 @@ def _decay(rounds: int, seeds: int) -> Plan:
             for cell in cells:
                 spec = cell.tuning(rate)
                 yield Planned(name, spec, spec.first_seed, test=False)
-        for seed in range(seeds):
+        for seed in range(DECAY_SEEDS[rounds]):
             for cell in cells:
                 tried = [finished(rows, cell.tuning(rate)) for rate in decay.RATES]
                 if all(tried):
@@ -161,12 +162,12 @@ def _channel(ablation: Ablation) -> Plan:
 
 STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
-    "decay-ml1m": _decay(decay.ROUNDS[0], TEST_SEEDS),
+    "decay-ml1m": _decay(decay.ROUNDS[0]),
     "total-ml1m": _total_traffic,
     "frontier-ml1m": _frontier("ml1m"),
     "tuning-mnist": _tuning("mnist"),
     "frontier-mnist": _frontier("mnist"),
-    "decay-ml1m-3000": _decay(decay.ROUNDS[1], _OTHER_SEEDS),
+    "decay-ml1m-3000": _decay(decay.ROUNDS[1]),
     "frontier-others": others,
     ML1M.name: _channel(ML1M),
     MNIST.name: _channel(MNIST),

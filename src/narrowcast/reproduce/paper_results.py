@@ -33,9 +33,6 @@ from narrowcast.reproduce.colr_accuracy import (
     judge_points,
     plot_points,
 )
-from narrowcast.reproduce.frontier import Frontier, Tried, judge_rates
-from narrowcast.reproduce.frontier_ml1m import ML1M, TRIED, TUNED
-from narrowcast.reproduce.frontier_mnist import MNIST
 from narrowcast.reproduce.run_spec import Results, RunSpec
 from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.verdict import PaperVerdict
@@ -140,30 +137,6 @@ def _figure_2(results: Results, path: Path) -> Finished:
     return colr_components.judge_components(results), [png]
 
 
-def _frontier(what: str, takes: str, frontier: Frontier) -> Target:
-    def finish(results: Results, path: Path) -> Finished:
-        frontier.plot(results, png := path.with_suffix(".png"))
-        return frontier.judge(results), [png]
-
-    return Target(OWN, what, f"{len(frontier.runs)} runs a seed, {takes}", finish, frontier.runs)
-
-
-def _rates(tried: Tried, metric: str) -> Target:
-    runs = tuple(series.at_rate(setting, rate) for series, setting, rates in tried for rate in rates)
-
-    def finish(results: Results, path: Path) -> Finished:
-        del path
-        return judge_rates(tried, results, metric), []
-
-    return Target(
-        OWN,
-        "learning rates of frontier-ml1m, on validation users",
-        f"{len(runs)} runs a seed, 3 h",
-        finish,
-        runs,
-    )
-
-
 def _channel(ablation: Ablation, what: str, takes: str) -> Target:
     runs = ablation.chosen_runs
 
@@ -253,10 +226,6 @@ TARGETS: Mapping[str, Target] = {
         notes=(*_LEVEL, "HR@10 of SVD and Top-K was read from a plot."),
     ),
     "colr-bound": Target(COLR, "Theorem D.3: error of a low-rank round beside its bound", "10 s, no runs", _bound),
-    "frontier-ml1m": _frontier("accuracy against uplink, ml-1m", "3 h", ML1M),
-    "frontier-mnist": _frontier("accuracy against uplink, a network on MNIST", "1 h", MNIST),
-    "frontier-ml1m-rates": _rates(TRIED, "validation.hr@10"),
     "channel-ml1m": _channel(CHANNEL_ML1M, "what the channel adds to a codec, ml-1m", "1 h"),
     "channel-mnist": _channel(CHANNEL_MNIST, "what the channel adds to a codec, a network on MNIST", "30 min"),
-    "frontier-ml1m-tuned": _frontier("frontier-ml1m at tuned learning rates", "1 h", TUNED),
 }

@@ -15,6 +15,7 @@ from narrowcast.platform.tracking.units import format_percent, format_seconds
 from narrowcast.reproduce.paper_results import TARGETS, Target
 from narrowcast.reproduce.report import as_csv, as_markdown
 from narrowcast.reproduce.run_pool import ReproductionRun, run_all
+from narrowcast.reproduce.study_targets import STUDY_TARGETS
 from narrowcast.reproduce.verdict import PaperVerdict
 from narrowcast.runs.run_folder import make_writable
 
@@ -34,8 +35,26 @@ class Reproduction:
 def find_target(name: str) -> Target:
     """Return the target of this name; raise a `UserError` that lists the targets if there is none."""
     if name not in TARGETS:
-        raise UserError(f'no table or figure "{name}"; there are: {", ".join(TARGETS)}{suggest(name, TARGETS)}')
+        known = [*TARGETS, *STUDY_TARGETS]
+        raise UserError(f'no table or figure "{name}"; there are: {", ".join(known)}{suggest(name, known)}')
     return TARGETS[name]
+
+
+def draw_study(name: str, *, results: Path, at_once: int, seconds: float, output: Path) -> Reproduction:
+    """Run what study `name` lacks, for so many seconds, and write its table and plot to `output`.
+
+    Runs that are in the CSV files of `results` are not repeated; others are appended to those of `output`. Raise
+    `UserError` for a wrong request, `RunFailed` if nothing can be drawn yet.
+    """
+    target = STUDY_TARGETS[name]
+    make_writable(output)
+    rows = target.rows(results, output, at_once, seconds)
+    verdicts, plots = target.finish(rows, output / name)
+    if not verdicts:
+        raise RunFailed(f"{name}: too few of its runs are finished for a table; repeat the command")
+    title, notes, file = f"{name}: {target.what}", (f"Source: {target.source}.",), output / f"{name}.md"
+    file.write_text(as_markdown(title, verdicts, notes))
+    return Reproduction(title, notes, verdicts, [file, *plots])
 
 
 def reproduce(

@@ -1,0 +1,74 @@
+"""The targets of `narrowcast reproduce` that are studies of narrowcast's own, of hundreds of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowcast.reproduce.decay_table import judge_decay, plot_decay
+from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
+from narrowcast.reproduce.long_runs import Queue, work
+from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.tuning_study import read_tuning_study
+from narrowcast.reproduce.verdict import PaperVerdict
+
+Finished = tuple[list[PaperVerdict], list[Path]]
+_MEMORY_GIB = 100.0
+
+
+@dataclass(frozen=True)
+class StudyTarget:
+    """A table of studies, whose runs have seeds and rounds of their own; `finish` takes their rows.
+
+    `takes`: time on 2 cores.
+    """
+
+    what: str
+    takes: str
+    studies: tuple[str, ...]
+    finish: Callable[[Rows, Path], Finished]
+    source: str = "no paper: a study of narrowcast"
+
+    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Rows:
+        """Return the rows in the CSV files of both folders, after running what they lack for so many seconds."""
+        queue = Queue(self.studies, [results, output])
+        if seconds and next(queue.missing(), None) is not None:
+            work(queue, output, at_once, seconds, _MEMORY_GIB)
+        return queue.rows
+
+
+def _frontier(name: str, takes: str) -> StudyTarget:
+    def finish(rows: Rows, path: Path) -> Finished:
+        study = read_tuning_study(name)
+        plot_frontier(study, rows, png := path.with_suffix(".png"))
+        return judge_frontier(study, rows), [png]
+
+    return StudyTarget(f"accuracy against traffic, {name}", takes, (f"tuning-{name}", f"frontier-{name}"), finish)
+
+
+def _tuning(name: str, takes: str) -> StudyTarget:
+    def finish(rows: Rows, path: Path) -> Finished:
+        del path
+        return judge_tuning(read_tuning_study(name), rows), []
+
+    return StudyTarget(f"equal trials of every method on validation users, {name}", takes, (f"tuning-{name}",), finish)
+
+
+def _decay(rows: Rows, path: Path) -> Finished:
+    plot_decay(rows, png := path.with_suffix(".png"))
+    return judge_decay(rows), [png]
+
+
+STUDY_TARGETS: Mapping[str, StudyTarget] = {
+    "tuning-ml1m": _tuning("ml1m", "160 runs, 2 h"),
+    "tuning-mnist": _tuning("mnist", "120 runs, 2 h"),
+    "frontier-ml1m": _frontier("ml1m", "about 350 runs, 4 h"),
+    "frontier-mnist": _frontier("mnist", "about 260 runs, 4 h"),
+    "decay-ml1m": StudyTarget(
+        "decay of the item matrix: float32, SVD, quantised and EDEN",
+        "192 runs, 4 h",
+        ("decay-ml1m", "decay-ml1m-3000"),
+        _decay,
+    ),
+}
