@@ -263,7 +263,13 @@ class Algorithm(Protocol):
         ...
 
     def download_bits(
-        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+        self,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
     ) -> IntArray | None:
         """Return the bits that each client of a cohort downloads, [C]; None if `Broadcast.full` and `update` say it.
 
@@ -325,10 +331,16 @@ class AlgorithmDefaults:
         return None
 
     def download_bits(
-        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+        self,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
     ) -> IntArray | None:
         """Return None: downloads are those of the broadcast."""
-        del broadcast, task, cohort, last_round, round_index
+        del server, broadcast, task, cohort, last_round, round_index
         return None
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:

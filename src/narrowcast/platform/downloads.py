@@ -15,7 +15,7 @@ def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> I
     run, round_index = live.run, live.round_index + 1
     catches_up = run.plan.downlink == "catch_up"
     last_round = live.population.last_round[clients] if catches_up else np.full(len(clients), round_index - 1)
-    own = run.algorithm.download_bits(broadcast, run.task, clients, last_round, round_index)
+    own = run.algorithm.download_bits(live.server, broadcast, run.task, clients, last_round, round_index)
     if own is not None:
         return own
     full = np.full(len(clients), broadcast.full.wire_bits())

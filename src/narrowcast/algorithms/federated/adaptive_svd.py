@@ -118,11 +118,18 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
 
     def download_bits(
-        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+        self,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
     ) -> IntArray | None:
-        """Return the size of the rows that each client asks for, [C]; None without `download`."""
-        del last_round
-        return None if self.download is None else self.download.bits(broadcast, task, cohort, round_index)
+        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
+        if self.download is None:
+            return None
+        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
@@ -130,11 +137,12 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return Q plus the mean of the decoded changes, at the server's learning rate."""
-        del broadcast
         rows = RowSum.of(total)
         update = rows.mean() * np.float32(self.server_learning_rate)
         item_factors = np.asarray(server[ITEM_FACTORS]) + update
-        held = CodedDownload.kept(server)
+        held = (
+            {} if self.download is None else self.download.kept({ITEM_FACTORS: server[ITEM_FACTORS]}, server, broadcast)
+        )
         return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows(), **held}
 
     def final(self, server: Arrays) -> Arrays:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
-from narrowcast.algorithms.codecs.grid import GridPayload, grid_points, grid_values
+from narrowcast.algorithms.codecs.grid import GridPayload, GridPoints, grid_points, grid_values
 from narrowcast.algorithms.codecs.indices import write_indices
 from narrowcast.algorithms.codecs.message_header import HEADER_BITS
 from narrowcast.algorithms.codecs.rows import RowLayout
@@ -35,8 +35,12 @@ from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
+DOWNLOAD = PrefixedArrays("download/")
+"""What a server keeps, and a broadcast carries, for downloads alone."""
 START = PrefixedArrays("download/start/")
 """The initial model, in a server state."""
+_HISTORY = PrefixedArrays("download/history/")  # [H, ...], the points of earlier broadcasts
+_ROUNDS, _ROUND = "download/rounds", "download/round"
 
 
 class CodedDownload(BaseModel):
@@ -47,6 +51,9 @@ class CodedDownload(BaseModel):
     `rounding`: with `dithered` the grid is shifted for each value and round by a number from the public seed, so that
     clients see the value plus uniform noise of variance step^2 / 12 that does not depend on it; `nearest` has less
     error, and the same one in every round in which the value stays.
+
+    `history`: the server keeps the points of so many rounds, and sends a client that took part in one of them the
+    change since then, in one message, if that is smaller than the model. Changes are sparse with `nearest` alone.
 
     With `rows: touched` the list of rows is sent once, with the request, and the upload that follows leaves it out: the
     two have the bits of an upload that names its rows and of a second header, and are counted as one. A client that
@@ -59,6 +66,13 @@ class CodedDownload(BaseModel):
     step: float | None = Field(None, gt=0, allow_inf_nan=False, description="distance of neighbours; none: float32")
     rounding: Literal["dithered", "nearest"] = "dithered"
     rows: RowLayout = Field("all", description="all rows, or those that a client asks for")
+    history: int = Field(0, ge=0, le=1000, description="rounds since which a client may be sent the change alone")
+
+    @model_validator(mode="after")
+    def _changes_are_of_whole_models(self) -> Self:
+        if self.history and (self.step is None or self.rounding == "dithered" or self.rows == "touched"):
+            raise ValueError("history needs a step, rounding = nearest and rows = all; set these, or leave it out")
+        return self
 
     def check(self, kind: str, uploads: RowLayout) -> None:
         """Raise `UserError` if clients ask for rows and upload all."""
@@ -69,13 +83,33 @@ class CodedDownload(BaseModel):
             )
 
     def init(self, model: Arrays) -> Arrays:
-        """Return what the server keeps besides the model: its initial value."""
-        return {} if self.step is None else START.add(model)
+        """Return what the server keeps besides the model: its initial value, and the points of earlier rounds: none."""
+        if self.step is None:
+            return {}
+        if not self.history:
+            return START.add(model)
+        points = {name: np.zeros((self.history, *values.shape), dtype=np.int16) for name, values in model.items()}
+        return {**START.add(model), **_HISTORY.add(points), _ROUNDS: np.zeros(self.history, dtype=np.int64)}
 
-    @staticmethod
-    def kept(server: Arrays) -> Arrays:
-        """Return what a server state keeps for downloads, for the next state."""
-        return START.add(START.of(server))
+    def kept(self, model: Arrays, server: Arrays, broadcast: Arrays) -> Arrays:
+        """Return what the next server state keeps; `model` is that of `server`, whose round's `broadcast` was sent."""
+        if self.step is None or not self.history:
+            return DOWNLOAD.add(DOWNLOAD.of(server))
+        history, rounds = _HISTORY.of(server), np.array(server[_ROUNDS])
+        oldest = int(rounds.argmin())
+        rounds[oldest] = int(broadcast[_ROUND])
+        for name, points in self.points(model, server).items():
+            history[name] = np.array(history[name])
+            history[name][oldest] = points
+        return {**START.add(START.of(server)), **_HISTORY.add(history), _ROUNDS: rounds}
+
+    def points(self, model: Arrays, server: Arrays) -> dict[str, GridPoints]:
+        """Return the points of a model on a grid without shifts."""
+        start, unshifted = START.of(server), np.zeros((), dtype=np.float32)
+        assert self.step is not None, "float32 has no grid"
+        return {
+            name: grid_points(np.asarray(model[name]) - start[name], self.step, unshifted) for name in sorted(model)
+        }
 
     def broadcast(
         self, model: Arrays, server: Arrays, task: Task, round_index: int, seed: int | None = None
@@ -87,6 +121,8 @@ class CodedDownload(BaseModel):
         shifts = self.shifts({name: start[name].shape for name in names}, task.seed, round_index)
         points = {name: grid_points(np.asarray(model[name]) - start[name], self.step, shifts[name]) for name in names}
         rounded = {name: start[name] + grid_values(points[name], self.step, shifts[name]) for name in names}
+        if self.history:
+            rounded = {**rounded, _ROUND: np.array(round_index)}
         return Broadcast(rounded, GridPayload(list(points.values()), seed), update=None)
 
     def shifts(self, shapes: Shapes, seed: int, round_index: int) -> dict[str, NDArray[np.float32]]:
@@ -116,8 +152,18 @@ class CodedDownload(BaseModel):
         shifts = self.shifts({ITEM_FACTORS: initial.shape}, seed, round_index)[ITEM_FACTORS]
         return initial[rows] + grid_values(points, self.step, np.broadcast_to(shifts, initial.shape)[rows])
 
-    def bits(self, broadcast: Broadcast, task: Task, cohort: IntArray, round_index: int) -> IntArray | None:
-        """Return the size of the rows that each client of a cohort asks for, [C]; None if all are sent the whole."""
+    def bits(
+        self,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
+    ) -> IntArray | None:
+        """Return the size of what each client of a cohort is sent, [C]: rows, or changes; None for the whole model."""
+        if self.history:
+            return self._change_bits(server, broadcast, last_round)
         if self.rows == "all":
             return None
         payload, samples, bits = broadcast.full, draw_samples(task, cohort, round_index), np.zeros_like(cohort)
@@ -130,6 +176,19 @@ class CodedDownload(BaseModel):
                 values = len(rows) * broadcast.arrays[ITEM_FACTORS].shape[1]
                 bits[client] = dense_wire_bits(values, seed=payload.seed is not None)
         return bits
+
+    def _change_bits(self, server: Arrays, broadcast: Broadcast, last_round: IntArray) -> IntArray:
+        """Return the size of the change since each client's last round, [C]; of the model, if that is less."""
+        assert isinstance(broadcast.full, GridPayload), "broadcast() made it"
+        sizes, rounds, history = {}, np.asarray(server[_ROUNDS]), _HISTORY.of(server)
+        whole = broadcast.full.wire_bits()
+        for last in np.unique(last_round).tolist():
+            sizes[last] = whole
+            for slot in np.flatnonzero(rounds == last)[:1].tolist():
+                before = [history[name][slot].astype(np.int32) for name in sorted(history)]
+                change = [now - then for now, then in zip(broadcast.full.points, before, strict=True)]
+                sizes[last] = min(whole, GridPayload(change).wire_bits())
+        return np.array([sizes[last] for last in last_round.tolist()], dtype=np.int64)
 
 
 def before_requests(download: CodedDownload | None, chunk: Chunk) -> Chunk:

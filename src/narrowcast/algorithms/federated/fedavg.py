@@ -12,13 +12,15 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.coded_download import DOWNLOAD, CodedDownload
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
 from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, Weights, add_up, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
 
 class Averaging(WholeModel):
@@ -28,13 +30,40 @@ class Averaging(WholeModel):
     """
 
     weights: Weights = "examples"
+    download: CodedDownload | None = None
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` if clients are to ask for rows, which networks have not."""
+        super().check(task)
+        if self.download is not None and self.download.rows == "touched":
+            raise UserError(f"algorithm.download.rows = touched: {self.kind} trains whole models; use rows = all")
+
+    def init(self, task: Task) -> Arrays:
+        """Return x, and what downloads on a grid need."""
+        model = self.parameters(task)
+        return model if self.download is None else {**model, **self.download.init(model)}
 
     # Server half
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send x to every client of the round."""
-        del task, round_index
-        return broadcast_all(server)
+        """Send x to every client of the round, or x on a grid."""
+        if self.download is None:
+            return broadcast_all(server)
+        return self.download.broadcast(DOWNLOAD.without(server), server, task, round_index)
+
+    def download_bits(
+        self,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
+    ) -> IntArray | None:
+        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
+        if self.download is None:
+            return None
+        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
@@ -42,9 +71,13 @@ class Averaging(WholeModel):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return x plus the weighted mean of the clients' changes, at the server's learning rate."""
-        del broadcast
-        sums, rate = TensorSum.of(total), self.server_learning_rate
-        return {name: values + rate * sums.mean(name) for name, values in server.items()}
+        sums, rate, model = TensorSum.of(total), self.server_learning_rate, DOWNLOAD.without(server)
+        held = {} if self.download is None else self.download.kept(model, server, broadcast)
+        return {**{name: values + rate * sums.mean(name) for name, values in model.items()}, **held}
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return x."""
+        return DOWNLOAD.without(server)
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
         """Return a partial sum with its changes times `factor`, and their weight unchanged."""
@@ -53,8 +86,7 @@ class Averaging(WholeModel):
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
         """Return one group: all tensors that clients train, and the weight that they are multiplied by."""
-        trained = self.broadcast(self.init(task), task, round_index=1).arrays
-        tensors = {TENSORS.name(name): np.asarray(values) for name, values in trained.items()}
+        tensors = {TENSORS.name(name): np.asarray(values) for name, values in self.parameters(task).items()}
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             name: (values.shape, values.dtype) for name, values in tensors.items()
         }
@@ -72,7 +104,7 @@ class Averaging(WholeModel):
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Train the whole model from x."""
-        return LocalCall(broadcast, chunk, task, self.terms(chunk, task))
+        return LocalCall(DOWNLOAD.without(broadcast), chunk, task, self.terms(chunk, task))
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x, and add up w_u (y_u - x)."""

@@ -106,11 +106,18 @@ class FedMF(AlgorithmDefaults, BaseModel):
         return Broadcast({ITEM_FACTORS: item_factors, _KEY: key}, full, update if round_index > 1 else None)
 
     def download_bits(
-        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+        self,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
     ) -> IntArray | None:
-        """Return the size of the rows that each client asks for, [C]; None without `download`."""
-        del last_round
-        return None if self.download is None else self.download.bits(broadcast, task, cohort, round_index)
+        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
+        if self.download is None:
+            return None
+        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
@@ -124,11 +131,13 @@ class FedMF(AlgorithmDefaults, BaseModel):
             codec, key = Codec(self.downlink_codec), int(broadcast[_KEY][0])
             sent = codec.encode({WHOLE: change}, key).to_bytes()
             change = codec.decode(sent, {WHOLE: change.shape}, key)[WHOLE]
+        model = {ITEM_FACTORS: server[ITEM_FACTORS]}
+        held = {} if self.download is None else self.download.kept(model, server, broadcast)
         return {
             ITEM_FACTORS: np.asarray(server[ITEM_FACTORS]) + change,
             _CHANGED: rows.changed_rows(),
             _SENT: np.frombuffer(sent, dtype=np.uint8),
-            **CodedDownload.kept(server),
+            **held,
         }
 
     def final(self, server: Arrays) -> Arrays:

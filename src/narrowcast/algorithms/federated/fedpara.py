@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from narrowcast.algorithms.federated.coded_download import DOWNLOAD
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.hadamard import factorise, products, products_of_arrays
 from narrowcast.platform.contracts import Task
@@ -35,13 +36,14 @@ class FedPara(Averaging):
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than networks: they have weights to factorise."""
+        super().check(task)
         if not isinstance(task.model, Classifier):
             raise UserError(
                 f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use colr, or fedmf with fewer '
                 "values for each item, model.embedding_dim"
             )
 
-    def init(self, task: Task) -> Arrays:
+    def parameters(self, task: Task) -> Arrays:
         """Return the factors, and the parameters that have none."""
         return factorise(task.model.init_server(task.data, task.seed), self.gamma, task.seed)
 
@@ -52,7 +54,7 @@ class FedPara(Averaging):
 
     def final(self, server: Arrays) -> Arrays:
         """Return the model's parameters: the products of the factors."""
-        return products_of_arrays(server)
+        return products_of_arrays(DOWNLOAD.without(server))
 
 
 def _rebuild(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[str, Any]:

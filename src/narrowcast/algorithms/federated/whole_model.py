@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.coded_download import DOWNLOAD
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
@@ -49,6 +50,10 @@ class WholeModel(LocalThenUpload):
 
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters."""
+        return self.parameters(task)
+
+    def parameters(self, task: Task) -> Arrays:
+        """Return what the server's model holds before round 1."""
         return task.model.init_server(task.data, task.seed)
 
     def init_clients(self, task: Task) -> Arrays:
@@ -56,8 +61,7 @@ class WholeModel(LocalThenUpload):
         clients = task.model.init_clients(task.data, task.private_seed.value)
         if not self.codec:
             return clients
-        trained = self.broadcast(self.init(task), task, round_index=1).arrays
-        shapes = {name: values.shape for name, values in trained.items()}
+        shapes = {name: values.shape for name, values in self.parameters(task).items()}
         return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, shapes)}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
@@ -67,7 +71,7 @@ class WholeModel(LocalThenUpload):
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], which is that of the broadcast; None with a codec."""
-        return None if self.codec else float32_bits(broadcast, task, clients)
+        return None if self.codec else float32_bits(DOWNLOAD.without(broadcast), task, clients)
 
     def final(self, server: Arrays) -> Arrays:
         """Return the model's parameters."""

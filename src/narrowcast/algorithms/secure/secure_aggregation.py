@@ -133,10 +133,16 @@ class SecureAggregation(AlgorithmDefaults):
         return self.algorithm.broadcast(server, task, round_index)
 
     def download_bits(
-        self, broadcast: Broadcast, task: Task, cohort: IntArray, last_round: IntArray, round_index: int
+        self,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
     ) -> IntArray | None:
         """Return the plain algorithm's."""
-        bits: IntArray | None = self.algorithm.download_bits(broadcast, task, cohort, last_round, round_index)
+        bits: IntArray | None = self.algorithm.download_bits(server, broadcast, task, cohort, last_round, round_index)
         return bits
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
