@@ -74,10 +74,9 @@ def test_a_lossless_download_of_the_rows_is_no_codec(algorithm: Any) -> None:
         assert ours.ledger.downlink_bits.tolist() == [dense_wire_bits(8 * each) for each in rows.tolist()]
 
 
-@pytest.mark.parametrize("rounding", ["dithered", "nearest"])
-def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_process(rounding: Any) -> None:
+def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_process() -> None:
     """Send the rows of one client of round 3 as bytes, and decode them where nothing but public data is known."""
-    task, algorithm = task_of(MODEL), FedMF(download=CodedDownload(step=STEP, rounding=rounding, rows="touched"))
+    task, algorithm = task_of(MODEL), FedMF(download=CodedDownload(step=STEP, rows="touched"))
     state = run(PLAN.model_copy(update={"rounds": 2}), algorithm, task)[-1].state
     assert state is not None
     broadcast = algorithm.broadcast(state.server, task, 3)
@@ -95,7 +94,7 @@ from narrowcast.laws.rehearsal import task_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 model = MatrixFactorisation(embedding_dim=8)
 start = model.init_server(task_of(model).data, {task.seed})
-download = CodedDownload(step={STEP}, rounding={rounding!r})
+download = CodedDownload(step={STEP})
 rows = np.array({rows.tolist()})
 sys.stdout.buffer.write(download.decoded_rows(bytes.fromhex({sent.hex()!r}), rows, start, {task.seed}, 3).tobytes())
 """
@@ -183,6 +182,10 @@ def test_a_client_that_uploads_nothing_has_asked() -> None:
     [
         (FedMF(rows="all", download=CodedDownload(rows="touched")), r"use algorithm\.rows = touched"),
         (FedMF(downlink_codec=(SVD(rank=1),), download=CodedDownload(step=1)), "are two ways down; leave out one"),
+        (
+            AdaptiveSVD(rank=2, row_choice="strongest", download=CodedDownload(rows="touched")),
+            r"row_choice = strongest uploads some of the rows",
+        ),
         (SecureAggregation(GRIDS["fedmf"], Masked(), 6), r"use download\.rows = all"),
     ],
 )

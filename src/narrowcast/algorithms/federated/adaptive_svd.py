@@ -78,6 +78,11 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         only_factorisation(self.kind, task, instead="adaptive_atomo")
         check_adaptive_codec(self.kind, self.codec)
         check_rank(self.rank, task.model)
+        if self.row_choice != "all" and self.download is not None and self.download.rows == "touched":
+            raise UserError(
+                f"algorithm.row_choice = {self.row_choice} uploads some of the rows that a request names; use "
+                "row_choice = all, or download.rows = all"
+            )
         if self.row_choice != "all" and (task.training.shared_negatives or self.aggregation != "per_item_mean"):
             raise UserError(
                 f"algorithm.row_choice = {self.row_choice} leaves out rows, which training.shared_negatives would "
@@ -140,9 +145,7 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         rows = RowSum.of(total)
         update = rows.mean() * np.float32(self.server_learning_rate)
         item_factors = np.asarray(server[ITEM_FACTORS]) + update
-        held = (
-            {} if self.download is None else self.download.kept({ITEM_FACTORS: server[ITEM_FACTORS]}, server, broadcast)
-        )
+        held = {} if self.download is None else self.download.kept(self.final(server), server, broadcast)
         return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows(), **held}
 
     def final(self, server: Arrays) -> Arrays:

@@ -36,7 +36,9 @@ class Averaging(WholeModel):
         """Raise `UserError` if clients are to ask for rows, which networks have not."""
         super().check(task)
         if self.download is not None and self.download.rows == "touched":
-            raise UserError(f"algorithm.download.rows = touched: {self.kind} trains whole models; use rows = all")
+            raise UserError(
+                "algorithm.download.rows = touched asks for rows of an item matrix; use download.rows = all"
+            )
 
     def init(self, task: Task) -> Arrays:
         """Return x, and what downloads on a grid need."""

@@ -131,8 +131,7 @@ class FedMF(AlgorithmDefaults, BaseModel):
             codec, key = Codec(self.downlink_codec), int(broadcast[_KEY][0])
             sent = codec.encode({WHOLE: change}, key).to_bytes()
             change = codec.decode(sent, {WHOLE: change.shape}, key)[WHOLE]
-        model = {ITEM_FACTORS: server[ITEM_FACTORS]}
-        held = {} if self.download is None else self.download.kept(model, server, broadcast)
+        held = {} if self.download is None else self.download.kept(self.final(server), server, broadcast)
         return {
             ITEM_FACTORS: np.asarray(server[ITEM_FACTORS]) + change,
             _CHANGED: rows.changed_rows(),
