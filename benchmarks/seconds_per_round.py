@@ -1,7 +1,8 @@
 """Seconds per round of packaged experiments: in this process, and on Ray with one and with two actors.
 
-Each repeat runs the same rounds from the same seed on a fresh backend; the first rounds of each are not counted, the
-median over repeats is reported, and all backends must end with the same model.
+Each repeat runs the same rounds from the same seed on a fresh backend, the backends in turn; the first rounds of each
+are not counted, the median over repeats and its range are printed as a Markdown table, and all backends must end with
+the same model. Every process has one thread.
 
     python benchmarks/seconds_per_round.py [--experiments fedmf-ml1m ...] [--rounds 60] [--repeats 5] [--json FILE]
 """
@@ -14,9 +15,6 @@ import os
 import platform
 from pathlib import Path
 from statistics import median
-
-from rich.console import Console
-from rich.table import Table
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, load_experiment
@@ -47,7 +45,7 @@ def main() -> None:
         hashes = {digest for repeat in repeats for _, digest in repeat.values()}
         if len(hashes) != 1:
             raise SystemExit(f"{name}: the runtimes disagree on the model, {len(hashes)} different ones")
-        figures = {kind: median(repeat[kind][0] for repeat in repeats) for kind in runtimes}
+        figures = {kind: [repeat[kind][0] for repeat in repeats] for kind in runtimes}
         rows.append({"experiment": name, "model_sha256": hashes.pop(), "seconds_per_round": figures})
     report = {
         "rows": rows,
@@ -73,13 +71,16 @@ def seconds_per_round(experiment: Experiment, backend: Backend) -> tuple[float, 
 
 
 def _print(report: dict) -> None:
-    table = Table("experiment", "backend", "s/round", "x local", title="Seconds per round, medians")
+    print("| experiment | backend | ms per round, median | fastest to slowest run | relative to one process |")
+    print("| --- | --- | --- | --- | --- |")
     for row in report["rows"]:
-        figures = row["seconds_per_round"]
-        for kind, seconds in figures.items():
-            table.add_row(row["experiment"], kind, f"{seconds:.4f}", f"{seconds / figures['local']:.2f}")
-    Console(width=100).print(table)
-    print(f"{report['machine']}; load average {report['load_average'][0]:.2f}; same models everywhere")
+        own = median(row["seconds_per_round"]["local"])
+        for kind, seconds in row["seconds_per_round"].items():
+            middle, spread = 1e3 * median(seconds), f"{1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f}"
+            print(f"| `{row['experiment']}` | {kind} | {middle:.1f} | {spread} | {middle / own / 1e3:.2f} |")
+    print(
+        f"{report['machine']}; {report['repeats']} runs of each; load average {report['load_average'][0]:.2f}; same models everywhere"
+    )
 
 
 def _arguments() -> argparse.Namespace:
