@@ -78,9 +78,8 @@ def _print(report: dict) -> None:
         for kind, seconds in row["seconds_per_round"].items():
             middle, spread = 1e3 * median(seconds), f"{1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f}"
             print(f"| `{row['experiment']}` | {kind} | {middle:.1f} | {spread} | {middle / own / 1e3:.2f} |")
-    print(
-        f"{report['machine']}; {report['repeats']} runs of each; load average {report['load_average'][0]:.2f}; same models everywhere"
-    )
+    load = f"load average {report['load_average'][0]:.2f}"
+    print(f"{report['machine']}; {report['repeats']} runs of each; {load}; same models everywhere")
 
 
 def _arguments() -> argparse.Namespace:
