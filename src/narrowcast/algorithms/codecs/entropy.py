@@ -115,10 +115,7 @@ def _choose(symbols: IntArray, alphabet: int) -> _SymbolModel:
     """Return the model with the fewest expected bits for this stream, its description included."""
     if not len(symbols):
         return _packed()
-    counts = np.bincount(symbols, minlength=alphabet)
-    used = np.flatnonzero(counts)
-    low, high = int(used[0]), int(used[-1])
-    counts = counts[low : high + 1]
+    low, counts = _count(read_only(symbols, np.int64), alphabet)
     best, lightest = _packed(), 8.0 * (1 + packed_bytes(len(symbols), alphabet))
     for model in _candidates(counts, low, alphabet):
         bits = 8.0 * len(model.described)
@@ -127,6 +124,19 @@ def _choose(symbols: IntArray, alphabet: int) -> _SymbolModel:
         if bits < lightest:
             best, lightest = model, bits
     return best
+
+
+@compiled()
+def _count(symbols: IntArray, alphabet: int) -> tuple[int, IntArray]:
+    """Return the lowest symbol, and the number of each symbol from there to the highest."""
+    counts = np.zeros(alphabet, dtype=np.int64)
+    low, high = alphabet, 0
+    for symbol in symbols:
+        if symbol < 0 or symbol >= alphabet:
+            raise ValueError("a symbol is outside the alphabet")
+        counts[symbol] += 1
+        low, high = min(low, symbol), max(high, symbol)
+    return low, counts[low : high + 1].copy()
 
 
 def _candidates(counts: IntArray, low: int, alphabet: int) -> list[_SymbolModel]:

@@ -137,6 +137,11 @@ def _upper_norms(values: NDArray[np.float32], run: int, count: int, euclidean: b
     """Return the norms as the receiver has them: float32 or, if `short`, bfloat16, not below the true ones."""
     exact = np.zeros(count, dtype=np.float64)
     for first in range(0, len(values), max(run * count, 1)):
+        if run == 1:  # as below, in an order in which the loop becomes vector code
+            for group in range(min(count, len(values) - first)):
+                value = np.abs(np.float64(values[first + group]))
+                exact[group] = exact[group] + value * value if euclidean else np.maximum(exact[group], value)
+            continue
         for group in range(min(count, -(-(len(values) - first) // run))):
             total, start = exact[group], first + group * run
             for place in range(start, min(start + run, len(values))):
