@@ -175,8 +175,8 @@ ML1M = Ablation(
         "adapted": {f"error-{error:g}": _svd(f"rank: 4, most_error: {error:g}", 10) for error in (3.0, 0.4, 0.05)},
         "fixed": {f"k-{levels}": _svd("rank: 1, adapted: false", levels) for levels in (3, 8, 24)},
         "rows": {
-            f"{choice}-{error:g}": _svd(f"rank: 4, row_choice: {choice}, most_error: {error:g}", 10)
-            for choice, error in (("strongest", 0.4), ("random", 0.4), ("strongest", 0.05))
+            f"{choice}-within-{error:g}": _svd(f"rank: 4, row_choice: {choice}, most_error: {error:g}", 10)
+            for choice, error in (("random", 0.4), ("random", 0.1), ("strongest", 0.4))
         },
     },
     (
@@ -200,7 +200,7 @@ ML1M = Ablation(
     chosen={
         **dict.fromkeys(((name, "adapted") for name in ("shared", "own", "tiers")), "error-0.4"),
         **dict.fromkeys(((name, "fixed") for name in ("shared", "own", "tiers")), "k-24"),
-        **dict.fromkeys(((name, "rows") for name in ("shared", "own", "tiers")), "strongest-0.4"),
+        **dict.fromkeys(((name, "rows") for name in ("shared", "own", "tiers")), "random-within-0.4"),
     },
 )
 

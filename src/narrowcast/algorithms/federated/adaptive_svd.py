@@ -160,7 +160,10 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         item_factors = np.asarray(broadcast[ITEM_FACTORS])
         every_column = np.ones((len(chunk.clients), item_factors.shape[1]), dtype=bool)
         coding = Coding(
-            Codec(self.codec), partial(send_directions, self.rank, adapted=self.adapted, choice=self.row_choice)
+            Codec(self.codec),
+            partial(
+                send_directions, self.rank, adapted=self.adapted, choice=self.row_choice, most_error=self.most_error
+            ),
         )
         sending = RowSending(self.aggregation, "touched", coding, some_rows=self.row_choice != "all")
         result = train_and_send_rows(sending, cohort, every_column, partial(cohort.train_rows, item_factors))
@@ -193,11 +196,18 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
 
 
 def send_directions(
-    max_rank: int, update: RowUpdate, encoder: ClientEncoder, *, adapted: bool = True, choice: RowChoice = "all"
+    max_rank: int,
+    update: RowUpdate,
+    encoder: ClientEncoder,
+    *,
+    adapted: bool = True,
+    choice: RowChoice = "all",
+    most_error: float = np.inf,
 ) -> Sent[Rows] | None:
     """Send one client's change in its own directions, and decode it; rows that are left out are nan."""
-    fitting = encode_directions(update, encoder, max_rank, adapted=adapted)
-    if fitting is None and choice != "all":
+    if choice == "all" or carries(update, encoder, most_error):
+        fitting = encode_directions(update, encoder, max_rank, adapted=adapted)
+    else:
         fitting = encode_some_rows(update, encoder, choice)
     if fitting is None:
         return None
@@ -213,6 +223,13 @@ def send_directions(
         received = np.full(update.values.shape, np.nan, dtype=np.float32)
         received[np.searchsorted(update.rows, rows)] = values
     return Sent(payload.wire_bits(), received, {}, rank)
+
+
+def carries(update: RowUpdate, encoder: ClientEncoder, most_error: float) -> bool:
+    """Return whether the budget carries one direction of all rows whose rounding has no more than this error."""
+    levels = round(((len(update.rows) + update.values.shape[1]) / (12 * most_error)) ** 0.5 + 0.5)
+    coarsest = replace(encoder, codec=encoder.codec.with_levels(max(levels, 1)))
+    return encode_directions(update, coarsest, 1, adapted=False) is not None
 
 
 def encode_some_rows(update: RowUpdate, encoder: ClientEncoder, choice: RowChoice) -> tuple[EncodedUpdate, int] | None:
