@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
+from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.decay import CODECS, ITEM_DECAYS, RATES, ROUNDS, Cell, cells
-from narrowcast.reproduce.frontier import over_users
 from narrowcast.reproduce.long_studies import DECAY_SEEDS, finished
 from narrowcast.reproduce.results_csv import Rows
-from narrowcast.reproduce.significance import compare_paired, holm
-from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 _USERS = 6040
 _DENSE_BITS = 60 * 3706 * 64 * 32
@@ -34,7 +33,7 @@ class TestedCell:
     @property
     def accuracies(self) -> tuple[float, ...]:
         """The test accuracy of each seed in percent."""
-        return tuple(100 * run["final"]["test.hr@10"] for run in self.runs)
+        return accuracies(self.runs, "hr@10")
 
     @property
     def what(self) -> str:
@@ -70,17 +69,14 @@ def judge_decay(rows: Rows) -> list[PaperVerdict]:
         full = max((each for each in every if each.cell.codec == _FULL), key=lambda each: each.validation, default=None)
         if full is None:
             continue
-        others = [each for each in every if each is not full]
-        tests = [compare_paired(each.accuracies, full.accuracies) for each in others]
-        level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
+        others = {each.what: each for each in every if each is not full}
+        compared = against({what: each.runs for what, each in others.items()}, full.runs, "hr@10", _USERS)
         said = f"best float32 on validation users; {full.settings}"
-        verdicts.append(PaperVerdict(full.what, "", mean_and_spread(full.accuracies), said, by_seed=full.accuracies))
-        for each, test, p_level, p_zero in zip(others, tests, level, zero, strict=True):
-            words = describe(test, p_level, p_zero, len(full.runs))
-            users = over_users(each.runs, full.runs, _USERS)
-            said = "; ".join(filter(None, [words, users and f"over users {users}", each.settings]))
+        verdicts.append(PaperVerdict(full.what, "", mean_and_spread(full.accuracies), said, "", full.accuracies))
+        for what, each in others.items():
+            difference, words = compared[what]
             ours = mean_and_spread(each.accuracies)
-            verdicts.append(PaperVerdict(each.what, "", ours, said, f"{test.interval.mean:+.2f}", each.accuracies))
+            verdicts.append(PaperVerdict(what, "", ours, f"{words}; {each.settings}", difference, each.accuracies))
     return verdicts
 
 

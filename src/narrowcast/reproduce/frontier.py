@@ -16,13 +16,15 @@ import numpy as np
 from matplotlib import colormaps
 
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
+from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.long_studies import TEST_SEEDS, finished, tuning_results
-from narrowcast.reproduce.results_csv import Rows, unpacked_hits
-from narrowcast.reproduce.significance import CONFIDENCE, bootstrap_over_users, compare_paired, holm
+from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.significance import CONFIDENCE, compare_paired, holm
 from narrowcast.reproduce.tuning_study import Study
-from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
-_FULL = "float32"
+_FULL, _CODED = "float32", "quantised"
+"""The methods that others are compared with: FedMF or FedAvg in float32, and its best entropy-coded setting."""
 _USERS = {"hr@10": 6040}
 """Test users whose hits are kept, by metric."""
 _MARKERS = "osD^v<>pPX*hd"
@@ -45,10 +47,14 @@ class Setting:
         """The mean accuracy in percent."""
         return float(np.mean(self.accuracies))
 
-    @property
-    def traffic(self) -> str:
-        """The traffic as fractions of updates in float32, up, and up and down."""
-        return f"1/{1 / self.uplink:.0f} up, 1/{1 / self.total:.3g} in all"
+    def traffic(self, full: Setting, coded: Setting | None) -> str:
+        """Return the uplink by three denominators, and the total of both ways by one.
+
+        They are updates in float32, the changed rows in float32, which `full` sends, and those of `coded`.
+        """
+        baselines = [("dense", 1.0), ("changed rows", full.uplink), *([("coded FedMF", coded.uplink)] if coded else [])]
+        ratios = ", ".join(f"{uplink / self.uplink:.3g} ({name})" for name, uplink in baselines)
+        return f"uplink smaller by {ratios}; total by {1 / self.total:.3g}"
 
 
 def tested(study: Study, rows: Rows) -> dict[str, dict[int, Setting]]:
@@ -62,7 +68,7 @@ def tested(study: Study, rows: Rows) -> dict[str, dict[int, Setting]]:
                     trial,
                     study.methods[method].name,
                     tuple(runs),
-                    tuple(100 * run["final"].get(f"test.{study.metric}", 0.0) for run in runs),
+                    accuracies(runs, study.metric),
                     float(np.mean([study.share(run) for run in runs])),
                     float(np.mean([study.share_of_total(run) for run in runs])),
                 )
@@ -78,52 +84,28 @@ def judge_frontier(study: Study, rows: Rows) -> list[PaperVerdict]:
     if _FULL not in settings:
         return []
     full = next(iter(settings[_FULL].values()))
-    verdicts = [
-        PaperVerdict(full.name, "", mean_and_spread(full.accuracies), f"reference; {full.traffic}", "", full.accuracies)
-    ]
-    against = _against_full(study, settings, full)
+    said = f"reference; {full.traffic(full, None)}"
+    verdicts = [PaperVerdict(full.name, "", mean_and_spread(full.accuracies), said, "", full.accuracies)]
+    every = {
+        (each.method, each.trial): each.runs for best in settings.values() for each in best.values() if each != full
+    }
+    compared = against(every, full.runs, study.metric, _USERS.get(study.metric, 0))
+    coded = settings.get(_CODED, {}).get(study.bands[0])
     for band in study.bands:
         inside = sorted((each[band] for each in settings.values() if band in each), key=lambda each: -each.mean)
         for setting, standing in zip(inside, _standings(inside), strict=True):
-            difference, said = against[setting.method, setting.trial]
+            difference, said = compared[setting.method, setting.trial]
             verdicts.append(
                 PaperVerdict(
                     f"at most 1/{band}: {setting.name}",
                     "",
                     mean_and_spread(setting.accuracies),
-                    f"{standing}; to float32: {said}; {setting.traffic}",
+                    f"{standing}; to float32: {said}; {setting.traffic(full, coded)}",
                     difference,
                     setting.accuracies,
                 )
             )
     return verdicts
-
-
-def _against_full(
-    study: Study, settings: dict[str, dict[int, Setting]], full: Setting
-) -> dict[tuple[str, int], tuple[str, str]]:
-    """Return by method and trial the difference to float32 and its verdict."""
-    every = {(each.method, each.trial): each for best in settings.values() for each in best.values() if each != full}
-    tests = {key: compare_paired(each.accuracies, full.accuracies) for key, each in every.items()}
-    corrected = zip(
-        holm([test.p_level for test in tests.values()]), holm([test.p_zero for test in tests.values()]), strict=True
-    )
-    said = {}
-    for (key, test), (p_level, p_zero) in zip(tests.items(), corrected, strict=True):
-        users = over_users(every[key].runs, full.runs, _USERS.get(study.metric, 0))
-        said[key] = (
-            f"{test.interval.mean:+.2f}",
-            describe(test, p_level, p_zero, len(full.accuracies)) + (f", over users {users}" if users else ""),
-        )
-    return said
-
-
-def over_users(ours: Sequence[Any], theirs: Sequence[Any], users: int) -> str:
-    """Return the interval of a difference over resampled users in points, empty if hits are not kept."""
-    if not users or not all("hits" in run for run in (*ours, *theirs)):
-        return ""
-    interval = bootstrap_over_users(*([100.0 * unpacked_hits(run, users) for run in runs] for runs in (ours, theirs)))
-    return f"{interval.low:+.2f} to {interval.high:+.2f}"
 
 
 def _standings(inside: Sequence[Setting]) -> list[str]:
@@ -148,11 +130,11 @@ def plot_frontier(study: Study, rows: Rows, path: Path) -> None:
     for axes, end in zip(panels, ends, strict=True):
         for place, (method, best) in enumerate(settings.items()):
             shown = sorted({each.trial: each for each in best.values()}.values(), key=lambda each: getattr(each, end))
-            accuracies = np.array([each.accuracies for each in shown])
+            values = np.array([each.accuracies for each in shown])
             axes.errorbar(
                 [getattr(each, end) for each in shown],
-                accuracies.mean(axis=1),
-                accuracies.std(axis=1, ddof=1),
+                values.mean(axis=1),
+                values.std(axis=1, ddof=1),
                 color=BLACK if method == _FULL else colours(place % 20),
                 marker=_MARKERS[place % len(_MARKERS)],
                 markersize=4,

@@ -14,7 +14,7 @@ from narrowcast.reproduce.tuning_study import Study, read_tuning_study
 
 TEST_SEEDS = 5
 DECAY_SEEDS = dict(zip(decay.ROUNDS, (5, 3), strict=True))
-_OTHER_SEEDS = 3
+OTHER_SEEDS = 3
 _OTHER_BANDS = (256, 2048)
 _BEST_METHODS = 4
 
@@ -126,7 +126,7 @@ _OTHER_DATA = {
 
 def others(rows: Rows) -> Iterator[Planned]:
     """Yield the runs of float32 and the best methods on other data, at the settings chosen on ML-1M and MNIST."""
-    for seed in range(_OTHER_SEEDS):
+    for seed in range(OTHER_SEEDS):
         for data, (name, overrides) in _OTHER_DATA.items():
             study = read_tuning_study(name)
             winners = study.winners(tuning_results(rows, study))

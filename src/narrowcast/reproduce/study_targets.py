@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from narrowcast.reproduce import total_traffic
+from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
 from narrowcast.reproduce.long_runs import Queue, work
+from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, finished, others
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
@@ -60,6 +63,30 @@ def _decay(rows: Rows, path: Path) -> Finished:
     return judge_decay(rows), [png]
 
 
+def _total(rows: Rows, path: Path) -> Finished:
+    del path
+    runs: dict[str, Runs] = {}
+    for cell in total_traffic.CELLS:
+        tried = [each[0] for rate in total_traffic.RATES if (each := finished(rows, cell.tuning(rate)))]
+        if len(tried) == len(total_traffic.RATES) and (found := finished(rows, cell.test(tried), TEST_SEEDS)):
+            runs[f"{cell.uplink} up, {cell.downlink} down"] = found
+    return compared_with_first(runs, "hr@10", read_tuning_study("ml1m").dense_bits), []
+
+
+def _others(rows: Rows, path: Path) -> Finished:
+    del path
+    groups: dict[str, dict[str, Runs]] = {}
+    for planned in others(rows):
+        data = planned.spec.label.partition("-frontier-")[0]
+        if found := finished(rows, planned.spec, OTHER_SEEDS):
+            groups.setdefault(data, {})[planned.spec.label] = found
+    return [
+        verdict
+        for data, runs in groups.items()
+        for verdict in compared_with_first(runs, "hr@10" if data.startswith("ml-") else "accuracy")
+    ], []
+
+
 STUDY_TARGETS: Mapping[str, StudyTarget] = {
     "tuning-ml1m": _tuning("ml1m", "160 runs, 2 h"),
     "tuning-mnist": _tuning("mnist", "120 runs, 2 h"),
@@ -70,5 +97,14 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
         "192 runs, 4 h",
         ("decay-ml1m", "decay-ml1m-3000"),
         _decay,
+    ),
+    "total-ml1m": StudyTarget(
+        "accuracy against uplink plus downlink, downloads on a grid", "40 runs, 1 h", ("total-ml1m",), _total
+    ),
+    "frontier-others": StudyTarget(
+        "the best methods of the frontiers on ML-100K, ML-latest-small and CIFAR-10 (JPEG copy, 12,000 images)",
+        "45 runs, 1 h",
+        ("tuning-ml1m", "tuning-mnist", "frontier-others"),
+        _others,
     ),
 }
