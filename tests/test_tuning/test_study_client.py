@@ -19,7 +19,7 @@ from narrowcast.tuning.pruning import LearningCurve
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.storage import open_storage
 from narrowcast.tuning.study_client import ProposedTrial, StudyClient
-from narrowcast.tuning.study_settings import StudySettings
+from narrowcast.tuning.study_settings import StudySettings, trial_metrics
 from narrowcast.tuning.trial_record import OWNER
 
 SPACE = {
@@ -319,3 +319,16 @@ def test_an_observer_that_has_just_come_is_unsure_until_it_has_seen_a_beat(
     one.beats()
     with other.here():
         assert other.client.elsewhere() == (1, 0)
+
+
+def test_total_traffic_is_a_cost_of_trials(tmp_path: Path) -> None:
+    assert trial_metrics(row(3, 0.5))["total_bits"] == 301  # of rows that earlier versions stored too
+    assert trial_metrics({**row(3, 0.5), "total_bits": 302})["total_bits"] == 302
+    curve = LearningCurve("total_bits", every=100.0)
+    assert curve.extend({**row(1, 0.25), "total_bits": 250}, 0.25) == [(1, 0.25), (2, 0.25)]
+    study = client(tmp_path / "s", {"objectives": {"validation.accuracy": "maximize", "total_bits": "minimize"}})
+    asked = study.ask()
+    assert asked is not None
+    run(study, asked)
+    (done,) = study.trials()
+    assert done.values == [asked.params["rank"] / 8, 400 * asked.params["rank"] + 1]
