@@ -198,7 +198,9 @@ ML1M = Ablation(
     ),
     full_bits=60 * 3706 * 64 * 32,
     chosen={
-        **dict.fromkeys(((name, "adapted") for name in ("shared", "own", "tiers")), "error-0.4"),
+        ("shared", "adapted"): "error-0.4",
+        ("own", "adapted"): "error-3",
+        ("tiers", "adapted"): "error-0.05",
         **dict.fromkeys(((name, "fixed") for name in ("shared", "own", "tiers")), "k-24"),
         **dict.fromkeys(((name, "rows") for name in ("shared", "own", "tiers")), "random-within-0.4"),
     },
