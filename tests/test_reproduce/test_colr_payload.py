@@ -49,12 +49,17 @@ def test_scolr_is_compared_with_colr_at_its_own_uplink(ahead: float, verdict: st
         "HR@10, SCoLR r_g = 32 minus CoLR at the same uplink",
     ]
     assert all(row.verdict.startswith(verdict) for row in judged[:6]), judged[:6]
-    assert [row.paper for row in judged[6:]] == [""] * 6
+    assert [row.paper for row in judged[6:12]] == [""] * 6
+    assert [row.what.split(" same ")[1] for row in judged[12:]] == [
+        "uplink, mean over 6 sizes",
+        "total, mean over 6 sizes",
+    ]
+    assert judged[12].verdict.startswith(verdict) and judged[12].difference == f"{ahead:+.2f}"
 
 
 def test_at_the_same_total_scolr_pays_for_its_downlink() -> None:
     """At r_g = 2, CoLR of rank 1.75 sends as much both ways; it is log2(1.75 / 1.5) doublings ahead."""
-    row = judge_payloads(results())[-1]
+    row = judge_payloads(results())[11]
     assert row.what == "HR@10, SCoLR r_g = 2 minus CoLR at the same total"
     assert row.by_seed == pytest.approx([-4 * log2(1.75 / 1.5)] * 3)
     assert row.verdict.startswith("off by -0.89")
