@@ -50,7 +50,7 @@ def test_no_other_probabilities_of_this_weight_have_less_variance() -> None:
             method="SLSQP",
             bounds=[(1e-4, 1.0)] * 8,
             constraints={"type": "eq", "fun": lambda p, w=weight, t=total: (p @ w - t) / t},
-            options={"maxiter": 500, "ftol": 1e-12},
+            options={"maxiter": 500, "ftol": 1e-9},  # a finer one fails by rounding with some numbers of threads
         )
         assert found.success
         assert got @ weight == pytest.approx(total) and (got <= 1).all()
