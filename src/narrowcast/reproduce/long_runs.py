@@ -86,6 +86,8 @@ def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: f
                 except UserError as error:
                     print(f"{planned.spec.label}-seed-{planned.seed} cannot run: {error}", flush=True)
                     continue
+                if not planned.per_user:
+                    result.pop("hits", None)
                 append(output / f"{planned.study}.csv", planned.spec, planned.seed, result)
                 queue.ended(planned, result)
                 ended += 1

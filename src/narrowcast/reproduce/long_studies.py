@@ -21,12 +21,16 @@ _BEST_METHODS = 4
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a study; without `test` its test metrics are not looked at."""
+    """One run of a study; without `test` its test metrics are not looked at.
+
+    `per_user`: keep the hits of each test user, a kilobyte a run, which a bootstrap over users needs.
+    """
 
     study: str
     spec: RunSpec
     seed: int
     test: bool = True
+    per_user: bool = True
 
 
 Plan = Callable[[Rows], Iterator[Planned]]
@@ -155,7 +159,7 @@ def _channel(ablation: Ablation) -> Plan:
         for seed in range(TEST_SEEDS):
             for cell in ablation.cells:
                 if name := winners.get((cell.scenario.name, cell.codec)):
-                    yield Planned(ablation.name, ablation.run(cell, name), seed)
+                    yield Planned(ablation.name, ablation.run(cell, name), seed, per_user=False)
 
     return plan
 
