@@ -81,7 +81,7 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, monkeypatch: pytest.
     methods = "check = init = init_clients = broadcast = train = fold = step = final = lambda *_: None"
     (tmp_path / "bare_algorithm.py").write_text(f"from pydantic import BaseModel\nclass X(BaseModel):\n    {methods}\n")
     assert_refused(
-        narrowcast("check", "bare_algorithm:X"), "is not an algorithm: it lacks local_call", "AlgorithmDefaults"
+        narrowcast("check", "bare_algorithm:X"), "is not an algorithm: it lacks download_bits", "AlgorithmDefaults"
     )
     shutil.copy(EXAMPLES / "city_fleet.py", tmp_path / "elsewhere_fleet.py")
     assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "underground=2"), "underground = 2")

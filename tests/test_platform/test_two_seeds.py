@@ -48,6 +48,7 @@ PUBLIC = {
     # Rounding and sampling inside a codec: drawn under the key of the upload, which its stages are given whole.
     ("algorithms/codecs/warm_factors.py", "name"),
     ("algorithms/codecs/atomo.py", "'atomo'"),
+    ("algorithms/federated/fewer_rows.py", "'rows'"),
     # With `training.shared_negatives` alone.
     ("algorithms/local_training/batches.py", "'negatives'"),
 }

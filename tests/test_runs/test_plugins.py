@@ -101,12 +101,12 @@ BAD = {
     "half": (
         "from pydantic import BaseModel\nclass X(BaseModel):\n    kind: str = 'x'\n    def check(self, task): ...\n",
         "half:X",
-        "is not an algorithm: it lacks broadcast, final, fold, init",
+        "is not an algorithm: it lacks broadcast, download_bits, final, fold, init",
     ),
     "bare": (
         BARE,
         "bare:X",
-        "is not an algorithm: it lacks local_call, rate_distortion, secure_sums, upload, upload_bits, "
+        "is not an algorithm: it lacks download_bits, local_call, rate_distortion, secure_sums, upload, upload_bits, "
         "weighted_by_staleness; AlgorithmDefaults in narrowcast.platform.contracts has them: extend it",
     ),
 }

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.config import read_yaml
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
 
-NEW_FIELDS = frozenset({"client_seed", "training.shared_negatives"})
-"""Dotted paths of the fields that runs and studies of those versions do not have."""
+NEW_FIELDS: Mapping[str, Any] = {
+    "client_seed": None,
+    "training.shared_negatives": False,
+    "training.item_weight_decay": None,
+    "algorithm.download": None,
+    "radio.channel.csi_error_decibel": 0.0,
+    "radio.channel.back_off_decibel": 0.0,
+}
+"""Dotted paths of the fields that runs and studies of those versions do not have, and the values that they imply."""
 
 
 def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:

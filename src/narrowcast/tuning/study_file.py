@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -79,10 +80,12 @@ class StudyFile:
         """Return the file's values without passwords."""
         return redact_values(self.values)
 
-    def digest(self, without: Container[str] = ()) -> str:
-        """Return the sha256 of what all processes of a study must agree on; `without` some fields of the experiment."""
+    def digest(self, without: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """Return the sha256 of what all processes of a study must agree on; `without` fields that have these values."""
         base = self.build({})
-        identity = {path: value for path, value in base.identity().items() if path not in without}
+        identity = {
+            path: value for path, value in base.identity().items() if path not in without or without[path] != value
+        }
         whole = {
             "experiment": identity | {"rounds": base.rounds},
             "space": {path: each.model_dump(mode="json") for path, each in self.space.dimensions.items()},
