@@ -89,7 +89,7 @@ def _result(folder: Path) -> dict[str, Any]:
     ("backend", "killed_after"),
     [
         pytest.param("local", 3, id="local-before-the-first-checkpoint"),
-        *(pytest.param("local", random.Random(seed).randint(31, 70), id=f"local-seed-{seed}") for seed in range(3)),
+        pytest.param("local", random.Random(0).randint(31, 70), id="local-at-random"),
         pytest.param("ray", 40, id="ray", marks=pytest.mark.ray),
     ],
 )
