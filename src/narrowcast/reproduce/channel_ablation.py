@@ -1,4 +1,4 @@
-"""What the channel adds to a codec: allocation, levels adapted or fixed, and knowledge of the gains, apart.
+"""The channel ablation: allocation, levels adapted or fixed, and knowledge of the gains, each apart.
 
 Every cell sends the same codec on the same band: adaptive SVD on MovieLens-1M, adaptive ATOMO on MNIST. Adapted: each
 client chooses rank or directions, and levels, within the bits that it was allocated. Fixed: all clients send one size,
@@ -36,7 +36,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What rates are planned on: fields of the channel for each allocation, or for all."""
+    """Knowledge of the gains that rates are planned on: fields of the channel for each allocation, or for all."""
 
     name: str
     fields: Mapping[str, str] = field(hash=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from narrowcast.reproduce import decay, total_traffic
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
@@ -34,6 +34,19 @@ class Planned:
 
 
 Plan = Callable[[Rows], Iterator[Planned]]
+RateT_contra = TypeVar("RateT_contra", contravariant=True)
+
+
+class TunedCell(Protocol[RateT_contra]):
+    """A cell of a table, whose rates are chosen on validation users."""
+
+    def tuning(self, rate: RateT_contra, /) -> RunSpec:
+        """Return the run on validation users at a rate."""
+        ...
+
+    def test(self, tried: Sequence[Mapping[str, Any]], /) -> RunSpec:
+        """Return the run on test users at the best rate, from the results in the order of the rates."""
+        ...
 
 
 def finished(rows: Rows, spec: RunSpec, seeds: int = 1) -> list[Mapping[str, Any]]:
@@ -69,34 +82,29 @@ def _frontier(name: str) -> Plan:
     return plan
 
 
-def _decay(rounds: int) -> Plan:
-    name = "decay-ml1m" if rounds == decay.ROUNDS[0] else f"decay-ml1m-{rounds}"
+def chosen(rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra]) -> RunSpec | None:
+    """Return the test run of a cell at the best of the rates tried; None until all of these runs are finished."""
+    tried = [finished(rows, cell.tuning(rate)) for rate in rates]
+    return cell.test([each[0] for each in tried]) if all(tried) else None
 
+
+def _cells(name: str, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int) -> Plan:
     def plan(rows: Rows) -> Iterator[Planned]:
-        cells = decay.cells(rounds)
-        for rate in decay.RATES:
+        for rate in rates:
             for cell in cells:
                 spec = cell.tuning(rate)
                 yield Planned(name, spec, spec.first_seed, test=False)
-        for seed in range(DECAY_SEEDS[rounds]):
+        for seed in range(seeds):
             for cell in cells:
-                tried = [finished(rows, cell.tuning(rate)) for rate in decay.RATES]
-                if all(tried):
-                    yield Planned(name, cell.test([each[0] for each in tried]), seed)
+                if (best := chosen(rows, cell, rates)) is not None:
+                    yield Planned(name, best, seed)
 
     return plan
 
 
-def _total_traffic(rows: Rows) -> Iterator[Planned]:
-    for rate in total_traffic.RATES:
-        for cell in total_traffic.CELLS:
-            spec = cell.tuning(rate)
-            yield Planned("total-ml1m", spec, spec.first_seed, test=False)
-    for seed in range(TEST_SEEDS):
-        for cell in total_traffic.CELLS:
-            tried = [finished(rows, cell.tuning(rate)) for rate in total_traffic.RATES]
-            if all(tried):
-                yield Planned("total-ml1m", cell.test([each[0] for each in tried]), seed)
+def _decay(rounds: int) -> Plan:
+    name = "decay-ml1m" if rounds == decay.ROUNDS[0] else f"decay-ml1m-{rounds}"
+    return _cells(name, decay.cells(rounds), decay.RATES, DECAY_SEEDS[rounds])
 
 
 def best_methods(study: Study, rows: Rows) -> list[str]:
@@ -167,7 +175,7 @@ def _channel(ablation: Ablation) -> Plan:
 STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
     "decay-ml1m": _decay(decay.ROUNDS[0]),
-    "total-ml1m": _total_traffic,
+    "total-ml1m": _cells("total-ml1m", total_traffic.CELLS, total_traffic.RATES, TEST_SEEDS),
     "frontier-ml1m": _frontier("ml1m"),
     "tuning-mnist": _tuning("mnist"),
     "frontier-mnist": _frontier("mnist"),

@@ -11,7 +11,7 @@ from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
 from narrowcast.reproduce.long_runs import Queue, work
-from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, finished, others
+from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, chosen, finished, others
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
@@ -67,8 +67,8 @@ def _total(rows: Rows, path: Path) -> Finished:
     del path
     runs: dict[str, Runs] = {}
     for cell in total_traffic.CELLS:
-        tried = [each[0] for rate in total_traffic.RATES if (each := finished(rows, cell.tuning(rate)))]
-        if len(tried) == len(total_traffic.RATES) and (found := finished(rows, cell.test(tried), TEST_SEEDS)):
+        spec = chosen(rows, cell, total_traffic.RATES)
+        if spec is not None and (found := finished(rows, spec, TEST_SEEDS)):
             runs[f"{cell.uplink} up, {cell.downlink} down"] = found
     return compared_with_first(runs, "hr@10", read_tuning_study("ml1m").dense_bits), []
 

@@ -27,7 +27,7 @@ _DASHES = ("-", "--", ":")
 _LEGEND_CHARACTERS = 130  # that fit in one row of the figure's legend
 _BASELINES = ("fedmf", "fedavg")
 LEVEL = 0.003
-"""How far below the float32 baseline an accuracy counts as level with it."""
+"""Largest distance below the float32 baseline at which an accuracy counts as level with it."""
 _NOT_SETTINGS = ("name", "tracking", "backend")
 
 

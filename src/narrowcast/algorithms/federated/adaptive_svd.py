@@ -26,7 +26,7 @@ from narrowcast.algorithms.codecs.rows import RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.svd import truncated_svd
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
-from narrowcast.algorithms.federated.coded_download import CodedDownload, before_requests, with_requests
+from narrowcast.algorithms.federated.coded_download import CodedDownload, SizesDownloads, before_requests, with_requests
 from narrowcast.algorithms.federated.factorisation_checks import (
     check_rank,
     expected_rows,
@@ -38,7 +38,7 @@ from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent
 from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
 from narrowcast.algorithms.uploads.row_uploads import Rows, RowSending, train_and_send_rows
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Task
+from narrowcast.platform.contracts import Broadcast, RateDistortion, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
@@ -49,7 +49,7 @@ NORM_BITS = 32.0  # two bfloat16 norms for a column: of the rows, and of the dir
 SHARED_NORM_BITS = 48.0  # with shared negatives three: of the likely rows, of the others, and of the directions
 
 
-class AdaptiveSVD(AlgorithmDefaults, BaseModel):
+class AdaptiveSVD(SizesDownloads, BaseModel):
     """Clients train whole rows of Q, and send the truncated SVD of their change; the server adds the mean.
 
     `rank` bounds the directions that a client sends. Without a budget a client sends that many, at the codec's own
@@ -121,20 +121,6 @@ class AdaptiveSVD(AlgorithmDefaults, BaseModel):
         full = RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False)
         update = RowsPayload(n_items, changed, np.asarray(server[_UPDATE])[changed], "touched", mask=False)
         return Broadcast({ITEM_FACTORS: item_factors}, full, update if round_index > 1 else None)
-
-    def download_bits(
-        self,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
-    ) -> IntArray | None:
-        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
-        if self.download is None:
-            return None
-        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,14 @@ from narrowcast.algorithms.codecs.wire import varint
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 DOWNLOAD = PrefixedArrays("download/")
-"""What a server keeps, and a broadcast carries, for downloads alone."""
+"""Entries of a server state or a broadcast that only downloads need."""
 START = PrefixedArrays("download/start/")
 """The initial model, in a server state."""
 _HISTORY = PrefixedArrays("download/history/")  # [H, ...], the points of earlier broadcasts
@@ -189,6 +189,29 @@ class CodedDownload(BaseModel):
                 change = [now - then for now, then in zip(broadcast.full.points, before, strict=True)]
                 sizes[last] = min(whole, GridPayload(change).wire_bits())
         return np.array([sizes[last] for last in last_round.tolist()], dtype=np.int64)
+
+
+class _HasDownload(Protocol):
+    @property
+    def download(self) -> CodedDownload | None: ...
+
+
+class SizesDownloads(AlgorithmDefaults):
+    """An algorithm with a field `download`, which may code what its clients are sent."""
+
+    def download_bits(
+        self: _HasDownload,
+        server: Arrays,
+        broadcast: Broadcast,
+        task: Task,
+        cohort: IntArray,
+        last_round: IntArray,
+        round_index: int,
+    ) -> IntArray | None:
+        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
+        if self.download is None:
+            return None
+        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
 
 
 def before_requests(download: CodedDownload | None, chunk: Chunk) -> Chunk:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.coded_download import DOWNLOAD, CodedDownload
+from narrowcast.algorithms.federated.coded_download import DOWNLOAD, CodedDownload, SizesDownloads
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
 from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all
 from narrowcast.algorithms.uploads.client_loop import chunk_result
@@ -20,10 +20,10 @@ from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSu
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 
-class Averaging(WholeModel):
+class Averaging(SizesDownloads, WholeModel):
     """x += server_learning_rate * sum w_u (y_u - x) / sum w_u over the clients that delivered; w_u is n_u, or 1.
 
     FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds.
@@ -52,20 +52,6 @@ class Averaging(WholeModel):
         if self.download is None:
             return broadcast_all(server)
         return self.download.broadcast(DOWNLOAD.without(server), server, task, round_index)
-
-    def download_bits(
-        self,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
-    ) -> IntArray | None:
-        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
-        if self.download is None:
-            return None
-        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""

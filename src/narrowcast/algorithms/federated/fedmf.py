@@ -19,23 +19,23 @@ from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
-from narrowcast.algorithms.federated.coded_download import CodedDownload, before_requests, with_requests
+from narrowcast.algorithms.federated.coded_download import CodedDownload, SizesDownloads, before_requests, with_requests
 from narrowcast.algorithms.federated.factorisation_checks import only_factorisation
 from narrowcast.algorithms.federated.sum_layout import SumLayout, row_sum_layout
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
 from narrowcast.algorithms.uploads.partial_sums import Aggregation, RowSum, add_up
 from narrowcast.algorithms.uploads.row_uploads import RowSending, row_coding, train_and_send_rows
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
+from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
 from narrowcast.platform.seeds import stream_keys
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, Payload
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload
 
 _CHANGED, _SENT, _KEY = "changed_rows", "sent", "downlink_key"
 
 
-class FedMF(AlgorithmDefaults, BaseModel):
+class FedMF(SizesDownloads, BaseModel):
     """Clients train the rows of Q that they touch and send the changes; the server adds their mean.
 
     With `rows: all` a `codec` sees the client's whole change, zeros included, and with `downlink_codec` Q moves by the
@@ -104,20 +104,6 @@ class FedMF(AlgorithmDefaults, BaseModel):
             update = CodedTensors(0, 0, np.asarray(server[_SENT]).tobytes())
         key = stream_keys(task.seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))
         return Broadcast({ITEM_FACTORS: item_factors, _KEY: key}, full, update if round_index > 1 else None)
-
-    def download_bits(
-        self,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
-    ) -> IntArray | None:
-        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
-        if self.download is None:
-            return None
-        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
