@@ -9,17 +9,20 @@ import pytest
 
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell
 from narrowcast.reproduce.channel_table import ChannelTable, describe_cell
+from narrowcast.reproduce.long_studies import channel_results
+from narrowcast.reproduce.results_csv import key_of, read_rows
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.mark.parametrize("ablation", [ML1M, MNIST], ids=lambda each: each.name)
 def test_the_cells_are_experiments_that_differ(ablation: Ablation) -> None:
-    runs = ablation.chosen_runs
+    runs = {cell: ablation.run(cell, next(iter(ablation.tries[cell.codec]))) for cell in ablation.cells}
     assert len({spec.label for spec in runs.values()}) == len(runs) == len(ablation.cells)
     experiments = {cell: spec.configured(0, spec.label) for cell, spec in runs.items()}
     assert len({str(each.radio) + str(each.algorithm) + str(each.fleet) for each in experiments.values()}) == len(runs)
     for scenario in ablation.scenarios:
         for codec, tries in ablation.tries.items():
-            assert ablation.chosen[scenario.name, codec] in tries if (scenario.name, codec) in ablation.chosen else True
             specs = [ablation.trial(scenario, codec, name) for name in tries]
             assert len({spec.label for spec in specs}) == 3
             assert all(spec.first_seed == 100 and spec.most_seeds == 1 for spec in specs)
@@ -51,3 +54,19 @@ def test_cells_without_results_are_left_out() -> None:
     table = ChannelTable(ML1M, {first: results(first), second: results(second)[:3]})
     assert [row.what for row in table.judge()][:2] == [describe_cell(first), describe_cell(second)]
     assert len(table.judge()) == 3 and len(table.judge()[2].by_seed) == 3
+
+
+def test_each_cell_runs_with_the_best_of_its_tries() -> None:
+    """The rows of the repository: seeds in order, and a cell's seeds end at the first that is not finished."""
+    rows = read_rows([RESULTS])
+    found = channel_results(rows, ML1M)
+    shared = next(cell for cell in ML1M.cells if cell.label == "shared-min_error-adapted-perfect-0.016s")
+    spec = ML1M.run(shared, "error-0.4")
+    assert [each["model_sha256"] for each in found[shared]] == [
+        rows[key_of(spec, seed)]["model_sha256"] for seed in range(len(found[shared]))
+    ]
+    assert len(found[shared]) >= 4
+    del rows[key_of(spec, 1)]
+    assert len(channel_results(rows, ML1M)[shared]) == 1
+    del rows[key_of(ML1M.trial(shared.scenario, "adapted", "error-3"), 100)]
+    assert shared not in channel_results(rows, ML1M)

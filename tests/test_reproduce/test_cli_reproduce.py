@@ -121,8 +121,8 @@ def test_the_list_shows_the_time_of_each_target() -> None:
         "wireless-table1",
         "wireless-figures",
         *(f"colr-{name}" for name in ("table2", "table3", "table4", "fig2", "fig3", "fig4", "fig5", "fig6", "bound")),
-        *("channel-ml1m", "channel-mnist", "tuning-ml1m", "tuning-mnist", "frontier-ml1m", "frontier-mnist"),
-        *("decay-ml1m", "total-ml1m", "frontier-others"),
+        *("tuning-ml1m", "tuning-mnist", "frontier-ml1m", "frontier-mnist", "decay-ml1m"),
+        *("channel-ml1m", "channel-mnist", "total-ml1m", "frontier-others"),
     ]
     starts = ("wireless-", "colr-", "channel-", "tuning-", "frontier-", "decay-", "total-")
     assert [line.split()[0] for line in said.out.splitlines() if line.startswith(starts)] == names

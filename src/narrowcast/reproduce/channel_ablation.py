@@ -78,6 +78,10 @@ _TIERS = Scenario(
         "{name: wifi, share: 1, uplink_mbit_per_second: 20, downlink_mbit_per_second: 80, compute_speed: 2}]}",
     ),
 )
+_FEW = Scenario(
+    "few", "kind: rayleigh, access: shared", 0.0016, ("clients_per_round=6", "rounds=3000", "evaluate_every=3000")
+)
+_DEEP = Scenario("deep", "kind: rayleigh, access: shared, shadowing_decibel: 12", 0.016)
 _MNIST_SHARED = Scenario("shared", "kind: rayleigh, access: shared", 0.0234)
 
 
@@ -98,9 +102,8 @@ _ALLOCATIONS: tuple[Allocation, ...] = ("min_error", "max_min", "proportional", 
 class Ablation:
     """The cells of one data set and how they are run.
 
-    `tries`: for each codec, the overrides to choose from by `metric` of validation data; `chosen`: the best of them for
-    each scenario and codec. `full_bits`: bits of a round's updates in float32. With `data_seed` the partition follows
-    the seed.
+    `tries`: for each codec, the overrides to choose from by `metric` of validation data. `full_bits`: bits of a
+    round's updates in float32. With `data_seed` the partition follows the seed.
     """
 
     name: str
@@ -111,7 +114,6 @@ class Ablation:
     tries: Mapping[Codec, Mapping[str, tuple[str, ...]]]
     cells: tuple[Cell, ...]
     full_bits: int
-    chosen: Mapping[tuple[str, Codec], str]
     data_seed: bool = False
 
     @property
@@ -127,11 +129,6 @@ class Ablation:
         return RunSpec(
             label, self.experiment, overrides, first_seed=_TUNING_SEED, most_seeds=1, data_seed=self.data_seed
         )
-
-    @property
-    def chosen_runs(self) -> Mapping[Cell, RunSpec]:
-        """The run of each cell with the setting chosen for its scenario and codec."""
-        return {cell: self.run(cell, self.chosen[cell.scenario.name, cell.codec]) for cell in self.cells}
 
     def run(self, cell: Cell, name: str) -> RunSpec:
         """Return the run of a cell with the chosen setting of its codec."""
@@ -195,15 +192,10 @@ ML1M = Ablation(
         *_cells(_OWN, ("max_min",), ("rows",), _OWN_ERROR_6),
         *_cells(_TIERS, ("min_error",), ("rows",)),
         *_cells(_SHARED, ("min_error",), ("rows",), seconds=0.008),
+        *_cells(_FEW, ("min_error",), _CODECS),
+        *_cells(_DEEP, ("min_error",), _CODECS),
     ),
     full_bits=60 * 3706 * 64 * 32,
-    chosen={
-        ("shared", "adapted"): "error-0.4",
-        ("own", "adapted"): "error-3",
-        ("tiers", "adapted"): "error-0.05",
-        **dict.fromkeys(((name, "fixed") for name in ("shared", "own", "tiers")), "k-24"),
-        **dict.fromkeys(((name, "rows") for name in ("shared", "own", "tiers")), "random-within-0.4"),
-    },
 )
 
 MNIST = Ablation(
@@ -222,6 +214,5 @@ MNIST = Ablation(
         *_cells(_MNIST_SHARED, ("proportional", "equal"), ("adapted",)),
     ),
     full_bits=10 * 215_370 * 32,
-    chosen={("shared", "adapted"): "rank-64", ("shared", "fixed"): "share-0.025"},
     data_seed=True,
 )

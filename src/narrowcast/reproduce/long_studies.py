@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Protocol, TypeVar
 
 from narrowcast.reproduce import decay, total_traffic
-from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
+from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, Codec
 from narrowcast.reproduce.results_csv import Rows, key_of
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
@@ -150,24 +151,44 @@ def others(rows: Rows) -> Iterator[Planned]:
                     yield Planned("frontier-others", spec, seed)
 
 
+def channel_results(rows: Rows, ablation: Ablation) -> dict[Cell, list[Mapping[str, Any]]]:
+    """Return the results of each cell's seeds, in order up to the first that is not finished."""
+    winners = _channel_winners(rows, ablation)
+    found = dict[Cell, list[Mapping[str, Any]]]()
+    for cell in ablation.cells:
+        if name := winners.get((cell.scenario.name, cell.codec)):
+            spec = ablation.run(cell, name)
+            seeds = (rows.get(key_of(spec, seed)) for seed in spec.seeds(TEST_SEEDS))
+            found[cell] = [each for each in takewhile(lambda each: each is not None, seeds) if each is not None]
+    return found
+
+
+def _channel_winners(rows: Rows, ablation: Ablation) -> dict[tuple[str, Codec], str]:
+    """Return the best of the tries of each scenario and codec, those whose tries are all finished."""
+    metric = f"validation.{ablation.metric}"
+    winners = dict[tuple[str, Codec], str]()
+    for scenario in ablation.scenarios:
+        for codec, tries in ablation.tries.items():
+            found = {name: finished(rows, ablation.trial(scenario, codec, name)) for name in tries}
+            if all(found.values()):
+                reached = {name: results[0]["final"].get(metric, 0.0) for name, results in found.items()}
+                winners[scenario.name, codec] = max(reached, key=lambda name: reached[name])
+    return winners
+
+
 def _channel(ablation: Ablation) -> Plan:
     def plan(rows: Rows) -> Iterator[Planned]:
-        winners = dict[tuple[str, str], str]()
         for scenario in ablation.scenarios:
             for codec, tries in ablation.tries.items():
-                specs = {name: ablation.trial(scenario, codec, name) for name in tries}
-                for spec in specs.values():
-                    yield Planned(ablation.name, spec, spec.first_seed, test=False)
-                found = {name: finished(rows, spec) for name, spec in specs.items()}
-                if all(found.values()):
-                    metric = f"validation.{ablation.metric}"
-                    winners[scenario.name, codec] = max(
-                        found, key=lambda name: found[name][0]["final"].get(metric, 0.0)
-                    )
+                if any((cell.scenario, cell.codec) == (scenario, codec) for cell in ablation.cells):
+                    for name in tries:
+                        spec = ablation.trial(scenario, codec, name)
+                        yield Planned(ablation.name, spec, spec.first_seed, test=False)
+        winners = _channel_winners(rows, ablation)
         for seed in range(TEST_SEEDS):
             for cell in ablation.cells:
-                if name := winners.get((cell.scenario.name, cell.codec)):
-                    yield Planned(ablation.name, ablation.run(cell, name), seed, per_user=False)
+                if best := winners.get((cell.scenario.name, cell.codec)):
+                    yield Planned(ablation.name, ablation.run(cell, best), seed, per_user=False)
 
     return plan
 

@@ -16,10 +16,6 @@ from narrowcast.reproduce import (
     wireless,
     wireless_figures,
 )
-from narrowcast.reproduce.channel_ablation import ML1M as CHANNEL_ML1M
-from narrowcast.reproduce.channel_ablation import MNIST as CHANNEL_MNIST
-from narrowcast.reproduce.channel_ablation import Ablation
-from narrowcast.reproduce.channel_table import ChannelTable
 from narrowcast.reproduce.colr_accuracy import COLR as COLR_POINTS
 from narrowcast.reproduce.colr_accuracy import (
     FEDMF,
@@ -38,7 +34,6 @@ from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.verdict import PaperVerdict
 
 COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
-OWN = "no paper: a study of narrowcast"
 WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
 
 
@@ -137,21 +132,6 @@ def _figure_2(results: Results, path: Path) -> Finished:
     return colr_components.judge_components(results), [png]
 
 
-def _channel(ablation: Ablation, what: str, takes: str) -> Target:
-    runs = ablation.chosen_runs
-
-    def finish(results: Results, path: Path) -> Finished:
-        table = ChannelTable(ablation, {cell: results[spec.label] for cell, spec in runs.items()})
-        table.plot(png := path.with_suffix(".png"))
-        return table.judge(), [png]
-
-    notes = (
-        "Cells of one scenario and upload time take equal time. Differences are paired by seed; level: two one-sided t "
-        f"tests put them within {MARGIN:g} points. p values are corrected over all differences by Holm's method.",
-    )
-    return Target(OWN, what, f"{len(runs)} runs a seed, {takes}", finish, tuple(runs.values()), notes=notes)
-
-
 def _runs(points: tuple[Point, ...]) -> tuple[RunSpec, ...]:
     return tuple(point.run for point in points)
 
@@ -226,6 +206,4 @@ TARGETS: Mapping[str, Target] = {
         notes=(*_LEVEL, "HR@10 of SVD and Top-K was read from a plot."),
     ),
     "colr-bound": Target(COLR, "Theorem D.3: error of a low-rank round beside its bound", "10 s, no runs", _bound),
-    "channel-ml1m": _channel(CHANNEL_ML1M, "what the channel adds to a codec, ml-1m", "1 h"),
-    "channel-mnist": _channel(CHANNEL_MNIST, "what the channel adds to a codec, a network on MNIST", "30 min"),
 }

@@ -8,16 +8,20 @@ from pathlib import Path
 
 from narrowcast.reproduce import total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
+from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
+from narrowcast.reproduce.channel_table import ChannelTable
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
 from narrowcast.reproduce.long_runs import Queue, work
-from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, chosen, finished, others
+from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, channel_results, chosen, finished, others
 from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
 
 Finished = tuple[list[PaperVerdict], list[Path]]
 _MEMORY_GIB = 100.0
+SOURCE = "no paper: a study of narrowcast"
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class StudyTarget:
     takes: str
     studies: tuple[str, ...]
     finish: Callable[[Rows, Path], Finished]
-    source: str = "no paper: a study of narrowcast"
+    notes: tuple[str, ...] = ()
 
     def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Rows:
         """Return the rows in the CSV files of both folders, after running what they lack for so many seconds."""
@@ -73,6 +77,19 @@ def _total(rows: Rows, path: Path) -> Finished:
     return compared_with_first(runs, "hr@10", read_tuning_study("ml1m").dense_bits), []
 
 
+def _channel(ablation: Ablation, what: str, takes: str) -> StudyTarget:
+    def finish(rows: Rows, path: Path) -> Finished:
+        table = ChannelTable(ablation, channel_results(rows, ablation))
+        table.plot(png := path.with_suffix(".png"))
+        return table.judge(), [png]
+
+    notes = (
+        "Cells of one scenario and upload time take equal time. Differences are paired by seed; level: two one-sided t "
+        f"tests put them within {MARGIN:g} points. p values are corrected over all differences by Holm's method.",
+    )
+    return StudyTarget(what, takes, (ablation.name,), finish, notes)
+
+
 def _others(rows: Rows, path: Path) -> Finished:
     del path
     groups: dict[str, dict[str, Runs]] = {}
@@ -98,6 +115,8 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
         ("decay-ml1m", "decay-ml1m-3000"),
         _decay,
     ),
+    "channel-ml1m": _channel(ML1M, "levels, allocation and knowledge of the channel, each apart", "220 runs, 1 h"),
+    "channel-mnist": _channel(MNIST, "the same for a network on MNIST", "46 runs, 30 min"),
     "total-ml1m": StudyTarget(
         "accuracy against uplink plus downlink, downloads on a grid", "40 runs, 1 h", ("total-ml1m",), _total
     ),
