@@ -61,21 +61,28 @@ class Experiment(Plan, metaclass=_Checked):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    data: Annotated[DataSource, DATA, Role(shared=True)]
-    model: Annotated[Model, MODELS] = MatrixFactorisation()
-    algorithm: Annotated[Algorithm, ALGORITHMS]
-    secure: AnyScheme = Field(NoProtection(), description="how the sum of the updates is protected")
-    training: Annotated[Training, TRAININGS] = FactorisationSGD()
-    fleet: Annotated[Fleet, FLEETS] = Tiers()
-    radio: CellRadio | None = Field(None, description="none: the links of the fleet, as they are")
+    data: Annotated[DataSource, DATA, Role(shared=True)] = Field(
+        description="data set and its partition across clients"
+    )
+    model: Annotated[Model, MODELS] = Field(MatrixFactorisation(), description="model that the clients train")
+    algorithm: Annotated[Algorithm, ALGORITHMS] = Field(
+        description="federated algorithm, with the codec of its uploads"
+    )
+    secure: AnyScheme = Field(NoProtection(), description="secure aggregation of the updates")
+    training: Annotated[Training, TRAININGS] = Field(FactorisationSGD(), description="local training of a client")
+    fleet: Annotated[Fleet, FLEETS] = Field(Tiers(), description="uplink, downlink and compute speed of each client")
+    radio: CellRadio | None = Field(
+        None,
+        description="channel, budgets and allocation of a round's bits; none: the links of the fleet, without budgets",
+    )
     backend: Annotated[
         Backend, BACKENDS, Role(identity=False, shared=True, not_tuned="study.backend says where trials run")
-    ] = RayBackend()
+    ] = Field(RayBackend(), description="where clients train: in this process or on Ray actors")
     tracking: Annotated[
         Tracking, Role(identity=False, shared=True, not_tuned="all trials of a study go to one store")
-    ] = Tracking()
+    ] = Field(Tracking(), description="MLflow store of the run")
     targets: Annotated[Targets, Role(identity=False, not_tuned="they do not affect a run")] = Field(
-        {}, description="by metric, the values to which simulated time and bits are reported"
+        {}, description="values of metrics; rounds, bits and simulated time until each is reached are reported"
     )
 
     def task(self, data: Dataset) -> Task:

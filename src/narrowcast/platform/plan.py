@@ -15,6 +15,7 @@ from narrowcast.platform.schedule import AnySchedule, Synchronous
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.availability import Always, AnyAvailability
 from narrowcast.platform.simulation.clock import Clock
+from narrowcast.platform.units import ROUNDS
 
 _KEPT = Role(identity=False, not_tuned="it does not affect a run")
 
@@ -38,38 +39,51 @@ class Plan(BaseModel):
         0, ge=0, lt=2**63, description="seed of the run; data sets have a seed of their own"
     )
     client_seed: Annotated[int | None, Role(not_tuned="it follows the seeds of a trial, study.seeds")] = Field(
-        None, ge=0, lt=2**63, description="seed of what is a client's own, such as negatives; none: derived from seed"
+        None, ge=0, lt=2**63, description="seed of clients' private draws, such as negatives; none: derived from seed"
     )
     rounds: Annotated[int, Role(identity=False)] = Field(100, ge=1, description="number of rounds")
-    clients_per_round: int = Field(60, ge=1, description="clients sampled per round; all, if there are fewer")
-    sampling: Sampling = Field("round_robin", description="a shuffled rotation, or an independent draw per round")
-    availability: AnyAvailability = Field(Always(), description="clients that can be sampled at a time")
-    over_selection: float = Field(1.0, ge=1, allow_inf_nan=False, description="multiple of clients_per_round sampled")
+    clients_per_round: int = Field(
+        60, ge=1, description="number of clients sampled per round; all of them if there are fewer"
+    )
+    sampling: Sampling = Field(
+        "round_robin", description="client sampling: a shuffled rotation, or an independent draw in each round"
+    )
+    availability: AnyAvailability = Field(Always(), description="when clients can be sampled")
+    over_selection: float = Field(
+        1.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="ratio of the clients sampled to the clients waited for, clients_per_round",
+    )
     deadline_seconds: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="longest round, in simulated seconds"
+        None, gt=0, allow_inf_nan=False, description="longest round on the virtual clock; none: no limit"
     )
     stragglers: Literal["drop", "partial"] = Field(
-        "drop", description="drop late uploads, or let clients do the epochs that fit before the deadline"
+        "drop", description="late clients: drop their uploads, or let them do the epochs that meet the deadline"
     )
-    chunk_size: int = Field(30, ge=1, description="most clients trained as one tensor program; results depend on it")
-    downlink: Literal["catch_up", "every_round"] = Field("catch_up", description="accounting of the downlink")
+    chunk_size: int = Field(
+        30, ge=1, description="largest number of clients trained as one tensor program; results depend on it"
+    )
+    downlink: Literal["catch_up", "every_round"] = Field(
+        "catch_up", description="downlink accounting: the updates a client missed, or one update for each of the cohort"
+    )
     clock: Clock = Field(Clock(), description="constants of the virtual clock")
-    radio: Radio | None = Field(None, description="links that change per round; none: those of the fleet")
+    radio: Radio | None = Field(
+        None, description="channel, budgets and allocation of a round's bits; none: the links of the fleet"
+    )
     schedule: AnySchedule = Field(Synchronous(), description="synchronous rounds, or buffered asynchronous steps")
     evaluate_every: Annotated[int, Role(identity=False, not_tuned="trials are compared after the same rounds")] = Field(
-        10, ge=1, description="rounds between evaluations; the last round has one"
+        10, ge=1, description="interval of evaluations; the last round has one", json_schema_extra=ROUNDS
     )
     checkpoint_every: Annotated[int | None, _KEPT] = Field(
-        None, ge=1, description="rounds between checkpoints; the last round has one"
+        None, ge=1, description="interval of checkpoints, besides checkpoint_seconds", json_schema_extra=ROUNDS
     )
     checkpoint_seconds: Annotated[float, _KEPT] = Field(
-        10.0, ge=0, description="wall seconds between checkpoints, at least a round"
+        10.0, ge=0, description="wall time between checkpoints; the last round has one"
     )
-    checkpoints_kept: Annotated[int, _KEPT] = Field(
-        2, ge=1, description="latest checkpoints kept, in case one is damaged"
-    )
+    checkpoints_kept: Annotated[int, _KEPT] = Field(2, ge=1, description="number of checkpoints kept, the latest ones")
     checkpoint_path: Annotated[str | None, _KEPT] = Field(
-        None, description="folder or fsspec URL; none: in the run's own folder"
+        None, description="folder of the checkpoints, or fsspec URL; none: in the run's folder"
     )
     name: Annotated[str, Role(identity=False, shared=True, not_tuned="trials are named after their study")] = Field(
         "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"

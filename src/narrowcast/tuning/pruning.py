@@ -45,9 +45,13 @@ class _PrunerFields(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    axis: Literal["rounds", "uplink_bits", "total_bits", "simulated_seconds"] = "rounds"
-    every: float | None = Field(None, gt=0, description="size of a step in bits or seconds")
-    on: str | None = Field(None, description="the objective to prune by, of several")
+    axis: Literal["rounds", "uplink_bits", "total_bits", "simulated_seconds"] = Field(
+        "rounds", description="resource at whose equal use trials are compared"
+    )
+    every: float | None = Field(
+        None, gt=0, description="size of a step in units of the axis, bits or seconds; none for rounds"
+    )
+    on: str | None = Field(None, description="objective to prune by, if there are several")
 
     @model_validator(mode="after")
     def _has_a_step(self) -> _PrunerFields:
@@ -73,7 +77,7 @@ class MedianPruning(_PrunerFields):
     """Stop a trial whose best value so far is worse than the median of the other trials at this step."""
 
     kind: Literal["median"] = "median"
-    startup_trials: int = Field(5, ge=0, description="trials that are run to their end first")
+    startup_trials: int = Field(5, ge=0, description="number of trials that run to their end first")
     warmup_steps: int = Field(0, ge=0, description="steps before a trial may be stopped")
 
     def make(self) -> BasePruner:
@@ -85,8 +89,8 @@ class SuccessiveHalvingPruning(_PrunerFields):
     """ASHA (Li et al., MLSys 2020): at steps min, min x factor, ... continue the best 1 / factor of the trials."""
 
     kind: Literal["successive_halving"] = "successive_halving"
-    min_steps: int = Field(1, ge=1)
-    factor: int = Field(4, ge=2)
+    min_steps: int = Field(1, ge=1, description="first step at which trials are compared")
+    factor: int = Field(4, ge=2, description="one of so many trials continues")
 
     def make(self) -> BasePruner:
         """Return Optuna's asynchronous successive halving."""
@@ -97,9 +101,9 @@ class HyperbandPruning(_PrunerFields):
     """Hyperband (Li et al., JMLR 2018): several successive halvings with different first steps."""
 
     kind: Literal["hyperband"] = "hyperband"
-    min_steps: int = Field(1, ge=1)
-    max_steps: int = Field(ge=1, description="steps of a whole trial")
-    factor: int = Field(3, ge=2)
+    min_steps: int = Field(1, ge=1, description="first step at which trials are compared")
+    max_steps: int = Field(ge=1, description="number of steps of a whole trial")
+    factor: int = Field(3, ge=2, description="one of so many trials continues")
 
     def make(self) -> BasePruner:
         """Return Optuna's asynchronous Hyperband."""
@@ -110,9 +114,9 @@ class ThresholdPruning(_PrunerFields):
     """Stop a trial whose value leaves the given bounds."""
 
     kind: Literal["threshold"] = "threshold"
-    at_least: float | None = None
-    at_most: float | None = None
-    warmup_steps: int = Field(0, ge=0)
+    at_least: float | None = Field(None, description="a trial with a lower value is stopped")
+    at_most: float | None = Field(None, description="a trial with a higher value is stopped")
+    warmup_steps: int = Field(0, ge=0, description="steps before a trial may be stopped")
 
     @model_validator(mode="after")
     def _has_a_bound(self) -> ThresholdPruning:

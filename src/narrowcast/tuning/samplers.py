@@ -63,7 +63,7 @@ class GP(_SamplerFields):
 
     log_costs: ClassVar[bool] = True
     kind: Literal["gp"] = "gp"
-    startup_trials: int = Field(10, ge=1)
+    startup_trials: int = Field(10, ge=1, description="trials drawn at random before the first model is fitted")
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
         """Return the sampler; it draws conditional dimensions at random."""
@@ -75,7 +75,7 @@ class NSGA2(_SamplerFields):
     """NSGA-II, a genetic algorithm for several objectives (Deb et al. 2002)."""
 
     kind: Literal["nsga2"] = "nsga2"
-    population: int = Field(20, ge=2)
+    population: int = Field(20, ge=2, description="trials of a generation")
 
     def make(self, seed: int, space: Space, objectives: int) -> BaseSampler:
         """Return the sampler; the first population is drawn at random."""

@@ -22,7 +22,7 @@ class _Dimension(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    when: dict[str, Any] = {}
+    when: dict[str, Any] = Field({}, description="values of other dimensions that this one depends on")
 
 
 class _Range(_Dimension):
@@ -44,10 +44,10 @@ class FloatRange(_Range):
     """Numbers from `low` to `high`, uniform, log-uniform (`log`), or in steps."""
 
     kind: Literal["float"] = "float"
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = Field(None, gt=0)
+    low: float = Field(description="least value")
+    high: float = Field(description="largest value")
+    log: bool = Field(False, description="sample the logarithm uniformly")
+    step: float | None = Field(None, gt=0, description="distance of the values; none: continuous")
 
     def draw(self, trial: Trial, path: str) -> Any:
         """Draw the trial's value, as Optuna stores it."""
@@ -76,10 +76,10 @@ class IntRange(_Range):
     """Whole numbers from `low` to `high`, both included."""
 
     kind: Literal["int"] = "int"
-    low: int
-    high: int
-    log: bool = False
-    step: int = Field(1, ge=1)
+    low: int = Field(description="least value")
+    high: int = Field(description="largest value")
+    log: bool = Field(False, description="sample the logarithm uniformly")
+    step: int = Field(1, ge=1, description="distance of the values")
 
     def draw(self, trial: Trial, path: str) -> Any:
         """Draw the trial's value, as Optuna stores it."""
@@ -102,7 +102,9 @@ class Choice(_Dimension):
     """One of several values of any type, also sections and lists, which may be given labels."""
 
     kind: Literal["choice"] = "choice"
-    values: dict[str, Any] | tuple[Any, ...] = Field(min_length=1)
+    values: dict[str, Any] | tuple[Any, ...] = Field(
+        min_length=1, description="list of the values, or a section of labels with their values"
+    )
 
     @model_validator(mode="after")
     def _are_different(self) -> Choice:

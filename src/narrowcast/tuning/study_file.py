@@ -42,10 +42,16 @@ _AGREED = ("objectives", "constraints", "budget", "seeds")
 class _Sections(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=80)
-    experiment: dict[str, Any]
-    study: StudySettings
-    space: dict[str, Dimension] = Field(min_length=1)
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w.-]*$",
+        max_length=80,
+        description="name of the study; in a file, by default the file's",
+    )
+    experiment: dict[str, Any] = Field(
+        description="experiment of every trial: its name, or `base` with values on top, or all of its sections"
+    )
+    study: StudySettings = Field(description="objectives, sampler, pruner, budget and workers")
+    space: dict[str, Dimension] = Field(min_length=1, description="values to search, by dotted path in the experiment")
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ class Bound(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: float | None = Field(None, description="lower bound")
+    at_most: float | None = Field(None, description="upper bound")
 
     @model_validator(mode="after")
     def _is_one(self) -> Bound:
@@ -55,27 +55,32 @@ class StudySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    objectives: dict[str, Direction] = Field(min_length=1)
-    constraints: dict[str, Bound] = {}
-    budget: dict[str, float] = Field({}, description="by cost, the most a trial may spend before it ends")
-    sampler: AnySampler = TPE()
-    pruner: AnyPruner = NoPruning()
+    objectives: dict[str, Direction] = Field(
+        min_length=1, description="validation metrics and costs, each with maximize or minimize"
+    )
+    constraints: dict[str, Bound] = Field({}, description="bounds on metrics and costs of a trial")
+    budget: dict[str, float] = Field(
+        {},
+        description="costs at which a trial ends, by their names",
+    )
+    sampler: AnySampler = Field(TPE(), description="search strategy")
+    pruner: AnyPruner = Field(NoPruning(), description="rule that stops trials early")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     seeds: int = Field(1, ge=1, description="runs of a trial, over which metrics are averaged")
-    trials: int | None = Field(None, ge=1, description="50 by default, or every combination of a grid")
-    timeout_seconds: float | None = Field(None, gt=0, description="no trial starts after this time")
+    trials: int | None = Field(None, ge=1, description="number of trials; none: 50, or every combination of a grid")
+    timeout_seconds: float | None = Field(None, gt=0, description="wall time after which no trial starts")
     parallel: int = Field(1, ge=1, le=4096, description="number of workers on Ray")
-    trials_together: int = Field(1, ge=1, description="trials that a worker runs as one program")
-    cpus_per_worker: float = Field(1.0, gt=0)
-    gpus_per_worker: float = Field(0.0, ge=0)
+    trials_together: int = Field(1, ge=1, description="trials that a worker runs as one tensor program")
+    cpus_per_worker: float = Field(1.0, gt=0, description="CPUs of a worker on Ray")
+    gpus_per_worker: float = Field(0.0, ge=0, description="GPUs of a worker on Ray")
     backend: Literal["ray", "local"] = Field("ray", description="workers on Ray, or one worker in this process")
-    address: str | None = Field(None, description="of a running Ray cluster, host:port or auto")
+    address: str | None = Field(None, description="running Ray cluster to join, host:port or auto")
     storage: str | None = Field(
-        None, description="a database URL or journal file; by default one in the study's folder"
+        None, description="Optuna storage: database URL or journal file; none: a journal in the study's folder"
     )
-    storage_timeout_seconds: float = Field(120.0, gt=0, description="wait for a storage that is down")
-    stale_seconds: float = Field(60.0, ge=5, description="a process without a heartbeat for so long counts as dead")
-    holdout: Holdout = Holdout()
+    storage_timeout_seconds: float = Field(120.0, gt=0, description="longest wait for a storage that is down")
+    stale_seconds: float = Field(60.0, ge=5, description="age of a heartbeat after which a process counts as dead")
+    holdout: Holdout = Field(Holdout(), description="hold-out evaluation of the best trials on the test split")
 
     @model_validator(mode="after")
     def _fit_together(self) -> StudySettings:

@@ -11,6 +11,7 @@ from narrowcast.algorithms.channel.channel_random import block_of, normals
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.platform.types import Profiles
+from narrowcast.platform.units import ROUNDS
 
 
 class Fixed(BaseModel):
@@ -34,9 +35,14 @@ class LogNormalRates(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["lognormal"] = "lognormal"
-    uplink_sigma: float = Field(0.5, ge=0, le=10, description="of the log-rate; the profile's rate is the median")
-    downlink_sigma: float = Field(0.5, ge=0, le=10, description="standard deviation of the log-rate")
-    coherence: int = Field(1, ge=1, description="rounds for which a rate is constant")
+    uplink_sigma: float = Field(
+        0.5,
+        ge=0,
+        le=10,
+        description="standard deviation of the natural log of the uplink rate; the profile's is the median",
+    )
+    downlink_sigma: float = Field(0.5, ge=0, le=10, description="the same of the downlink rate")
+    coherence: int = Field(1, ge=1, description="length of a block of constant rates", json_schema_extra=ROUNDS)
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
         """Return the rates of this round's block; raise `UserError` for an empty cohort."""

@@ -52,11 +52,16 @@ class CellRadio(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    channel: Annotated[Channel, CHANNELS] = Fixed()
-    allocation: Annotated[Allocation, ALLOCATIONS] = MaxMin()
-    downlink: Annotated[Downlink, DOWNLINKS] = Unicast()
+    channel: Annotated[Channel, CHANNELS] = Field(Fixed(), description="rates of the links in a round")
+    allocation: Annotated[Allocation, ALLOCATIONS] = Field(
+        MaxMin(), description="division of a round's uplink bits among its clients"
+    )
+    downlink: Annotated[Downlink, DOWNLINKS] = Field(Unicast(), description="transmission of the broadcast")
     upload_seconds: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="for all uploads of a round; none: uploads have no budget"
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="simulated time for all uploads of a round; none: uploads have no budget",
     )
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from narrowcast.algorithms.channel.gain_estimates import GainEstimates
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region
 from narrowcast.platform.types import FloatArray, Profiles
+from narrowcast.platform.units import METRES, ROUNDS
 
 
 class Rayleigh(GainEstimates):
@@ -30,22 +31,41 @@ class Rayleigh(GainEstimates):
     """
 
     kind: Literal["rayleigh"] = "rayleigh"
-    bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False)
+    bandwidth_hertz: float = Field(
+        1e6, gt=0, allow_inf_nan=False, description="bandwidth B of a client's band, or of the shared one"
+    )
     access: Literal["orthogonal", "shared"] = Field(
         "orthogonal", description="a band for each client, or one for all: the Gaussian multiple-access channel"
     )
-    reference_snr_decibel: float = Field(60.0, ge=-200, le=300, description="uplink, mean over fades")
-    reference_distance: float = Field(1.0, gt=0, allow_inf_nan=False, description="metres")
-    downlink_gain_decibel: float = Field(10.0, ge=-200, le=200, description="the server's power above the client's")
-    exponent: float = Field(3.0, ge=0, le=10)
-    shadowing_decibel: float = Field(0.0, ge=0, le=30, description="standard deviation")
-    nearest: float = Field(10.0, gt=0, allow_inf_nan=False, description="metres; clients are uniform over the ring")
-    farthest: float = Field(100.0, gt=0, allow_inf_nan=False, description="metres")
-    coherence: int = Field(1, ge=1, description="rounds for which a fade is constant")
-    margin_decibel: float | None = Field(
-        None, ge=-30, le=100, description="how far below the mean a fade may be without an outage"
+    reference_snr_decibel: float = Field(60.0, ge=-200, le=300, description="mean uplink SNR at reference_distance")
+    reference_distance: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="distance of reference_snr_decibel", json_schema_extra=METRES
     )
-    outage_probability: float | None = Field(None, gt=0, lt=1)
+    downlink_gain_decibel: float = Field(
+        10.0, ge=-200, le=200, description="downlink SNR over uplink SNR at the same distance"
+    )
+    exponent: float = Field(3.0, ge=0, le=10, description="path-loss exponent")
+    shadowing_decibel: float = Field(0.0, ge=0, le=30, description="standard deviation of log-normal shadowing")
+    nearest: float = Field(
+        10.0, gt=0, allow_inf_nan=False, description="inner radius of the ring of clients", json_schema_extra=METRES
+    )
+    farthest: float = Field(
+        100.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="outer radius; clients are uniform over the area of the ring",
+        json_schema_extra=METRES,
+    )
+    coherence: int = Field(1, ge=1, description="length of a fading block", json_schema_extra=ROUNDS)
+    margin_decibel: float | None = Field(
+        None,
+        ge=-30,
+        le=100,
+        description="a client sends at the rate of a gain so far below the mean, and is lost below that gain",
+    )
+    outage_probability: float | None = Field(
+        None, gt=0, lt=1, description="probability of a lost upload; sets the gain, in place of margin_decibel"
+    )
 
     @model_validator(mode="after")
     def _one_way_to_lose(self) -> Self:

@@ -24,7 +24,7 @@ class MultipleAccess(GainEstimates):
     """
 
     kind: Literal["multiple_access"] = "multiple_access"
-    bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False)
+    bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False, description="bandwidth of the shared band")
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
         """Return the links of this round; raise `UserError` for an empty cohort, or a rate beyond the band."""
@@ -50,8 +50,8 @@ class Capacity(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    clients: tuple[int, ...] = Field(min_length=1)
-    bits_per_second: float = Field(ge=0, allow_inf_nan=False)
+    clients: tuple[int, ...] = Field(min_length=1, description="the clients of the set")
+    bits_per_second: float = Field(ge=0, allow_inf_nan=False, description="largest sum of their uplink rates")
 
 
 class RateTable(BaseModel):
@@ -63,7 +63,9 @@ class RateTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["table"] = "table"
-    capacities: tuple[Capacity, ...] = Field(min_length=1, description="one for each set of the clients 0, 1, ...")
+    capacities: tuple[Capacity, ...] = Field(
+        min_length=1, description="capacity of each non-empty set of the clients 0, 1, ..."
+    )
 
     @model_validator(mode="after")
     def _is_a_polymatroid(self) -> Self:

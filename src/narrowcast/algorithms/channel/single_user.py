@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.platform.types import FloatArray, Profiles
+from narrowcast.platform.units import SECONDS
 
 
 def quantise(values: FloatArray, levels: int, random: np.random.Generator) -> FloatArray:
@@ -53,10 +54,20 @@ class SingleUser(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["single_user"] = "single_user"
-    dimension: int = Field(ge=1, description="d, the coordinates of a model")
-    uplink_levels: float = Field(2.0**8, gt=1, allow_inf_nan=False, description="K_U")
-    downlink_levels: float = Field(2.0**8, gt=1, allow_inf_nan=False, description="K_D")
-    seconds: float = Field(1.0, gt=0, allow_inf_nan=False, description="duration of a budget")
+    dimension: int = Field(ge=1, description="d, the number of a model's coordinates")
+    uplink_levels: float = Field(
+        2.0**8, gt=1, allow_inf_nan=False, description="K_U, uplink levels for each coordinate"
+    )
+    downlink_levels: float = Field(
+        2.0**8, gt=1, allow_inf_nan=False, description="K_D, downlink levels for each coordinate"
+    )
+    seconds: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="time in which a client can send its budget",
+        json_schema_extra=SECONDS,
+    )
 
     def draw(self, profiles: Profiles, seed: int, round_index: int) -> Links:
         """Return the same budget for every client and round; raise `UserError` for an empty cohort."""

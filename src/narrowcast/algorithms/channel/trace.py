@@ -31,7 +31,7 @@ class Trace(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["trace"] = "trace"
-    path: Path
+    path: Path = Field(description="CSV file of rates")
     round_seconds: float = Field(60.0, gt=0, allow_inf_nan=False, description="duration of a round on the file's clock")
 
     @model_validator(mode="after")

@@ -107,7 +107,12 @@ class Atomo(ValueStage):
 
     kind: Literal["atomo"] = "atomo"
     rank: Rank = 64
-    fraction: float = Field(0.05, gt=0, le=2, description="values of factors for each of a matrix; 2 sends them all")
+    fraction: float = Field(
+        0.05,
+        gt=0,
+        le=2,
+        description="expected number of values of the factors, over those of the matrix; 2 sends them all",
+    )
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the number of directions of each matrix, then the factors and the vectors."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.factors import Rank
@@ -30,7 +31,7 @@ class Basis(Transform):
     kind: Literal["basis"] = "basis"
     rank: Rank = 4
     basis: BasisKind = "orthonormal"
-    scale: Literal["unbiased", "projection"] = "unbiased"
+    scale: Literal["unbiased", "projection"] = Field("unbiased", description="factor of the decoded matrix")
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """Return [m, r] for every matrix with more than r columns."""

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.stage import NO_STATE, Shapes, Signal, Tensors, ValueStage
@@ -23,7 +24,7 @@ class Cast(ValueStage):
     gives: ClassVar[Signal] = "bytes"
 
     kind: Literal["cast"] = "cast"
-    dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    dtype: Literal["float32", "float16", "bfloat16"] = Field("float16", description="type of the values sent")
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the values in order, little-endian."""

@@ -44,7 +44,9 @@ class Eden(Quantiser):
 
     kind: Literal["eden"] = "eden"
     levels: int = Field(2, ge=2, le=MOST_CENTROIDS, description="number of centroids: 2 for 1 bit, 4 for 2 bits")
-    scale: Literal["unbiased", "min_mse"] = Field("unbiased", description="scale of a block, see above")
+    scale: Literal["unbiased", "min_mse"] = Field(
+        "unbiased", description="scale of a block: unbiased, or of least squared error"
+    )
     block: Block = DEFAULT_BLOCK
     passes: Passes = 2
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from math import log2
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.types import IntArray, PayloadError
 
-IndexLayout = Literal["smallest", "int32"]
+IndexLayout = Annotated[
+    Literal["smallest", "int32"], Field(description="layout of the indices: the shortest of three, or four bytes each")
+]
 """`smallest`: one byte that selects the shortest of the three forms.
 
 `int32`: four bytes per index, as in the code released with CoLR.

@@ -44,11 +44,17 @@ class Quantise(Quantiser):
     levels_allowed: ClassVar[range] = range(1, MOST_LEVELS + 1)
 
     kind: Literal["quantise"] = "quantise"
-    levels: int = Field(7, ge=1, le=MOST_LEVELS, description="k: values are rounded to multiples of norm / k")
-    norms: Literal["tensor", "row", "column"] | Annotated[int, Field(ge=1)] = "tensor"
-    scale: Literal["l2", "max"] = "l2"
-    rounding: Literal["stochastic", "dithered", "nearest"] = "stochastic"
-    norm_type: Literal["float32", "bfloat16"] = "float32"
+    levels: int = Field(
+        7, ge=1, le=MOST_LEVELS, description="k; values are rounded to multiples of norm / k, 2 k + 1 symbols"
+    )
+    norms: Literal["tensor", "row", "column"] | Annotated[int, Field(ge=1)] = Field(
+        "tensor", description="values that share a norm: a tensor, its rows or columns, or blocks of a given length"
+    )
+    scale: Literal["l2", "max"] = Field("l2", description="norm: Euclidean, or the largest magnitude")
+    rounding: Literal["stochastic", "dithered", "nearest"] = Field(
+        "stochastic", description="rounding to levels; nearest is biased, the others are not"
+    )
+    norm_type: Literal["float32", "bfloat16"] = Field("float32", description="type in which norms are sent")
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the levels, all norms, and all symbols."""

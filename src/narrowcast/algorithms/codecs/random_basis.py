@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.platform.seeds import generator
 
-BasisKind = Literal["orthonormal", "gaussian"]
+BasisKind = Annotated[Literal["orthonormal", "gaussian"], Field(description="distribution of the random basis")]
 """`orthonormal`: orthogonal rows of norm sqrt(d / r), the polar factor of a Gaussian matrix, as in the code released
 with CoLR; `gaussian`: entries N(0, 1/r), as in the paper's theory (Nguyen et al., WWW 2024, appendix D)."""
 

@@ -37,7 +37,9 @@ class RandomK(Transform):
 
     kind: Literal["random_k"] = "random_k"
     fraction: float = Field(0.1, gt=0, le=1, description="share of the values to keep; at least one is kept")
-    scale: Literal["unbiased", "kept"] = "unbiased"
+    scale: Literal["unbiased", "kept"] = Field(
+        "unbiased", description="multiply the kept values by n / k, or leave them as they are"
+    )
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """Return the shape of the kept values."""

@@ -29,11 +29,12 @@ def _power_of_two(block: int) -> int:
     return block
 
 
-Block = Annotated[int, Field(ge=1, le=2**20), AfterValidator(_power_of_two)]
-"""Number of values rotated together, a power of two."""
-
-Passes = Annotated[int, Field(ge=1, le=4)]
-"""Number of passes of random signs and transform."""
+Block = Annotated[
+    int,
+    Field(ge=1, le=2**20, description="number of values rotated together, a power of two"),
+    AfterValidator(_power_of_two),
+]
+Passes = Annotated[int, Field(ge=1, le=4, description="passes of random signs and Walsh-Hadamard transform")]
 
 
 class Rotate(Transform):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.codecs.message_header import (
     HAS_SEED,
@@ -20,7 +21,10 @@ from narrowcast.algorithms.codecs.message_header import (
 from narrowcast.algorithms.codecs.wire import Count, Reader, varint, varint_bytes
 from narrowcast.platform.types import IntArray, PayloadError
 
-RowLayout = Literal["all", "touched"]
+RowLayout = Annotated[
+    Literal["all", "touched"],
+    Field(description="rows that are sent: all of them, or those that the client's training changed"),
+]
 """`all` sends every row, zeros included; `touched` sends a bit per row and the rows whose bit is set."""
 
 _HAS_MASK, _HAS_ALL_ROWS = 1, 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from narrowcast.algorithms.codecs.atomo import Atomo
 from narrowcast.algorithms.codecs.basis import Basis
@@ -53,4 +53,9 @@ def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return stages
 
 
-Stages = Annotated[tuple[Annotated[Stage, STAGES], ...], BeforeValidator(_listed), AfterValidator(_in_order)]
+Stages = Annotated[
+    tuple[Annotated[Stage, STAGES], ...],
+    BeforeValidator(_listed),
+    AfterValidator(_in_order),
+    Field(description="chain of codec stages for uploads; an empty one sends float32"),
+]

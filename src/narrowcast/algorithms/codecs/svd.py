@@ -39,9 +39,9 @@ class SVD(Factored):
     """
 
     kind: Literal["svd"] = "svd"
-    parts: Literal["uv", "usv"] = "uv"
+    parts: Literal["uv", "usv"] = Field("uv", description="send U S and V, or U, S and V")
     warm_start: bool = Field(False, description="subspace iteration from the client's last V; otherwise exact")
-    iterations: int = Field(1, ge=1, le=64, description="iterations of a warm start")
+    iterations: int = Field(1, ge=1, le=64, description="subspace iterations of a warm start")
 
     @property
     def remembers(self) -> bool:

@@ -31,6 +31,7 @@ from narrowcast.algorithms.codecs.factors import as_matrix
 from narrowcast.algorithms.codecs.stage import check_values
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
+from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent, chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
@@ -62,12 +63,15 @@ class AdaptiveAtomo(LocalThenUpload):
     """
 
     kind: Literal["adaptive_atomo"] = "adaptive_atomo"
-    rank: int = Field(8, ge=1, description="most directions of a weight; less if the weight is smaller")
+    rank: int = Field(8, ge=1, description="most directions of a weight matrix; fewer where the matrix is smaller")
     codec: Stages = DEFAULT_CODEC
     fraction: float | None = Field(
-        None, gt=0, le=2, description="values of factors for each of a matrix, for all budgets; none: chosen by budget"
+        None,
+        gt=0,
+        le=2,
+        description="expected number of values of the factors, over those of the matrix; none: chosen by budget",
     )
-    server_learning_rate: float = Field(1.0, gt=0)
+    server_learning_rate: ServerLearningRate = 1.0
     informs_allocation: bool = Field(False, description="tell the radio's allocation what bits are worth to clients")
 
     def check(self, task: Task) -> None:

@@ -26,7 +26,12 @@ from narrowcast.algorithms.codecs.rows import RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.svd import truncated_svd
 from narrowcast.algorithms.federated.adaptive_codec import DEFAULT_CODEC, check_adaptive_codec
-from narrowcast.algorithms.federated.coded_download import CodedDownload, SizesDownloads, before_requests, with_requests
+from narrowcast.algorithms.federated.coded_download import (
+    Download,
+    SizesDownloads,
+    before_requests,
+    with_requests,
+)
 from narrowcast.algorithms.federated.factorisation_checks import (
     check_rank,
     expected_rows,
@@ -34,6 +39,7 @@ from narrowcast.algorithms.federated.factorisation_checks import (
     only_factorisation,
 )
 from narrowcast.algorithms.federated.fewer_rows import RowChoice, rows_within, with_fewer_rows, with_rows
+from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent
 from narrowcast.algorithms.uploads.partial_sums import RowSum, add_up
@@ -62,15 +68,21 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
 
     kind: Literal["adaptive_svd"] = "adaptive_svd"
     rank: int = Field(8, ge=1, description="most directions that a client sends; at most model.embedding_dim")
-    aggregation: Literal["per_item_mean", "weighted"] = "per_item_mean"
+    aggregation: Literal["per_item_mean", "weighted"] = Field(
+        "per_item_mean", description="divisor of a row's sum: the clients that changed the row, or all weights"
+    )
     codec: Stages = DEFAULT_CODEC
-    adapted: bool = Field(True, description="choose rank and levels within a client's budget, if it has one")
-    server_learning_rate: float = Field(1.0, gt=0)
-    download: CodedDownload | None = None
-    row_choice: RowChoice = Field("all", description="of a client whose budget does not carry all of its rows")
+    adapted: bool = Field(True, description="choose rank and levels for a client's budget, if it has one")
+    server_learning_rate: ServerLearningRate = 1.0
+    download: Download = None
+    row_choice: RowChoice = Field(
+        "all", description="rows that a client sends if its budget does not carry all of them"
+    )
     informs_allocation: bool = Field(True, description="tell the radio's allocation what bits are worth to clients")
     most_error: float = Field(
-        3.0, gt=0, description="of the rounding over the energy; a client that would need more is allocated no bits"
+        3.0,
+        gt=0,
+        description="largest squared rounding error over squared norm; a client that would exceed it gets no bits",
     )
 
     def check(self, task: Task) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
+from narrowcast.platform.units import ROUNDS
 
 DOWNLOAD = PrefixedArrays("download/")
 """Entries of a server state or a broadcast that only downloads need."""
@@ -63,10 +64,20 @@ class CodedDownload(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    step: float | None = Field(None, gt=0, allow_inf_nan=False, description="distance of neighbours; none: float32")
-    rounding: Literal["dithered", "nearest"] = "dithered"
-    rows: RowLayout = Field("all", description="all rows, or those that a client asks for")
-    history: int = Field(0, ge=0, le=1000, description="rounds since which a client may be sent the change alone")
+    step: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="step of the grid that values are rounded to; none: float32"
+    )
+    rounding: Literal["dithered", "nearest"] = Field("dithered", description="rounding to the grid")
+    rows: RowLayout = Field(
+        "all", description="rows of the item matrix that are sent: all, or those that a client asks for"
+    )
+    history: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="age up to which a client's last model is updated by the change alone",
+        json_schema_extra=ROUNDS,
+    )
 
     @model_validator(mode="after")
     def _changes_are_of_whole_models(self) -> Self:
@@ -189,6 +200,11 @@ class CodedDownload(BaseModel):
                 change = [now - then for now, then in zip(broadcast.full.points, before, strict=True)]
                 sizes[last] = min(whole, GridPayload(change).wire_bits())
         return np.array([sizes[last] for last in last_round.tolist()], dtype=np.int64)
+
+
+Download = Annotated[
+    CodedDownload | None, Field(description="rounding and rows of the downloaded model; none: all of it in float32")
+]
 
 
 class _HasDownload(Protocol):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.coded_download import DOWNLOAD, CodedDownload, SizesDownloads
+from narrowcast.algorithms.federated.coded_download import DOWNLOAD, Download, SizesDownloads
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
 from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all
 from narrowcast.algorithms.uploads.client_loop import chunk_result
@@ -30,7 +30,7 @@ class Averaging(SizesDownloads, WholeModel):
     """
 
     weights: Weights = "examples"
-    download: CodedDownload | None = None
+    download: Download = None
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if clients are to ask for rows, which networks have not."""

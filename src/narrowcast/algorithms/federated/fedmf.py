@@ -19,8 +19,14 @@ from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
-from narrowcast.algorithms.federated.coded_download import CodedDownload, SizesDownloads, before_requests, with_requests
+from narrowcast.algorithms.federated.coded_download import (
+    Download,
+    SizesDownloads,
+    before_requests,
+    with_requests,
+)
 from narrowcast.algorithms.federated.factorisation_checks import only_factorisation
+from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.sum_layout import SumLayout, row_sum_layout
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
@@ -53,9 +59,9 @@ class FedMF(SizesDownloads, BaseModel):
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
     codec: Stages = ()
-    server_learning_rate: float = Field(1.0, gt=0)
-    downlink_codec: Stages = ()
-    download: CodedDownload | None = None
+    server_learning_rate: ServerLearningRate = 1.0
+    downlink_codec: Stages = Field((), description="chain of codec stages for the server's update")
+    download: Download = None
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than matrix factorisation, and for whole matrices in stateful codecs."""

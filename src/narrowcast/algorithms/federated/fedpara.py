@@ -32,7 +32,12 @@ class FedPara(Averaging):
     """
 
     kind: Literal["fedpara"] = "fedpara"
-    gamma: float = Field(0.1, ge=0, le=1, description="0: least rank that allows full rank; 1: as many values as W")
+    gamma: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="interpolates the rank: 0 is the least that allows full rank, 1 gives as many values as W",
+    )
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than networks: they have weights to factorise."""

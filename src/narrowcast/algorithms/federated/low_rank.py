@@ -15,6 +15,7 @@ from narrowcast.algorithms.federated.factorisation_checks import check_rank
 from narrowcast.algorithms.federated.low_rank_form import LowRankForm, UpdateSizes
 from narrowcast.algorithms.federated.low_rank_network import NetworkForm
 from narrowcast.algorithms.federated.low_rank_rows import RowForm
+from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.partial_sums import Aggregation, add_up
 from narrowcast.platform.contracts import AlgorithmDefaults, LocalCall, Task
@@ -38,7 +39,7 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
     codec: Stages = ()
-    server_learning_rate: float = Field(1.0, gt=0, description="times the mean; below 1 averages out what few send")
+    server_learning_rate: ServerLearningRate = 1.0
 
     @abstractmethod
     def choose_ranks(

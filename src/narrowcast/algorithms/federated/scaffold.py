@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, float32_bits
 from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
@@ -35,7 +35,7 @@ class Scaffold(LocalThenUpload):
     """
 
     kind: Literal["scaffold"] = "scaffold"
-    server_learning_rate: float = Field(1.0, gt=0)
+    server_learning_rate: ServerLearningRate = 1.0
 
     def check(self, task: Task) -> None:
         """Accept every model."""

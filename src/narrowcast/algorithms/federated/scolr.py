@@ -43,7 +43,9 @@ class SCoLR(LowRank):
 
     kind: Literal["scolr"] = "scolr"
     rank: int = Field(8, ge=1, description="r_g, rank of the global update; at most model.embedding_dim")
-    rank_policy: Annotated[RankPolicy, RANK_POLICIES] = UniformRank()
+    rank_policy: Annotated[RankPolicy, RANK_POLICIES] = Field(
+        UniformRank(), description="choice of each client's rank in a round"
+    )
 
     # Server half
 

@@ -6,12 +6,13 @@ import time
 from abc import ABC, abstractmethod
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.coded_download import DOWNLOAD
+from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
@@ -43,7 +44,7 @@ class LocalThenUpload(AlgorithmDefaults, BaseModel, ABC):
 class WholeModel(LocalThenUpload):
     """An algorithm whose server holds the model's parameters and nothing else, and sends them all in every round."""
 
-    server_learning_rate: float = Field(1.0, gt=0)
+    server_learning_rate: ServerLearningRate = 1.0
 
     def check(self, task: Task) -> None:
         """Accept every model."""

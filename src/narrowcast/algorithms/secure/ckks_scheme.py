@@ -13,6 +13,7 @@ from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers
 from narrowcast.algorithms.secure.protection import Protection, PublicKey
 from narrowcast.algorithms.secure.slot_packing import SlotPlan
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.units import BITS
 
 _LENGTH_BYTES = 4
 """Before a public key, which is padded to a length that does not depend on the key."""
@@ -28,10 +29,14 @@ class CKKS(Protection):
     needs: ClassVar[tuple[str, ...]] = ("cryptography", "tenseal")
 
     kind: Literal["ckks"] = "ckks"
-    bits: int = Field(24, ge=2, le=32, description="of one value, its sign included")
-    ring: Literal[4096, 8192, 16384] = 8192
-    prime_bits: tuple[int, int] = Field((60, 60), description="of the ciphertexts' prime, and of the special one")
-    scale_bits: int | None = Field(None, ge=1, le=50, description="bits below an integer; none: what the noise needs")
+    bits: int = Field(
+        24, ge=2, le=32, description="width of the integer of a value, sign included", json_schema_extra=BITS
+    )
+    ring: Literal[4096, 8192, 16384] = Field(8192, description="degree of the polynomial ring")
+    prime_bits: tuple[int, int] = Field((60, 60), description="sizes of the ciphertext prime and of the special prime")
+    scale_bits: int | None = Field(
+        None, ge=1, le=50, description="bits of scale below an integer; none: as many as the noise needs"
+    )
 
     @field_validator("prime_bits")
     @classmethod

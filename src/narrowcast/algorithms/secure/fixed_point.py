@@ -7,16 +7,17 @@ nearest; values beyond the clip are cut. All clients of a run share the step, si
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
 from narrowcast.platform.seeds import PrivateSeed, uniform_unit
 from narrowcast.platform.types import Arrays, BoolArray
 
-Rounding = Literal["stochastic", "nearest"]
+Rounding = Annotated[Literal["stochastic", "nearest"], Field(description="rounding of values to integers")]
 Integers = NDArray[np.int64]
 
 

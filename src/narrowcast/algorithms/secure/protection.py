@@ -15,6 +15,7 @@ from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Round
 from narrowcast.algorithms.secure.ring_encoding import integers_of, pack_ring, ring_bytes, unpack_ring
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays
+from narrowcast.platform.units import BITS
 
 
 class NoProtection(BaseModel):
@@ -50,15 +51,17 @@ class Protection(BaseModel):
     needs: ClassVar[tuple[str, ...]] = ("cryptography",)
 
     kind: str
-    clip: float = Field(4.0, gt=0, allow_inf_nan=False, description="largest magnitude of an update's value")
-    bits: int = Field(16, ge=2, le=32, description="of one value, its sign included")
-    rounding: Rounding = "stochastic"
-    threshold: float = Field(0.6, gt=0, le=1, description="share of the cohort that must arrive")
-    smallest_group: int = Field(3, ge=1, description="fewest clients, besides colluders, whose sum is opened")
-    colluders: int = Field(
-        0, ge=0, description="assumed number of clients of a round that tell the server what they know"
+    clip: float = Field(4.0, gt=0, allow_inf_nan=False, description="values of an update are clipped to this magnitude")
+    bits: int = Field(
+        16, ge=2, le=32, description="width of the integer of a value, sign included", json_schema_extra=BITS
     )
-    smallest_count: int = Field(1, ge=1, description="fewest clients of an item whose row is opened; ckks or plain")
+    rounding: Rounding = "stochastic"
+    threshold: float = Field(0.6, gt=0, le=1, description="share of the cohort whose uploads must arrive")
+    smallest_group: int = Field(3, ge=1, description="fewest honest clients whose sum is opened")
+    colluders: int = Field(0, ge=0, description="number of clients of a round assumed to collude with the server")
+    smallest_count: int = Field(
+        1, ge=1, description="fewest clients of an item whose row is opened; for ckks and plain"
+    )
     keys: str | None = Field(None, description="folder of `narrowcast keys make`; none: made anew for the run")
 
     @field_validator("keys")
@@ -140,7 +143,9 @@ class Masked(Protection):
     adversary: Literal["honest_but_curious", "active"] = Field(
         "honest_but_curious", description="whether the server is assumed to follow the protocol"
     )
-    threshold: float = Field(0.6, gt=0.5, le=1, description="share of the cohort that must arrive; active: from 0.7")
+    threshold: float = Field(
+        0.6, gt=0.5, le=1, description="share of the cohort whose uploads must arrive; at least 0.7 if active"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="probability that a client stops answering, at each step")
 
     @model_validator(mode="before")

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
 
-Weights = Literal["examples", "equal"]
+Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
 """A client's weight in the mean of tensors: its training examples, as in FedAvg, or 1."""
 
-Aggregation = Literal["per_item_mean", "per_component_mean", "weighted"]
+Aggregation = Annotated[
+    Literal["per_item_mean", "per_component_mean", "weighted"], Field(description="divisor of the sum of a row")
+]
 """The divisor of a row's sum.
 
 `per_item_mean`: the number of clients that touched the row, as in the code released with CoLR (each client's row mask

@@ -26,7 +26,7 @@ class Tier(BaseModel):
     share: float = Field(gt=0, description="share of the clients, relative to the other tiers' shares")
     uplink_mbit_per_second: float = Field(gt=0, description="uplink rate")
     downlink_mbit_per_second: float = Field(gt=0, description="downlink rate")
-    compute_speed: float = Field(1.0, gt=0, description="relative to the clock's reference device")
+    compute_speed: float = Field(1.0, gt=0, description="speed relative to the clock's reference device")
 
 
 _MEBIBYTE = 8 * 2**20 / _MEGABIT
@@ -73,7 +73,7 @@ class LogNormal(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    median: float = Field(gt=0, description="median")
+    median: float = Field(gt=0, description="median, in the unit of the quantity")
     sigma: float = Field(ge=0, description="standard deviation of the natural logarithm")
 
 
@@ -86,7 +86,7 @@ class LogNormalFleet(BaseModel):
     uplink_mbit_per_second: LogNormal = Field(LogNormal(median=2.0, sigma=1.0), description="uplink rate")
     downlink_mbit_per_second: LogNormal = Field(LogNormal(median=6.0, sigma=1.0), description="downlink rate")
     compute_speed: LogNormal = Field(
-        LogNormal(median=1.0, sigma=0.5), description="relative to the clock's reference device"
+        LogNormal(median=1.0, sigma=0.5), description="speed relative to the clock's reference device"
     )
 
     def profiles(self, examples: IntArray, seed: int) -> Profiles:

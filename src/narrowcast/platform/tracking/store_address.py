@@ -15,10 +15,14 @@ class Tracking(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    uri: str | None = None
-    experiment: str = Field("narrowcast", min_length=1, description="the MLflow experiment that runs go to")
-    system_metrics: bool = True
-    flush_seconds: float = Field(30.0, ge=0, description="wait at the end for a store that lags or is down")
+    uri: str | None = Field(
+        None, description="MLflow tracking URI; none: MLFLOW_TRACKING_URI, else mlflow.db in the output folder"
+    )
+    experiment: str = Field("narrowcast", min_length=1, description="name of the MLflow experiment")
+    system_metrics: bool = Field(True, description="record the use of CPU, memory, disk and network")
+    flush_seconds: float = Field(
+        30.0, ge=0, description="longest wait, after the last round, for a store that lags or is down"
+    )
 
     def resolve(self, output: Path) -> str:
         """Return the tracking URI in force."""
