@@ -37,6 +37,7 @@ from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, Movie
 from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.pinterest import Pinterest
+from narrowcast.platform.data.ratings import Ratings
 from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.kinds import Registry
@@ -88,6 +89,7 @@ DATA = Registry(
         "ml-latest-small": MovieLensLatestSmall,
         "pinterest": Pinterest,
         "ncf": NCF,
+        "ratings": Ratings,
         "digits": Digits,
         "mnist": MNIST,
         "fashion-mnist": FashionMNIST,
@@ -116,5 +118,6 @@ TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ml-latest-small": {**_FACTORISATION, "batch_size": 64},
     "pinterest": {**_FACTORISATION, "learning_rate": 0.25, "weight_decay": 1e-4, "batch_size": 64},
     "ncf": _FACTORISATION,
+    "ratings": _FACTORISATION,
 }
 """Local training per data set. ml-1m, pinterest: the code released with CoLR (Nguyen et al., WWW 2024)."""

@@ -33,13 +33,14 @@ def leave_one_out(
     validation: Validation,
     min_interactions: int = 20,
     seed: int = 0,
+    n_negatives: int = NEGATIVES,
 ) -> Interactions:
     """Split interactions by time; of equal times the later row counts as later.
 
     Repeated (user, item) rows count once, at their last time. Users with fewer than `min_interactions` items are
     dropped; the remaining users and items are numbered by ascending original id.
 
-    Raise `UserError` if no user has enough interactions, or a user leaves fewer than 99 items to rank against.
+    Raise `UserError` if no user has enough interactions, or a user leaves too few items to rank against.
     """
     rows = order_by_time(events)
     users, items = events.users[rows], events.items[rows]
@@ -69,7 +70,7 @@ def leave_one_out(
         items=train_items,
         validation=held_out,
         test=items[ends - 1],
-        negatives=draw_negatives(name, indptr, items, n_items=len(item_ids), seed=seed),
+        negatives=draw_negatives(name, indptr, items, n_items=len(item_ids), seed=seed, n_negatives=n_negatives),
     )
 
 
@@ -107,22 +108,25 @@ def hold_out(
     return remaining, np.sort(users * n_items + items[left]) % n_items, held_out
 
 
-def draw_negatives(name: str, indptr: IntArray, items: IntArray, *, n_items: int, seed: int) -> IntArray:
-    """Draw [U, 99] distinct items per user, uniformly from those not in `items[indptr[u]:indptr[u + 1]]`.
+def draw_negatives(
+    name: str, indptr: IntArray, items: IntArray, *, n_items: int, seed: int, n_negatives: int = NEGATIVES
+) -> IntArray:
+    """Draw [U, n_negatives] distinct items per user, uniformly from those not in `items[indptr[u]:indptr[u + 1]]`.
 
-    Raise `UserError` if a user leaves fewer than 99 items.
+    Raise `UserError` if a user leaves fewer items.
     """
     free = n_items - np.diff(indptr)
-    if (free < NEGATIVES).any():
+    if (free < n_negatives).any():
         user = int(np.argmin(free))
         raise UserError(
             f"{name}: user {user} (numbered from 0) leaves {free[user]} of {n_items} items to rank against, but "
-            f"{NEGATIVES} are needed; use a data set with more items, or lower min_interactions to keep more items"
+            f"{n_negatives} are needed; use a data set with more items, lower min_interactions to keep more items, "
+            "or rank against fewer (test_negatives of data.kind = ratings)"
         )
     random = np.random.Generator(np.random.Philox(seed))
-    negatives = np.empty((len(free), NEGATIVES), dtype=np.int64)
+    negatives = np.empty((len(free), n_negatives), dtype=np.int64)
     for user, (start, end) in enumerate(pairwise(indptr)):
         untouched = np.ones(n_items, dtype=bool)
         untouched[items[start:end]] = False
-        negatives[user] = random.choice(np.flatnonzero(untouched), NEGATIVES, replace=False)
+        negatives[user] = random.choice(np.flatnonzero(untouched), n_negatives, replace=False)
     return negatives

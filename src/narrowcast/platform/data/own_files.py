@@ -1,0 +1,22 @@
+"""Lookup of the files and folders that a user names in an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from narrowcast.platform.data.fetch import roots
+from narrowcast.platform.errors import UserError
+
+
+def located(path: Path, field: str) -> Path:
+    """Return the file or folder at `path`: as given, or below the folders searched for data sets.
+
+    Raise `UserError` with the folders searched if there is none.
+    """
+    path = path.expanduser()
+    places = [path, *(root / path for root in roots())]
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        searched = ", ".join(dict.fromkeys(str(place.absolute()) for place in places))
+        raise UserError(f"data.{field} = {path} does not exist (looked for {searched}); give the path of the data")
+    return found
