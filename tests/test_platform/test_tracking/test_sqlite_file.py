@@ -28,7 +28,10 @@ def _die_while_making(uri: str) -> None:
     sqlite_file.make_sqlite_file(uri)
 
 
-def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(tmp_path: Path) -> None:
+def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no store yet"))
     path = tmp_path / "deep" / "mlflow.db"
     killed = multiprocessing.get_context("fork").Process(target=_die_while_making, args=(f"sqlite:///{path}",))
     killed.start()
@@ -37,6 +40,23 @@ def test_a_store_that_was_being_made_by_a_killed_process_is_made_anew(tmp_path: 
     assert [each.name for each in path.parent.iterdir()] == ["mlflow.db.part"]
     check_store(f"sqlite:///{path}")
     assert [each.name for each in path.parent.iterdir()] == ["mlflow.db"]
+
+
+def test_a_store_is_copied_from_the_cache_unless_that_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, copied, anew = (tmp_path / f"{name}.db" for name in ("first", "copied", "anew"))
+    sqlite_file.make_sqlite_file(f"sqlite:///{first}")
+    sqlite_file.make_sqlite_file(f"sqlite:///{copied}")
+    assert copied.read_bytes() == first.read_bytes()
+    (kept,) = (tmp_path / "cache" / "narrowcast").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    made: list[Path] = []
+    monkeypatch.setattr(sqlite_file, "_with_tables", lambda path: (made.append(path), path.write_bytes(b"tables")))
+    sqlite_file.make_sqlite_file(f"sqlite:///{anew}")
+    assert made
+    assert anew.read_bytes() == b"tables"
 
 
 def test_a_store_in_place_is_left_as_it_is(tmp_path: Path) -> None:
