@@ -35,6 +35,7 @@ OF_PLATFORM = {
         "models",
         "atomic_files",
         "disk",
+        "units",
     )
 }
 
