@@ -31,11 +31,12 @@ from narrowcast.catalog import (
 )
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
-from narrowcast.platform.config import apply_overrides, flatten, set_value, validate, write_yaml
+from narrowcast.platform.config import flatten, plugin_folders, validate, write_yaml
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import Role, role_of
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import cohort_size
@@ -170,13 +171,14 @@ def load_replicas(source: str | Experiment, overrides: Iterable[str] = ()) -> li
         values, origin = json.loads(source.model_dump_json()), source.name
     else:
         values, origin = packaged.read_experiment(source)
-    values = apply_overrides(values, overrides)
+    defaults = Defaults(Experiment, plugin_folders(origin))
+    values = apply_overrides(values, overrides, defaults)
     grid = _read_grid(values.pop("replicas", {}), origin)
     experiments = []
     for combination in product(*grid.values()):
         chosen, name = deepcopy(values), str(values["name"])
         for path, value in zip(grid, combination, strict=True):
-            set_value(chosen, path, value)
+            set_value(chosen, path, value, defaults)
             name += f"-{path.rpartition('.')[2]}-" + re.sub(r"[^\w.-]", "", str(value))
         experiments.append(build_experiment({**chosen, "name": name}, origin))
     return experiments

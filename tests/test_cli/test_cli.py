@@ -89,7 +89,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["training.learning_rate=.inf"], ["training.learning_rate = inf", "should be a finite number"]),
         (["training.learning_rate=-0.5"], ["training.learning_rate = -0.5", "should be greater than 0"]),
         (["data={kind: ncf, path: lists/ml}"], ["lists/ml.train.rating (or ml.train.rating.gz) does not exist; give"]),
-        (["name=a b"], ["name = 'a b'", "should match pattern"]),
+        (["name=a b"], ["name = 'a b': should begin with a letter or digit, and have only letters, digits, "]),
         ([f"name={'a' * 300}"], ["name = 'aaa", "should have at most 100 characters"]),
         (["stragglers=partial"], ["stragglers = 'partial': needs a deadline; give deadline_seconds"]),
         (["schedule=buffered", "deadline_seconds=4"], ["schedule = 'buffered': has no rounds; leave out radio"]),

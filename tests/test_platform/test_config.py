@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.config import apply_overrides, flatten, read_yaml, validate, write_yaml
+from narrowcast.platform.config import flatten, read_yaml, validate, write_yaml
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.overrides import apply_overrides
 from narrowcast.tuning.study_file import load_study
 
 MINIMAL: dict[str, Any] = {"data": "ml-100k", "algorithm": {"kind": "scolr"}}
@@ -94,9 +95,9 @@ def test_overrides_set_dotted_paths(overrides: list[str], wanted: dict[str, Any]
         (".a=3", '".a=3" is no override'),
         ("a.=3", '"a.=3" is no override'),
         ("a={b", "override a, line 1, column"),
-        ("tiers.2.share=5", 'override tiers.2.share: "2" is no place in a list of 2; use 0 to 1'),
-        ("tiers.x=5", 'override tiers.x: "x" is no place in a list of 2'),
-        ("tiers.-1=5", 'override tiers.-1: "-1" is no place in a list of 2'),
+        ("tiers.3.share=5", 'override tiers.3.share: "3" is not an element of a list of 2; use 0 to 1, or 2 to append'),
+        ("tiers.x=5", 'override tiers.x: "x" is not an element of a list of 2'),
+        ("tiers.-1=5", 'override tiers.-1: "-1" is not an element of a list of 2'),
     ],
 )
 def test_a_malformed_override_says_how_to_write_one(override: str, message: str) -> None:

@@ -27,8 +27,9 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None) -> None:
     from rich.table import Table
 
     from narrowcast.laws.registries import verdicts
-    from narrowcast.platform.config import apply_overrides, suggest, validate
+    from narrowcast.platform.config import suggest, validate
     from narrowcast.platform.errors import RunFailed, UserError
+    from narrowcast.platform.overrides import Defaults, apply_overrides
     from narrowcast.platform.plugins import load
     from narrowcast.registry import REGISTRIES, registry_of
 
@@ -39,7 +40,7 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None) -> None:
         raise UserError(f"{spec}: say of what kind it is with --kind, or write package.module:Class")
     registry = registry_of(load(spec, folders), spec) if kind is None else REGISTRIES[kind]
     found = registry.resolve(spec, folders)
-    value = validate(found, apply_overrides({}, fields), spec)
+    value = validate(found, apply_overrides({}, fields, Defaults(found, folders)), spec)
     table = Table(title=f"{spec}: {registry.name}", box=None, title_justify="left")
     table.add_column("law")
     table.add_column("", no_wrap=True)

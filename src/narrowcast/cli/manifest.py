@@ -42,7 +42,8 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None, experim
     from narrowcast.cluster.deployment.dockerfile import dockerfile
     from narrowcast.cluster.deployment.kuberay import ray_cluster, ray_job
     from narrowcast.cluster.deployment.launcher import launcher
-    from narrowcast.platform.config import apply_overrides, read_yaml, validate
+    from narrowcast.platform.config import read_yaml, validate
+    from narrowcast.platform.overrides import apply_overrides
 
     if (kind == "rayjob") != (experiment is not None):
         raise UserError(

@@ -1,14 +1,16 @@
-"""Experiment files: YAML 1.2 and dotted overrides, read into frozen models, with errors that name the dotted path."""
+"""Experiment files: YAML 1.2, read into frozen models, with errors that name the dotted path."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -22,6 +24,23 @@ PLUGINS = "plugins"
 """The folder, beside a run's config.yaml, of the modules that its own classes come from."""
 _ERRORS_SHOWN = 4
 _MAY_HOLD_A_PASSWORD = ("tracking.uri", "study.storage")
+_MOST_SHOWN = 200
+"""Characters of a wrong value that an error shows."""
+_FIRST_WORDS = re.compile(r"^(Value error, |(Input|String|List|Tuple|Dictionary|Value|Data) (?=should))")
+_SHOULD = {
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "should be a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "mapping_type"), "should be keys and values"),
+    "path_type": "should be a path",
+}
+"""By pydantic's type of an error, in the words of YAML."""
+_PATTERNS = {
+    r"^[A-Za-z0-9][\w.-]*$": "should begin with a letter or digit, and have only letters, digits, '.', '_' and '-'",
+    r"^[\w.]+:\w+$": "should be package.module:name, such as my_models:make",
+    r"^[a-z]([a-z0-9-]{0,48}[a-z0-9])?$": "should have at most 50 lower-case letters, digits and '-', a letter first",
+    r"^[A-Za-z][A-Za-z0-9_.-]*$": "should begin with a letter, and have only letters, digits, '.', '_' and '-'",
+    r"^/\S+$": "should be an absolute path without spaces",
+}
+"""By pattern, the words for it."""
 
 
 def read_yaml(text: str, origin: str) -> Any:
@@ -44,43 +63,6 @@ def write_yaml(values: Mapping[str, Any], target: Path | TextIO) -> None:
     yaml.dump(dict(values), target)
 
 
-def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Set `a.b=value` items in nested values; the value is read as YAML. Another `kind` starts its section over."""
-    for override in overrides:
-        path, equals, text = override.partition("=")
-        keys = path.split(".")
-        if not equals or not all(keys):
-            raise UserError(f'"{override}" is no override; write a.b=value, such as algorithm.rank=8')
-        set_value(values, path, read_yaml(text, f"override {path}"))
-    return values
-
-
-def set_value(values: Any, path: str, value: Any) -> None:
-    """Set the value at a dotted path in nested values, in place."""
-    *parents, last = path.split(".")
-    for key in parents:
-        if isinstance(values, list):
-            values = values[_place(values, key, path)]
-            continue
-        if isinstance(values.get(key), str):
-            values[key] = {"kind": values[key]}
-        if not isinstance(values.get(key), dict | list):
-            values[key] = {}
-        values = values[key]
-    if isinstance(values, list):
-        values[_place(values, last, path)] = value
-        return
-    if last == "kind" and values.get("kind", value) != value:
-        values.clear()  # the fields of one kind mean nothing to another
-    values[last] = value
-
-
-def _place(values: list[Any], key: str, path: str) -> int:
-    if not key.isdigit() or int(key) >= len(values):
-        raise UserError(f'override {path}: "{key}" is no place in a list of {len(values)}; use 0 to {len(values) - 1}')
-    return int(key)
-
-
 def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
     """Build the model, or raise one `UserError` that says for each bad value what was got and what is allowed.
 
@@ -94,12 +76,13 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
         valid = model.model_validate(values, context={FOLDERS: plugin_folders(origin)})
     except ValidationError as error:
         # A misspelt key first: it is why another is missing.
-        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-        problems = [_explain(model, dict(problem), values, plugin_folders(origin)) for problem in found]
+        found = sorted(_causes(error.errors()), key=lambda problem: problem["type"] != "extra_forbidden")
+        problems = _joined([_explain(model, dict(problem), values, plugin_folders(origin)) for problem in found])
         more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
         raise UserError(f"{origin}: " + "; ".join(problems[:_ERRORS_SHOWN]) + more) from error
     dumped = valid.model_dump()
     _refuse_secrets(dumped, origin)
+    _refuse_truth_values(values, dumped, f"{origin}: ")
     for path, value in flatten(dumped).items():
         if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
             raise UserError(f"{origin}: {path} = {value}: should be a finite number")
@@ -116,6 +99,20 @@ def _refuse_secrets(values: Mapping[str, Any], origin: str) -> None:
                 f"{origin}: {path} = {shown!r} names a user or password, which would be written down; give them in the "
                 "environment, or in a file of the library that needs them"
             )
+
+
+def _refuse_truth_values(given: Any, read: Any, path: str) -> None:
+    """Raise `UserError` for a true or false that was read as the number 1 or 0."""
+    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
+        raise UserError(f"{path} = {str(given).lower()}: should be a number")
+    pairs: Iterable[tuple[Any, Any, Any]] = ()
+    if isinstance(given, Mapping) and isinstance(read, Mapping):
+        pairs = ((key, value, read[key]) for key, value in given.items() if key in read)
+    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
+        pairs = zip(range(len(given)), given, read, strict=False)
+    separator = "" if path.endswith(": ") else "."
+    for key, value, of_it in pairs:
+        _refuse_truth_values(value, of_it, f"{path}{separator}{key}")
 
 
 def plugin_folders(origin: str) -> list[Path]:
@@ -147,9 +144,33 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
         case "missing":
             message = f"{path} is missing"
         case _:
-            said = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-            message = f"{path} = {redact(repr(got))}: {said}"
+            said = _SHOULD.get(problem["type"]) or _PATTERNS.get(context.get("pattern", "")) or problem["msg"]
+            message = f"{path} = {redact(_short(got))}: {_FIRST_WORDS.sub('', said)}"
     return message
+
+
+def _causes(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the errors without those of lists that are too short because an element is wrong."""
+    places = [each["loc"] for each in found]
+    return [
+        each
+        for each in found
+        if each["type"] != "too_short" or not any(place[: len(each["loc"])] == each["loc"] != place for place in places)
+    ]
+
+
+def _short(got: Any) -> str:
+    shown = repr(got)
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]} ..."
+
+
+def _joined(problems: list[str]) -> list[str]:
+    """Return the problems with those of one value, such as an alternative of a union each, in one."""
+    merged: dict[str, str] = {}
+    for problem in problems:
+        subject, separator, said = problem.partition(": should be ")
+        merged[subject] = f"{merged[subject]}, or {said}" if separator and subject in merged else problem
+    return list(merged.values())
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -172,37 +193,41 @@ def _locate(
             continue
         if not isinstance(step, int) and registry is not None:
             owner, registry = registry.class_of(values, folders) or owner, None
+        if not isinstance(step, int) and step not in owner.model_fields and not isinstance(values, Mapping):
+            continue  # pydantic's name for an alternative of a union
         path.append(str(step))
-        values = _inside(values, step)
+        values = inside(values, step)
         if str(step) not in owner.model_fields:
             continue
         field = owner.model_fields[str(step)]
-        registry = next(_registries_in(field.annotation, field.metadata), None)
-        models = list(_models_in(field.annotation))
+        registry = next(registries_in(field.annotation, field.metadata), None)
+        models = list(models_in(field.annotation))
         members = {str(each.model_fields["kind"].default): each for each in models if "kind" in each.model_fields}
         if len(models) == 1:
             owner = models[0]
     return ".".join(path), owner
 
 
-def _inside(values: Any, step: int | str) -> Any:
+def inside(values: Any, step: int | str) -> Any:
     """Return the value at one step of a path; a section that stands for a list of it alone is its only element."""
     if isinstance(values, Mapping):
         return values if isinstance(step, int) else values.get(step)
     return values[step] if isinstance(values, list | tuple) and isinstance(step, int) else values
 
 
-def _registries_in(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Registry]:
+def registries_in(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Registry]:
+    """Yield the registries that a field's type and metadata name."""
     yield from (each for each in (*metadata, *getattr(annotation, "__metadata__", ())) if isinstance(each, Registry))
     for part in get_args(annotation):
-        yield from _registries_in(part)
+        yield from registries_in(part)
 
 
-def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
+def models_in(annotation: Any) -> Iterable[type[BaseModel]]:
+    """Yield the models that a field's type names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _models_in(part)
+        yield from models_in(part)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

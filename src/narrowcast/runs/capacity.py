@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.resources import HostResources
-from narrowcast.platform.config import apply_overrides
+from narrowcast.platform.overrides import apply_overrides
 from narrowcast.runs.packaged import read_experiment, read_study, with_new_names
 
 

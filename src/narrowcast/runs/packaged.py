@@ -9,8 +9,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.config import apply_overrides, read_yaml, suggest
+from narrowcast.platform.config import read_yaml, suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.overrides import apply_overrides
 from narrowcast.platform.yaml_limits import read_limited
 
 logger = logging.getLogger(__name__)

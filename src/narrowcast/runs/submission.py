@@ -25,8 +25,9 @@ from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.cluster.ray_jobs import STOP_SECONDS, RayJob, RayJobs
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform import plugins
-from narrowcast.platform.config import plugin_folders, set_value, write_yaml
+from narrowcast.platform.config import plugin_folders, write_yaml
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.overrides import set_value
 from narrowcast.platform.redaction import hide_secrets, redact, redact_values
 from narrowcast.runs.packaged import read_experiment, read_study
 

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.experiment import Experiment, build_experiment, load_experiment
 from narrowcast.platform import plugins
-from narrowcast.platform.config import apply_overrides, plugin_folders, read_yaml, set_value, validate
+from narrowcast.platform.config import plugin_folders, read_yaml, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
+from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.state import start
 from narrowcast.runs import packaged
@@ -54,6 +55,13 @@ class _Sections(BaseModel):
     space: dict[str, Dimension] = Field(min_length=1, description="values to search, by dotted path in the experiment")
 
 
+class _Overridable(BaseModel):
+    """The sections of which an override may change a part of the defaults."""
+
+    experiment: Experiment
+    study: StudySettings
+
+
 @dataclass(frozen=True)
 class StudyFile:
     """A study file: `values` are its nested plain values, `experiment` those of the whole experiment."""
@@ -71,7 +79,7 @@ class StudyFile:
         """Return the experiment with a trial's parameters, as `narrowcast run` takes it."""
         chosen = deepcopy(self.experiment)
         for path, value in self.space.values(params).items():
-            set_value(chosen, path, deepcopy(value))
+            set_value(chosen, path, deepcopy(value), Defaults(Experiment, plugin_folders(self.origin)))
         experiment = build_experiment({**chosen, **more}, self.origin)
         return of_one_seed(experiment) if self.one_seed else experiment
 
@@ -132,7 +140,7 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
         if override.startswith("space."):
             raise UserError(f'"{override}": paths in a space have dots themselves; change the space in the file')
     _rename_keys(values["study"], origin)
-    values = apply_overrides(values, overrides)
+    values = apply_overrides(values, overrides, Defaults(_Overridable, plugin_folders(origin)))
     _rename_keys(values["study"], origin)  # of the overrides
     sections = validate(_Sections, values, origin)
     experiment = {**sections.experiment, "name": sections.name}

@@ -1,0 +1,113 @@
+"""Dotted overrides: `a.b=value` set in nested values, also in lists and in the defaults of sections left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from narrowcast.platform.config import inside, models_in, read_yaml, registries_in
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import Registry
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The defaults of a model, of which an override may change a part.
+
+    Kinds such as `package.module:Class` are imported from `folders`.
+    """
+
+    model: type[BaseModel]
+    folders: Sequence[Any] = ()
+
+    def at(self, values: Any, keys: Sequence[str]) -> Any:
+        """Return plain values of the default at these keys of the nested values, None if there is none.
+
+        Of a section, only the fields that differ from the defaults of its class: validation fills in the others.
+        """
+        owner: type[BaseModel] | None = self.model
+        registry: Registry | None = None
+        for key in keys[:-1]:
+            values = inside(values, int(key) if isinstance(values, list) else key)
+            if owner is not None and (field := owner.model_fields.get(key)) is not None:
+                registry = next(registries_in(field.annotation, field.metadata), None)
+                owner = next(iter(models_in(field.annotation)), None)
+            if registry is not None:
+                owner = registry.class_of(values, self.folders)
+        field = None if owner is None else owner.model_fields.get(keys[-1])
+        if field is None or field.is_required() or field.default_factory_takes_validated_data:
+            return None
+        default = field.get_default(call_default_factory=True)
+        return _plain(default, next(registries_in(field.annotation, field.metadata), None))
+
+
+def _plain(default: Any, registry: Registry | None) -> Any:
+    if isinstance(default, tuple | list):
+        return [_plain(each, registry) for each in default]
+    if not isinstance(default, BaseModel):
+        return deepcopy(default) if isinstance(default, dict) else None
+    values = default.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
+    if registry is None or (kind := registry.kind_of(default)) == registry.default:
+        return values
+    return {"kind": kind, **values}
+
+
+def apply_overrides(
+    values: dict[str, Any], overrides: Iterable[str], defaults: Defaults | None = None
+) -> dict[str, Any]:
+    """Set `a.b=value` items in nested values; the value is read as YAML. Another `kind` starts its section over."""
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not all(path.split(".")):
+            raise UserError(f'"{override}" is no override; write a.b=value, such as algorithm.rank=8')
+        set_value(values, path, read_yaml(text, f"override {path}"), defaults)
+    return values
+
+
+def set_value(values: Any, path: str, value: Any, defaults: Defaults | None = None) -> None:
+    """Set the value at a dotted path in nested values, in place.
+
+    A section that is left out starts from its default. A place in a list is its number; the number after the last one
+    appends, and a section that stands for a list of one is its place 0.
+    """
+    root, keys = values, path.split(".")
+    for depth, key in enumerate(keys[:-1]):
+        place = _place(values, key, path)
+        present = inside(values, place) if isinstance(values, dict) or place < len(values) else None
+        following = keys[depth + 1]
+        if isinstance(present, str):
+            present = {"kind": present}
+        if not isinstance(present, dict | list):
+            found = None if defaults is None else defaults.at(root, keys[: depth + 1])
+            present = found if isinstance(found, dict | list) else {}
+        if isinstance(present, dict) and following.isdecimal() and "kind" in present:
+            present = [present]
+        _set(values, place, present)
+        values = present
+    place = _place(values, keys[-1], path)
+    if place == "kind" and values.get("kind", value) != value:
+        values.clear()  # the fields of one kind mean nothing to another
+    _set(values, place, value)
+
+
+def _set(values: Any, place: Any, value: Any) -> None:
+    if isinstance(values, list) and place == len(values):
+        values.append(value)
+    else:
+        values[place] = value
+
+
+def _place(values: Any, key: str, path: str) -> Any:
+    """Return the key of a section, or the number of a place in a list or just behind it."""
+    if not isinstance(values, list):
+        return key
+    if not key.isdecimal() or int(key) > len(values):
+        raise UserError(
+            f'override {path}: "{key}" is not an element of a list of {len(values)}; use '
+            + (f"0 to {len(values) - 1}, or {len(values)} to append" if values else "0 to append the first")
+        )
+    return int(key)
