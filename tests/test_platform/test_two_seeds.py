@@ -37,7 +37,7 @@ PUBLIC = {
     ("algorithms/federated/shared_basis.py", "'basis'"),
     ("algorithms/federated/shared_basis.py", "'components' + name"),
     ("algorithms/federated/rank_policy.py", "'rank'"),
-    ("algorithms/federated/fedmf.py", "'downlink codec'"),
+    ("algorithms/federated/coded_change.py", "'downlink codec'"),
     ("algorithms/federated/coded_download.py", "'download'"),
     ("algorithms/uploads/client_loop.py", "'codec'"),
     ("algorithms/codecs/random_basis.py", "kind + name"),

@@ -1,4 +1,4 @@
-"""Whole tensors on the wire through a codec: the header and the codec's bytes."""
+"""A message of whole tensors through a codec has a header, perhaps a seed, and the codec's bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.budget import ClientEncoder
-from narrowcast.algorithms.codecs.message_header import MessageHeader, MessageKind
+from narrowcast.algorithms.codecs.message_header import HAS_SEED, MessageHeader, MessageKind, read_seed, write_seed
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.types import Arrays
 
@@ -26,26 +26,33 @@ class TensorUpdate:
 
 @dataclass(frozen=True)
 class CodedTensors:
-    """One upload: examples, rank (0 for none) and the codec's bytes; the model gives names and shapes."""
+    """One message: examples, rank (0 for none) and the codec's bytes; the model gives names and shapes.
+
+    `seed` lets the receiver regenerate a basis; None sends none.
+    """
 
     examples: int
     rank: int
     coded: bytes
+    seed: int | None = None
 
     def wire_bits(self) -> int:
         """Return eight times the length of `to_bytes()`."""
         return 8 * len(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """Return the header, then the codec's bytes."""
-        return MessageHeader(MessageKind.CODED_TENSORS, 0, self.rank, self.examples).to_bytes() + self.coded
+        """Return the header, the seed if there is one, then the codec's bytes."""
+        flags = (self.seed is not None) * HAS_SEED
+        header = MessageHeader(MessageKind.CODED_TENSORS, flags, self.rank, self.examples)
+        return header.to_bytes() + write_seed(self.seed) + self.coded
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Split off the header; raise `PayloadError` if it is malformed. `Codec.decode` reads the rest."""
         reader = Reader(data)
-        header = MessageHeader.read(reader, MessageKind.CODED_TENSORS)
-        return cls(header.examples, header.columns, bytes(reader.rest()))
+        header = MessageHeader.read(reader, MessageKind.CODED_TENSORS, HAS_SEED)
+        seed = read_seed(reader, header)
+        return cls(header.examples, header.columns, bytes(reader.rest()), seed)
 
 
 def encode_tensors(encoder: ClientEncoder, update: TensorUpdate) -> tuple[CodedTensors, Arrays] | None:

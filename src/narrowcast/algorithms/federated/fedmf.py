@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_rows import LIKELY
-from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
 from narrowcast.algorithms.codecs.rows import RowLayout, RowsPayload
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.whole_matrix import WHOLE
+from narrowcast.algorithms.federated.coded_change import CodedChange
 from narrowcast.algorithms.federated.coded_download import (
     Download,
     SizesDownloads,
@@ -35,19 +35,18 @@ from narrowcast.algorithms.uploads.row_uploads import RowSending, row_coding, tr
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS, MatrixFactorisation
-from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Payload
 
-_CHANGED, _SENT, _KEY = "changed_rows", "sent", "downlink_key"
+_CHANGED = "changed_rows"
 
 
 class FedMF(SizesDownloads, BaseModel):
     """Clients train the rows of Q that they touch and send the changes; the server adds their mean.
 
     With `rows: all` a `codec` sees the client's whole change, zeros included, and with `downlink_codec` Q moves by the
-    decoded mean change. Both with the same `svd` or `top_k` are the baselines of the paper's Fig. 4 as in its released
-    code: each row of the sum is divided by the clients that touched it, whatever Top-K left of theirs. `download` is
-    the other way down: Q itself on a grid, see `CodedDownload`.
+    decoded mean change; `error_feedback` there is the server's. Both with the same `svd` or `top_k` are the baselines
+    of the paper's Fig. 4 as in its released code: each row of the sum is divided by the clients that touched it,
+    whatever Top-K left of theirs. `download` is the other way down: Q itself on a grid, see `CodedDownload`.
 
     Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation; Algorithm 1's weights are
     `weighted`. 2. `rows: touched` sends only the changed rows; `all` sends zeros too, as the paper counts.
@@ -70,11 +69,14 @@ class FedMF(SizesDownloads, BaseModel):
             self.download.check(self.kind, self.rows)
             if self.downlink_codec:
                 raise UserError("algorithm.download and algorithm.downlink_codec are two ways down; leave out one")
-        whole = {"codec": self.codec if self.rows == "all" else (), "downlink_codec": self.downlink_codec}
-        for field, stages in whole.items():
-            if remembers := [stage.kind for stage in stages if stage.remembers]:
-                advice = "algorithm.rows = touched" if field == "codec" else "another stage"
-                raise UserError(f"algorithm.{field} has {remembers[0]}, which whole matrices go without; use {advice}")
+        if self.rows == "all" and (remembers := [stage.kind for stage in self.codec if stage.remembers]):
+            raise UserError(
+                f"algorithm.codec has {remembers[0]}, which whole matrices go without; use algorithm.rows = touched"
+            )
+
+    @property
+    def _coded_change(self) -> CodedChange:
+        return CodedChange(self.downlink_codec)
 
     @property
     def codes_row_lists(self) -> bool:
@@ -85,8 +87,8 @@ class FedMF(SizesDownloads, BaseModel):
         """Return Q, and the rows that the last round changed: none."""
         server = task.model.init_server(task.data, task.seed)
         held = {} if self.download is None else self.download.init(server)
-        nothing = {_CHANGED: np.zeros(task.data.n_items, dtype=bool), _SENT: np.empty(0, dtype=np.uint8)}
-        return {**server, **nothing, **held}
+        coded = self._coded_change.init({WHOLE: np.shape(server[ITEM_FACTORS])})
+        return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool), **coded, **held}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the user factors P [U, d], and the codec's state."""
@@ -107,9 +109,9 @@ class FedMF(SizesDownloads, BaseModel):
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
         update: Payload = RowsPayload(len(item_factors), changed, item_factors[changed], self.rows, mask=False)
         if self.downlink_codec:
-            update = CodedTensors(0, 0, np.asarray(server[_SENT]).tobytes())
-        key = stream_keys(task.seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))
-        return Broadcast({ITEM_FACTORS: item_factors, _KEY: key}, full, update if round_index > 1 else None)
+            update = self._coded_change.message(server)
+        arrays = {ITEM_FACTORS: item_factors, **self._coded_change.broadcast(task.seed, round_index)}
+        return Broadcast(arrays, full, update if round_index > 1 else None)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
@@ -118,18 +120,11 @@ class FedMF(SizesDownloads, BaseModel):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate."""
         rows = RowSum.of(total)
-        change, sent = np.float32(self.server_learning_rate) * rows.mean(), b""
-        if self.downlink_codec and np.isfinite(change).all():
-            codec, key = Codec(self.downlink_codec), int(broadcast[_KEY][0])
-            sent = codec.encode({WHOLE: change}, key).to_bytes()
-            change = codec.decode(sent, {WHOLE: change.shape}, key)[WHOLE]
+        mean = np.float32(self.server_learning_rate) * rows.mean()
+        change, coded = self._coded_change.send({WHOLE: mean}, server, broadcast)
         held = {} if self.download is None else self.download.kept(self.final(server), server, broadcast)
-        return {
-            ITEM_FACTORS: np.asarray(server[ITEM_FACTORS]) + change,
-            _CHANGED: rows.changed_rows(),
-            _SENT: np.frombuffer(sent, dtype=np.uint8),
-            **held,
-        }
+        item_factors = np.asarray(server[ITEM_FACTORS]) + change[WHOLE]
+        return {ITEM_FACTORS: item_factors, _CHANGED: rows.changed_rows(), **coded, **held}
 
     def final(self, server: Arrays) -> Arrays:
         """Return Q."""

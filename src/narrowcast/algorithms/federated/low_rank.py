@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.codecs.random_basis import BasisKind
 from narrowcast.algorithms.codecs.rows import RowLayout
 from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.coded_change import CodedChange
 from narrowcast.algorithms.federated.factorisation_checks import check_rank
 from narrowcast.algorithms.federated.low_rank_form import LowRankForm, UpdateSizes
 from narrowcast.algorithms.federated.low_rank_network import NetworkForm
@@ -39,6 +40,7 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
     aggregation: Aggregation = "per_item_mean"
     rows: RowLayout = "touched"
     codec: Stages = ()
+    downlink_codec: Stages = Field((), description="codec of the mean of A on its way to clients that follow")
     server_learning_rate: ServerLearningRate = 1.0
 
     @abstractmethod
@@ -49,6 +51,11 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
 
         `sizes` computes the sizes of the updates, for an algorithm whose ranks depend on them.
         """
+
+    @property
+    def coded_change(self) -> CodedChange:
+        """The coding of the mean of A, by which the server moves its model too."""
+        return CodedChange(self.downlink_codec)
 
     def form(self, arrays: Arrays) -> LowRankForm:
         """Return the form for the model whose parameters are among `arrays`: a server state or a broadcast."""
@@ -61,11 +68,12 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
         """
         if self.codec and self.rows != "touched":
             raise UserError('algorithm.codec sends touched rows; leave out algorithm.rows = "all"')
-        if stateful := [stage.kind for stage in self.codec if stage.remembers]:
-            raise UserError(
-                f"algorithm.codec has {stateful[0]}, which remembers from round to round, but {self.kind} sends in a "
-                "basis that each round draws anew; use it with fedmf or fedavg"
-            )
+        for field, stages in {"codec": self.codec, "downlink_codec": self.downlink_codec}.items():
+            if stateful := [stage.kind for stage in stages if stage.remembers]:
+                raise UserError(
+                    f"algorithm.{field} has {stateful[0]}, which remembers from round to round, but {self.kind} sends "
+                    f"in a basis that each round draws anew; use it with fedmf{' or fedavg' * (field == 'codec')}"
+                )
         check_rank(self.rank, task.model)
 
     @property

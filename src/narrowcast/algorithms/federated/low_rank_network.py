@@ -30,7 +30,7 @@ from narrowcast.algorithms.uploads.partial_sums import COMPONENT_WEIGHTS, TENSOR
 from narrowcast.algorithms.uploads.prefixed_arrays import BASIS, UPDATE
 from narrowcast.algorithms.uploads.tensor_uploads import Columns, send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates, Payload
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.federated.low_rank import LowRank
@@ -73,7 +73,8 @@ class NetworkForm:
         shapes = {
             name: (factors[name].long, factors[name].rank) if name in factors else model[name].shape for name in model
         }
-        return {**model, **UPDATE.add({name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()})}
+        update = {name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
+        return {**model, **UPDATE.add(update), **self.algorithm.coded_change.init(shapes)}
 
     def broadcast(self, server: Arrays, seed: int, *, first: bool) -> Broadcast:
         """Return all parameters for a newcomer; the last round's A and vectors for a client that holds the rest."""
@@ -82,10 +83,13 @@ class NetworkForm:
             name: draw_basis(self.algorithm.basis, factor.rank, factor.short, seed, name)
             for name, factor in self._factors(model).items()
         }
+        update: Payload = DensePayload.of(UPDATE.of(server), seed=seed)
+        if self.algorithm.downlink_codec:
+            update = self.algorithm.coded_change.message(server, seed)
         return Broadcast(
-            {**model, **BASIS.add(bases)},
+            {**model, **BASIS.add(bases), **self.algorithm.coded_change.broadcast(seed)},
             full=DensePayload.of(model, seed=seed),
-            update=None if first else DensePayload.of(UPDATE.of(server), seed=seed),
+            update=None if first else update,
         )
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
@@ -97,7 +101,7 @@ class NetworkForm:
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Return the training of A from zero and of the vectors, with gradients times sqrt(r / d) for each A."""
-        model = BASIS.without(broadcast)
+        model = self.final(broadcast)
         factors, columns = self._factors(model), self._columns(model, chunk, task)
         start = {
             name: np.zeros((factors[name].long, factors[name].rank), dtype=np.float32) if name in factors else values
@@ -116,7 +120,7 @@ class NetworkForm:
 
         Each component is divided by the examples of the clients that sent it, or of all clients (`weighted`).
         """
-        columns = self._columns(BASIS.without(broadcast), chunk, task)
+        columns = self._columns(self.final(broadcast), chunk, task)
         received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.algorithm.codec)), columns)
         weight = tensor_weights("examples", task, chunk, uploads.delivered)
         total = TensorSum.weighted(received, weight)
@@ -125,24 +129,29 @@ class NetworkForm:
         return chunk_result(chunk, updates, uploads, total.arrays())
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Return W + A B for each weight, with A = server_learning_rate * mean of the clients' A; vectors likewise."""
+        """Return W + A B for each weight, with A = server_learning_rate * mean of the clients' A; vectors likewise.
+
+        A and the vectors are those that clients decode.
+        """
         model, sums, bases = self.final(server), TensorSum.of(total), BASIS.of(broadcast)
         factors, rate = self._factors(model), self.algorithm.server_learning_rate
-        after: dict[str, NDArray[np.float32]] = {}
-        for name, values in model.items():
+        mean: dict[str, NDArray[np.float32]] = {}
+        for name in model:
             divisor = sums.component_weights.get(name, sums.weight)
-            mean = (rate * sums.tensors[name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
-            after[UPDATE.name(name)] = mean
-            change = mean
+            mean[name] = (rate * sums.tensors[name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
+        sent, coded = self.algorithm.coded_change.send(mean, server, broadcast)
+        after: dict[str, NDArray[Any]] = {**UPDATE.add(sent), **coded}
+        for name, values in model.items():
+            change = sent[name]
             if name in factors:
                 basis = torch.from_numpy(np.array(bases[name]))
-                change = factors[name].change(torch.from_numpy(mean), basis).numpy()
+                change = factors[name].change(torch.from_numpy(change), basis).numpy()
             after[name] = values + change
         return after
 
     def final(self, server: Arrays) -> Arrays:
-        """Return the parameters."""
-        return UPDATE.without(server)
+        """Return the parameters in a server state, or in a broadcast."""
+        return self.algorithm.coded_change.without(BASIS.without(UPDATE.without(server)))
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
         """Return a group for the vectors and one for each component of each weight; one for all if clients send all."""

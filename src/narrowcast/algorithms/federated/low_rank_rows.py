@@ -24,7 +24,7 @@ from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT, RowSum
 from narrowcast.algorithms.uploads.row_uploads import RowSending, float_bits, row_coding, train_and_send_rows
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalUpdates
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalUpdates, Payload
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.federated.low_rank import LowRank
@@ -42,22 +42,26 @@ class RowForm:
         """Return Q, A = 0 [N, r], and the rows that the last round changed: none."""
         n_items = len(model[ITEM_FACTORS])
         update = np.zeros((n_items, self.algorithm.rank), dtype=np.float32)
-        return {**model, _UPDATE: update, _CHANGED: np.zeros(n_items, dtype=bool)}
+        coded = self.algorithm.coded_change.init({_UPDATE: update.shape})
+        return {**model, _UPDATE: update, _CHANGED: np.zeros(n_items, dtype=bool), **coded}
 
     def broadcast(self, server: Arrays, seed: int, *, first: bool) -> Broadcast:
         """Return Q for a newcomer; the last round's rows of A for a client that holds the rest; B as its seed."""
         item_factors = np.asarray(server[ITEM_FACTORS])
         n_items, dimension = item_factors.shape
-        changed = np.flatnonzero(server[_CHANGED])
-        update = np.asarray(server[_UPDATE])[changed]
-        rows = self.algorithm.rows
+        algorithm, changed = self.algorithm, np.flatnonzero(server[_CHANGED])
+        rows = np.asarray(server[_UPDATE])[changed]
+        update: Payload = RowsPayload(n_items, changed, rows, algorithm.rows, mask=False, seed=seed)
+        if algorithm.downlink_codec:
+            update = algorithm.coded_change.message(server, seed)
         return Broadcast(
             {
                 ITEM_FACTORS: item_factors,
-                _BASIS: draw_basis(self.algorithm.basis, self.algorithm.rank, dimension, seed),
+                _BASIS: draw_basis(algorithm.basis, algorithm.rank, dimension, seed),
+                **algorithm.coded_change.broadcast(seed),
             },
             full=RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False, seed=seed),
-            update=None if first else RowsPayload(n_items, changed, update, rows, mask=False, seed=seed),
+            update=None if first else update,
         )
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
@@ -81,12 +85,13 @@ class RowForm:
         raise NotImplementedError("rows are trained and sent by train()")
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Return A = server_learning_rate * mean of the clients' A, and Q + A B."""
+        """Return A = server_learning_rate * mean of the clients' A, as clients decode it, and Q + A B."""
         rows = RowSum.of(total)
-        update = rows.mean() * np.float32(self.algorithm.server_learning_rate)
-        change = torch.from_numpy(update) @ torch.from_numpy(np.array(broadcast[_BASIS]))
+        mean = rows.mean() * np.float32(self.algorithm.server_learning_rate)
+        sent, coded = self.algorithm.coded_change.send({_UPDATE: mean}, server, broadcast)
+        change = torch.from_numpy(sent[_UPDATE]) @ torch.from_numpy(np.array(broadcast[_BASIS]))
         item_factors = np.asarray(server[ITEM_FACTORS]) + change.numpy()
-        return {ITEM_FACTORS: item_factors, _UPDATE: update, _CHANGED: rows.changed_rows()}
+        return {ITEM_FACTORS: item_factors, **sent, _CHANGED: rows.changed_rows(), **coded}
 
     def final(self, server: Arrays) -> Arrays:
         """Return Q."""
