@@ -71,6 +71,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "basis": "orthonormal",
         "rows": "all",
         "codec": [],
+        "downlink_codec": [],
     },
     "scolr-ml1m": {
         "kind": "scolr",
@@ -80,6 +81,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "basis": "orthonormal",
         "rows": "all",
         "codec": [],
+        "downlink_codec": [],
     },
 }
 

@@ -92,6 +92,12 @@ class Experiment(Plan, metaclass=_Checked):
         task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed)
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()
+        download = getattr(self.algorithm, "download", None)
+        if self.radio and self.radio.downlink.kind == "broadcast" and download and download.differs_by_client:
+            raise UserError(
+                "radio.downlink = broadcast sends all clients the same, and algorithm.download with rows = touched or "
+                "a history sends each its own; use radio.downlink = unicast, or another download"
+            )
         if getattr(self.training, "shared_negatives", False) and not getattr(algorithm, "codes_row_lists", False):
             raise UserError(
                 "training.shared_negatives = true: only row lists of touched rows sent through a codec become shorter, "

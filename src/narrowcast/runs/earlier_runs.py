@@ -11,7 +11,7 @@ from narrowcast.platform.config import read_yaml
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
 
-NEW_FIELDS: Mapping[str, Any] = {
+_NEW_FIELDS: Mapping[str, Any] = {
     "client_seed": None,
     "training.shared_negatives": False,
     "training.item_weight_decay": None,
@@ -19,7 +19,12 @@ NEW_FIELDS: Mapping[str, Any] = {
     "radio.channel.csi_error_decibel": 0.0,
     "radio.channel.back_off_decibel": 0.0,
 }
-"""Dotted paths of the fields that runs and studies of those versions do not have, and the values that they imply."""
+_NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {kind: {"algorithm.downlink_codec": []} for kind in ("colr", "scolr")}
+
+
+def new_fields(experiment: Experiment) -> Mapping[str, Any]:
+    """Return the dotted paths of the fields that those versions lack, and the values that they imply."""
+    return {**_NEW_FIELDS, **_NEW_FIELDS_OF.get(experiment.algorithm.kind, {})}
 
 
 def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:

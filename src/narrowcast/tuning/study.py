@@ -23,7 +23,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.study_run import StudyStore
-from narrowcast.runs.earlier_runs import NEW_FIELDS
+from narrowcast.runs.earlier_runs import new_fields
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.run_folder import make_writable
 from narrowcast.tuning.holdout import HoldoutEvaluation, HoldoutQueue
@@ -73,7 +73,8 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     check_store(uri)
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
-    former = "" if file.build({}).client_seed is not None else file.digest(without=NEW_FIELDS)
+    base = file.build({})
+    former = "" if base.client_seed is not None else file.digest(without=new_fields(base))
     client = StudyClient(file.name, opened, file.settings, file.space, file.digest(), former=former)
     file = replace(file, one_seed=client.of_earlier_version)
     make_folders(folder.path)

@@ -21,9 +21,10 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.algorithms.secure.protection import Masked
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
-from narrowcast.laws.rehearsal import PLAN, run, sha256, task_of
+from narrowcast.laws.rehearsal import PLAN, interactions, run, sha256, task_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.models.networks import MLP
@@ -196,3 +197,13 @@ def test_settings_that_exclude_each_other_are_refused(algorithm: Any, advice: st
 
 def test_a_whole_model_on_a_grid_goes_with_masks() -> None:
     SecureAggregation(GRIDS["fedmf-nearest"], Masked(), 6).check(task_of(MODEL))
+
+
+@pytest.mark.parametrize("download", ["{step: 1, rows: touched}", "{step: 1, rounding: nearest, history: 3}"])
+def test_one_transmission_to_all_carries_no_downloads_of_their_own(download: str) -> None:
+    words = ["radio={channel: {kind: rayleigh, access: shared}, upload_seconds: 1, downlink: broadcast}"]
+    experiment = load_experiment("fedmf-ml1m", [*words, f"algorithm.download={download}", "algorithm.rows=touched"])
+    with pytest.raises(UserError, match=r"^radio\.downlink = broadcast .* use radio\.downlink = unicast"):
+        experiment.task(interactions(np.full(6, 20)))
+    experiment = load_experiment("fedmf-ml1m", [*words, "algorithm.download={step: 1}", "clients_per_round=2"])
+    experiment.task(interactions(np.full(6, 20)))

@@ -85,6 +85,11 @@ class CodedDownload(BaseModel):
             raise ValueError("history needs a step, rounding = nearest and rows = all; set these, or leave it out")
         return self
 
+    @property
+    def differs_by_client(self) -> bool:
+        """Return whether clients of a round are sent different messages."""
+        return self.rows == "touched" or self.history > 0
+
     def check(self, kind: str, uploads: RowLayout) -> None:
         """Raise `UserError` if clients ask for rows and upload all."""
         if self.rows == "touched" and uploads == "all":
