@@ -23,7 +23,7 @@ from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedul
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.models.classifier import Classifier
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.round_opening import sample_cohort
@@ -78,7 +78,7 @@ WORKLOADS = {
         network="cnn",
     ),
 }
-NETWORKS: dict[str, Classifier] = {"mlp": MLP(hidden=(64,)), "cnn": CNN(channels=(16, 32), hidden=128)}
+NETWORKS: dict[str, NeuralNetwork] = {"mlp": MLP(hidden=(64,)), "cnn": CNN(channels=(16, 32), hidden=128)}
 
 
 def plan(workload: Workload, rounds: int, chunk_size: int) -> Plan:

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.models.classifier import Classifier
+from narrowcast.platform.models.neural_network import NeuralNetwork
 
 
 class Block(nn.Module):
@@ -22,7 +22,7 @@ class Block(nn.Module):
         return x + self.linear(self.norm(x).relu())
 
 
-class ResidualMLP(Classifier):
+class ResidualMLP(NeuralNetwork):
     """A linear layer, `depth` residual blocks of `width` units, and a linear layer to the classes."""
 
     kind: Literal["residual_mlp"] = "residual_mlp"

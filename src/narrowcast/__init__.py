@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     data: Namespace
     downlinks: Namespace
     fleets: Namespace
+    losses: Namespace
+    metrics: Namespace
     models: Namespace
     partitions: Namespace
     rank_policies: Namespace
@@ -56,6 +58,8 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "algorithms",
     "data",
     "models",
+    "losses",
+    "metrics",
     "training",
     "codecs",
     "fleets",

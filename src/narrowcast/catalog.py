@@ -42,7 +42,9 @@ from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.models.losses import LOSSES
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.models.metrics import METRICS
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
 from narrowcast.platform.schedule import SCHEDULES
 from narrowcast.platform.simulation.availability import AVAILABILITIES
@@ -105,7 +107,8 @@ BACKENDS = Registry("backend", Backend, {"local": LocalBackend, "ray": RayBacken
 REGISTRIES: Mapping[str, Registry] = {
     each.name: each
     for each in (
-        *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, TRAININGS, FLEETS, CHANNELS, DOWNLINKS, ALLOCATIONS),
+        *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, LOSSES, METRICS, TRAININGS, FLEETS),
+        *(CHANNELS, DOWNLINKS, ALLOCATIONS),
         *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES),
     )
 }

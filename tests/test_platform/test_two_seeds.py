@@ -31,7 +31,7 @@ PUBLIC = {
     ("reproduce/wireless_figures.py", "'least squares'"),
     ("reproduce/wireless_figures.py", "'quantisers'"),
     # the global model before round 1
-    ("platform/models/classifier.py", "'model'"),
+    ("platform/models/neural_network.py", "'model'"),
     ("algorithms/federated/hadamard.py", "'hadamard' + name + part"),
     # what a decoder or the server regenerates
     ("algorithms/federated/shared_basis.py", "'basis'"),

@@ -17,6 +17,8 @@ _REGISTRIES = {
     "data": "data",
     "downlinks": "downlink",
     "fleets": "fleet",
+    "losses": "loss",
+    "metrics": "metric",
     "models": "model",
     "partitions": "partition",
     "rank_policies": "rank_policy",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, samples, windows
-from narrowcast.platform.contracts import Model, Split
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, sample_sets
+from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays
 
@@ -37,11 +37,7 @@ def cases(model: Model) -> dict[str, Fitted]:
     """Return the model on each of the small data sets that it takes."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
     found = {}
-    sets = {
-        "interactions": interactions(counts),
-        "labelled images": samples(counts),
-        "windows of text": windows(counts),
-    }
+    sets: dict[str, Dataset] = {"interactions": interactions(counts), **sample_sets(counts)}
     for name, data in sets.items():
         try:
             model.check(data)

@@ -75,6 +75,39 @@ def windows(counts: np.ndarray) -> Samples:
     return replace(data, n_classes=7, train=read(data.train), validation=read(data.validation), test=read(data.test))
 
 
+def sequences(counts: np.ndarray) -> Samples:
+    """Return random windows of ten characters with the character after each, dealt to one client for each count."""
+    data, random = windows(counts), np.random.default_rng(0)
+
+    def read(part: Labelled) -> Labelled:
+        return Labelled(part.features, random.integers(0, 7, part.features.shape))
+
+    return replace(data, train=read(data.train), validation=read(data.validation), test=read(data.test))
+
+
+def numbers(counts: np.ndarray) -> Samples:
+    """Return samples of five features and two numbers that depend on them, dealt to one client for each count."""
+    data, random = samples(counts), np.random.default_rng(0)
+    weights = random.standard_normal((5, 2))
+
+    def read(part: Labelled) -> Labelled:
+        features = random.standard_normal((len(part), 5))
+        noise = 0.1 * random.standard_normal((len(part), 2))
+        return Labelled(features.astype(np.float32), (features @ weights + noise).astype(np.float32))
+
+    return replace(data, n_classes=0, train=read(data.train), validation=read(data.validation), test=read(data.test))
+
+
+def sample_sets(counts: np.ndarray) -> dict[str, Samples]:
+    """Return a small data set for each kind of targets and features that neural networks know."""
+    return {
+        "labelled images": samples(counts),
+        "windows of text": windows(counts),
+        "tokens after each position": sequences(counts),
+        "numbers": numbers(counts),
+    }
+
+
 def task_of(model: Any, seed: int = 0, training: Any = None) -> Task:
     """Return a task of eleven clients on which the model can be trained."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)

@@ -16,6 +16,8 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "training.shared_negatives": False,
     "training.item_weight_decay": None,
     "algorithm.download": None,
+    "model.loss": None,
+    "model.metrics": None,
     "radio.channel.csi_error_decibel": 0.0,
     "radio.channel.back_off_decibel": 0.0,
 }

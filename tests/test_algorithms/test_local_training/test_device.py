@@ -17,8 +17,8 @@ from narrowcast.algorithms.local_training.factorisation_sgd import Factorisation
 from narrowcast.platform.contracts import Algorithm
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import CNN, MLP
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays
@@ -38,7 +38,7 @@ def parameters(algorithm: Algorithm, task: Any) -> Arrays:
 @on_gpu
 @pytest.mark.parametrize("algorithm", [FedAvg(), Scaffold(), CoLR(rank=3), SCoLR(rank=4)], ids=lambda each: each.kind)
 @pytest.mark.parametrize("model", [MLP(hidden=(16,)), CNN(channels=(4, 8), hidden=16)], ids=lambda each: each.kind)
-def test_networks_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm, model: Classifier) -> None:
+def test_networks_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm, model: NeuralNetwork) -> None:
     data = digits(COUNTS, images=model.kind == "cnn")  # type: ignore[attr-defined]
     on_cpu, on_cuda = (make_task(data, model, device=device, momentum=0.5, epochs=2) for device in ("cpu", "cuda"))
     assert relative_error(parameters(algorithm, on_cuda), parameters(algorithm, on_cpu)) < TOLERANCE

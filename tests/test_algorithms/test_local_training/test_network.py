@@ -17,8 +17,8 @@ from narrowcast.algorithms.local_training.batched_module import batched_forward,
 from narrowcast.algorithms.local_training.chain_gradients import chain_gradient
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.classifier import Classifier
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.seeds import stream_keys
 from narrowcast.platform.types import Chunk, LocalTerms
 
@@ -68,7 +68,7 @@ class Branches(nn.Module):
 
 
 HERE = "test_network"
-MODELS: list[Classifier] = [
+MODELS: list[NeuralNetwork] = [
     Softmax(),
     MLP(hidden=(16,)),
     MLP(hidden=(16, 8)),
@@ -100,7 +100,7 @@ def test_every_client_takes_the_steps_of_a_plain_loop(execution: str, training: 
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda each: each.kind)
-def test_batched_equals_client_after_client(model: Classifier) -> None:
+def test_batched_equals_client_after_client(model: NeuralNetwork) -> None:
     task = make_task(digits(COUNTS), model, epochs=2)
     server = model.init_server(task.data, 0)
     chunk = Chunk(1, 0, np.arange(len(COUNTS)), {})
@@ -123,7 +123,7 @@ def test_convolutions_run_client_after_client_unless_told() -> None:
 
 
 @pytest.mark.parametrize("model", CHAINS, ids=lambda each: each.kind)
-def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: Classifier) -> None:
+def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: NeuralNetwork) -> None:
     module = model.module(digits(COUNTS))
     assert gains_from_batching(module)
     features = torch.rand(3, 5, 64)
@@ -137,7 +137,7 @@ def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: Classifier
 
 
 @pytest.mark.parametrize("model", CHAINS, ids=lambda each: each.kind)
-def test_the_closed_form_of_a_chain_is_the_gradient_of_autograd_bit_for_bit(model: Classifier) -> None:
+def test_the_closed_form_of_a_chain_is_the_gradient_of_autograd_bit_for_bit(model: NeuralNetwork) -> None:
     module = model.module(digits(COUNTS))
     gradient = chain_gradient(module)
     assert gradient is not None
@@ -176,7 +176,7 @@ def test_layers_that_share_parameters_are_trained_client_after_client() -> None:
     ],
     ids=["batch norm", "control flow", "no module", "vectors", "floats"],
 )
-def test_a_model_that_cannot_be_trained_is_refused(model: Classifier, execution: str, message: str) -> None:
+def test_a_model_that_cannot_be_trained_is_refused(model: NeuralNetwork, execution: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         make_task(digits(COUNTS), model, execution=execution)
     assert "\n" not in str(caught.value)

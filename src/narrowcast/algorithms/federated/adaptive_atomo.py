@@ -40,7 +40,7 @@ from narrowcast.algorithms.uploads.tensor_uploads import Tensors, send_tensors
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.classifier import Classifier, skeleton
+from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 _NORM_BITS = 16.0  # bfloat16
@@ -76,7 +76,7 @@ class AdaptiveAtomo(LocalThenUpload):
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than networks, and for codecs that do not fit."""
-        if not isinstance(task.model, Classifier):
+        if not isinstance(task.model, NeuralNetwork):
             raise UserError(f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use adaptive_svd')
         check_adaptive_codec(self.kind, self.codec)
 
@@ -139,7 +139,7 @@ class AdaptiveAtomo(LocalThenUpload):
         """Return the error of each client's update at so many bits; a single size with a `fraction`."""
         if not self.informs_allocation:
             return None
-        assert isinstance(task.model, Classifier) and isinstance(task.data, Samples), "check() refuses other models"
+        assert isinstance(task.model, NeuralNetwork) and isinstance(task.data, Samples), "check() refuses other models"
         shapes = [tuple(values.shape) for values in skeleton(task.model, task.data).parameters()]
         vectors = np.array([np.prod(shape) for shape in shapes if len(shape) < 2], dtype=np.float64)
         matrices = np.array([as_matrix(shape) for shape in shapes if len(shape) > 1], dtype=np.float64)

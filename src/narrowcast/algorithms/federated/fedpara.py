@@ -16,7 +16,7 @@ from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.hadamard import factorise, products, products_of_arrays
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.classifier import Classifier
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 
 
@@ -42,7 +42,7 @@ class FedPara(Averaging):
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than networks: they have weights to factorise."""
         super().check(task)
-        if not isinstance(task.model, Classifier):
+        if not isinstance(task.model, NeuralNetwork):
             raise UserError(
                 f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use colr, or fedmf with fewer '
                 "values for each item, model.embedding_dim"

@@ -7,19 +7,23 @@ is autograd's bit for bit; no graph is recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from narrowcast.algorithms.local_training.batched_module import gains_from_batching, layers_of, linear
+from narrowcast.platform.models.losses import CrossEntropy, Loss
 
 Tensors = dict[str, Tensor]
 Layers = Sequence[tuple[str, nn.Module]]
 ChainGradient = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensors, Tensor]]
-"""Map parameters [a, ...], features [a, b, ...], labels [a, b] and weights [a, b] of a clients to the gradients of each
-client's weighted sum of cross-entropies, by parameter, and the cross-entropies [a, b]."""
+"""Map parameters [a, ...], features [a, b, ...], labels [a, b, ...] and weights [a, b] of a clients to the gradients of
+each client's weighted sum of losses, by parameter, and the losses [a, b]."""
+OutputGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Map outputs [a, b, ...], labels and weights to the gradient of the weighted sum at the outputs, and the losses."""
 
+_CROSS_ENTROPY = CrossEntropy()
 _aten = torch.ops.aten
 _ELEMENTWISE: Mapping[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     nn.ReLU: (torch.relu, lambda back, output: _aten.threshold_backward(back, output, 0)),
@@ -30,7 +34,7 @@ _ELEMENTWISE: Mapping[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callabl
 
 
 @lru_cache(maxsize=4)
-def chain_gradient(module: nn.Module) -> ChainGradient | None:
+def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> ChainGradient | None:
     """Return the gradient of a chain of linear layers, ReLU, tanh and the logistic function; None for other modules.
 
     The layers of the module must not change afterwards.
@@ -41,13 +45,38 @@ def chain_gradient(module: nn.Module) -> ChainGradient | None:
     known = (nn.Linear, *_ELEMENTWISE)
     if any(type(layer) not in known or getattr(layer, "inplace", False) for _, layer in layers):
         return None
+    at_outputs = _cross_entropy_gradient if type(loss) is CrossEntropy else partial(_loss_gradient, loss)
     return lambda parameters, features, labels, weights: _gradient(
-        layers, parameters, features.flatten(2), labels, weights
+        layers, at_outputs, parameters, features.flatten(2), labels, weights
     )
 
 
+def sample_losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of each sample [a, b], for outputs [a, b, ...] and labels [a, b, ...]."""
+    return loss.per_sample(outputs.flatten(0, 1), labels.flatten(0, 1)).view(labels.shape[:2])
+
+
+def _cross_entropy_gradient(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    logs, columns = torch.log_softmax(outputs.flatten(0, 1), 1), labels.reshape(-1, 1)
+    back = torch.zeros_like(logs).scatter_(1, columns, -weights.reshape(-1, 1))
+    back = _aten._log_softmax_backward_data(back, logs, 1, logs.dtype).view(outputs.shape)
+    return back, -logs.gather(1, columns).view(labels.shape)
+
+
+def _loss_gradient(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = outputs.detach().requires_grad_()
+    losses = sample_losses(loss, outputs, labels)
+    (back,) = torch.autograd.grad((losses * weights).sum(), outputs)
+    return back, losses.detach()
+
+
 def _gradient(
-    layers: Layers, parameters: Mapping[str, Tensor], features: Tensor, labels: Tensor, weights: Tensor
+    layers: Layers,
+    at_outputs: OutputGradient,
+    parameters: Mapping[str, Tensor],
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor,
 ) -> tuple[Tensors, Tensor]:
     outputs = [features]
     for name, layer in layers:
@@ -55,9 +84,7 @@ def _gradient(
             outputs.append(linear(layer, name, parameters, outputs[-1]))
         else:
             outputs.append(_ELEMENTWISE[type(layer)][0](outputs[-1]))
-    logs, columns = torch.log_softmax(outputs[-1].flatten(0, 1), 1), labels.reshape(-1, 1)
-    back = torch.zeros_like(logs).scatter_(1, columns, -weights.reshape(-1, 1))
-    back = _aten._log_softmax_backward_data(back, logs, 1, logs.dtype).view(outputs[-1].shape)
+    back, losses = at_outputs(outputs[-1], labels, weights)
     gradients: Tensors = {}
     for place in range(len(layers) - 1, -1, -1):
         name, layer = layers[place]
@@ -69,4 +96,4 @@ def _gradient(
             gradients[f"{name}.bias"] = back.sum(1)
         if place:
             back = torch.bmm(back, parameters[f"{name}.weight"])
-    return {name: gradients[name] for name in parameters}, -logs.gather(1, columns).view(labels.shape)
+    return {name: gradients[name] for name in parameters}, losses

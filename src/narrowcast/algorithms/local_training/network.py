@@ -18,11 +18,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward
-from narrowcast.algorithms.local_training.chain_gradients import ChainGradient, Tensors, chain_gradient
+from narrowcast.algorithms.local_training.chain_gradients import (
+    ChainGradient,
+    Tensors,
+    chain_gradient,
+    sample_losses,
+)
 from narrowcast.algorithms.local_training.device import Device, float32_products, to_array, to_tensor
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.platform.data.samples import Labelled
-from narrowcast.platform.models.classifier import as_input
+from narrowcast.platform.models.losses import Loss
+from narrowcast.platform.models.neural_network import as_input
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
 
@@ -56,7 +62,8 @@ class Steps:
 class _StepBatch:
     """One step of the first `len(labels)` clients.
 
-    Shapes: features [a, b, ...]; labels [a, b]; weights [a, b], a sample's share of the batch's mean, 0 for padding.
+    Shapes: features [a, b, ...]; labels [a, b, ...]; weights [a, b], a sample's share of the batch's mean, 0 for
+    padding.
     """
 
     features: Tensor
@@ -83,7 +90,7 @@ class Loader:
     def batches(self, schedule: BatchSchedule) -> Iterator[_StepBatch]:
         """Yield the batch of each step; padding repeats a sample and has no weight."""
         rows = self.own.take(np.where(schedule.valid, schedule.samples, 0))
-        labels = to_tensor(self.data.labels.take(rows), self.device)
+        labels = to_tensor(self.data.labels.take(rows, axis=0), self.device)
         weights = to_tensor(np.divide(schedule.valid, schedule.sizes[:, None], dtype=np.float32), self.device)
         start = 0
         for n_clients in schedule.active.tolist():
@@ -95,6 +102,7 @@ class Loader:
 
 def train_network(
     module: nn.Module,
+    loss: Loss,
     start: Tensors,
     loader: Loader,
     schedule: BatchSchedule,
@@ -102,7 +110,7 @@ def train_network(
     *,
     batched: bool,
 ) -> tuple[Tensors, FloatArray]:
-    """Train every client; return the change of each tensor [C, ...] and the mean loss of the last epoch [C].
+    """Train every client on the loss; return the change of each tensor [C, ...] and its mean in the last epoch [C].
 
     Each tensor of `start` is [1, ...] if all clients start alike, else [C, ...]; all client axes are in the order of
     `schedule`.
@@ -110,7 +118,7 @@ def train_network(
     values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
     train = _train_batched if batched else _train_each
     with float32_products(loader.device):
-        losses = train(module, start, values, loader, schedule, steps)
+        losses = train(module, loss, start, values, loader, schedule, steps)
     for name, tensor in values.items():
         tensor.sub_(start[name])
     return values, _last_epoch_means(losses, schedule)
@@ -130,28 +138,30 @@ def _last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray
 
 def _train_batched(
     module: nn.Module,
+    loss: Loss,
     start: Tensors,
     values: Tensors,
     loader: Loader,
     schedule: BatchSchedule,
     steps: Steps,
 ) -> FloatArray:
-    gradients_of = (None if steps.rebuild else chain_gradient(module)) or _recorded(module, len(schedule.order), steps)
+    in_closed_form = None if steps.rebuild else chain_gradient(module, loss)
+    gradients_of = in_closed_form or _recorded(module, loss, len(schedule.order), steps)
     velocity: Tensors = {}
-    entropies = []
+    losses = []
     for batch in loader.batches(schedule):
         training = slice(0, batch.labels.shape[0])
         now = _rows(values, training)
-        gradients, entropy = gradients_of(now, batch.features, batch.labels, batch.weights)
-        entropies.append(entropy)
+        gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
+        losses.append(of_samples)
         _step(now, _rows(start, training), gradients, velocity, steps, training)
-    if not entropies:
+    if not losses:
         return np.empty(0)
     valid, sizes = to_tensor(schedule.valid, loader.device), to_tensor(schedule.sizes, loader.device)
-    return to_array(torch.cat(entropies).masked_fill(~valid, 0.0).sum(dim=1) / sizes).astype(np.float64)
+    return to_array(torch.cat(losses).masked_fill(~valid, 0.0).sum(dim=1) / sizes).astype(np.float64)
 
 
-def _recorded(module: nn.Module, n_clients: int, steps: Steps) -> ChainGradient:
+def _recorded(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> ChainGradient:
     """Return the gradient of any module, by torch's autograd; the parameters are those that clients train."""
     forward = batched_forward(module)
     # Expanded per client: a shared basis would be multiplied as one large product, which rounds differently from the
@@ -164,17 +174,17 @@ def _recorded(module: nn.Module, n_clients: int, steps: Steps) -> ChainGradient:
     ) -> tuple[Tensors, Tensor]:
         now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
         parameters = rebuild(now, _rows(frozen, slice(0, len(labels)))) if rebuild else now
-        scores = forward(parameters, features).flatten(0, 1)
-        entropy = nn.functional.cross_entropy(scores, labels.flatten(), reduction="none").view(labels.shape)
-        objective = (entropy * weights).sum() + _decay_of_rebuilt(parameters, steps)
+        losses = sample_losses(loss, forward(parameters, features), labels)
+        objective = (losses * weights).sum() + _decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
-        return dict(zip(now, gradients, strict=True)), entropy.detach()
+        return dict(zip(now, gradients, strict=True)), losses.detach()
 
     return gradient
 
 
 def _train_each(
     module: nn.Module,
+    loss: Loss,
     start: Tensors,
     values: Tensors,
     loader: Loader,
@@ -200,10 +210,10 @@ def _train_each(
             features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
             features = _channels_last(features)
             parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
-            scores = own_module(features) if own_module else functional_call(module, dict(parameters), (features,))
-            loss = nn.functional.cross_entropy(scores, labels)
-            losses[batch] = loss.detach()
-            objective = loss + _decay_of_rebuilt(parameters, steps)
+            outputs = own_module(features) if own_module else functional_call(module, dict(parameters), (features,))
+            mean = loss.per_sample(outputs, labels).mean()
+            losses[batch] = mean.detach()
+            objective = mean + _decay_of_rebuilt(parameters, steps)
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
             rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
             _step(now, begin, rows, velocity, steps, mine)

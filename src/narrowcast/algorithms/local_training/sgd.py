@@ -1,4 +1,4 @@
-"""Local training of neural networks: SGD on the mean cross-entropy, for any torch module."""
+"""Local training of neural networks: SGD on the mean of the model's loss, for any torch module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from narrowcast.algorithms.local_training.network import Loader, Steps, train_ne
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.classifier import Classifier, as_input, skeleton
+from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -48,10 +48,10 @@ class SGD(BaseModel):
     device: Device = Field("cpu", description="device on which clients train")
 
     def check(self, task: Task) -> None:
-        """Raise `UserError` unless the model is a classifier that can be trained in the chosen mode."""
-        if not isinstance(task.model, Classifier):
+        """Raise `UserError` unless the model is a neural network that can be trained in the chosen mode."""
+        if not isinstance(task.model, NeuralNetwork):
             raise UserError(
-                f'training.kind = "{self.kind}" trains classifiers, not {task.model.kind}; use "factorisation_sgd"'
+                f'training.kind = "{self.kind}" trains neural networks, not {task.model.kind}; use "factorisation_sgd"'
             )
         module = _module(task)
         if self.mode(task) == "batched" and (reason := _batchable(module, task)):
@@ -91,7 +91,7 @@ class SGD(BaseModel):
     def _batches(self, module: nn.Module, task: Task[Samples, SGD]) -> bool:
         if self.execution != "auto":
             return self.execution == "batched"
-        if chain_gradient(module) is not None:
+        if chain_gradient(module, _model(task).loss_on(task.data)) is not None:
             return True
         return gains_from_batching(module) or (self.device == "cuda" and _batchable(module, task) is None)
 
@@ -146,6 +146,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     module = _module(task)
     changes, loss = train_network(
         module,
+        _model(task).loss_on(data),
         of_calls([call.server for call in calls]),
         Loader(data.train, _own(data, clients[order]), device),
         schedule,
@@ -178,9 +179,13 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     ]
 
 
+def _model(task: Task[Samples, SGD]) -> NeuralNetwork:
+    assert isinstance(task.model, NeuralNetwork), "check() has seen to it"
+    return task.model
+
+
 def _module(task: Task[Samples, SGD]) -> nn.Module:
-    assert isinstance(task.model, Classifier), "check() has seen to it"
-    return skeleton(task.model, task.data)
+    return skeleton(_model(task), task.data)
 
 
 def _batchable(module: nn.Module, task: Task[Samples, SGD]) -> str | None:

@@ -1,4 +1,4 @@
-"""Labelled samples, stored once, and the index that partitions them across clients."""
+"""Samples with their targets, stored once, and the index that partitions them across clients."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+Targets = Literal["classes", "tokens", "numbers"]
+"""Classes are predicted in classification, tokens in next-token prediction, numbers in regression."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """n labelled samples. Shapes: features [n, ...], uint8 (0 to 255), float32, or int64 tokens; labels [n]."""
+    """n samples with their targets.
+
+    Shapes: features [n, ...], uint8 (0 to 255), float32, or int64 tokens. Labels are classes [n] int64, the tokens that
+    follow each position [n, length] int64, or numbers [n, k] float32.
+    """
 
     features: NDArray[Any]
-    labels: IntArray
+    labels: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -31,7 +37,9 @@ class Labelled:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """A classification data set partitioned across U clients by index, without copying samples.
+    """A data set of samples partitioned across U clients by index, without copying samples.
+
+    `n_classes` is the number of classes, or of different tokens; 0 if the targets are numbers.
 
     Shapes: client u trains on the samples `order[indptr[u]:indptr[u + 1]]` of `train`; indptr [U + 1]. `validation` and
     `test` belong to the server; either may be empty.
@@ -45,6 +53,19 @@ class Samples:
     test: Labelled
     order: IntArray
     indptr: IntArray
+
+    @property
+    def targets(self) -> Targets:
+        """What is predicted, from the type and shape of the labels."""
+        labels = self.train.labels
+        if np.issubdtype(labels.dtype, np.floating):
+            return "numbers"
+        return "classes" if labels.ndim == 1 else "tokens"
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of classes, of different tokens, or of numbers to predict for a sample."""
+        return int(self.train.labels.shape[1]) if self.targets == "numbers" else self.n_classes
 
     @property
     def n_clients(self) -> int:
@@ -61,7 +82,7 @@ class Samples:
         """Sizes shown in reports."""
         return {
             "clients": self.n_clients,
-            "classes": self.n_classes,
+            self.targets: self.n_outputs,
             "training_samples": len(self.train),
             "validation_samples": len(self.validation),
             "test_samples": len(self.test),

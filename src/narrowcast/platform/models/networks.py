@@ -13,23 +13,23 @@ from narrowcast.platform import plugins
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
-from narrowcast.platform.models.classifier import Classifier
+from narrowcast.platform.models.neural_network import NeuralNetwork
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 """Number of units or channels of a layer."""
 
 
-class Softmax(Classifier):
-    """Multinomial logistic regression."""
+class Softmax(NeuralNetwork):
+    """Multinomial logistic regression; linear regression if the targets are numbers."""
 
     kind: Literal["softmax"] = "softmax"
 
     def module(self, data: Samples) -> nn.Module:
         """Return one linear layer on the flattened features."""
-        return nn.Sequential(nn.Flatten(), nn.Linear(_n_features(data), data.n_classes))
+        return nn.Sequential(nn.Flatten(), nn.Linear(_n_features(data), self.n_outputs(data)))
 
 
-class MLP(Classifier):
+class MLP(NeuralNetwork):
     """Multilayer perceptron: fully connected layers with ReLU between them."""
 
     kind: Literal["mlp"] = "mlp"
@@ -41,10 +41,10 @@ class MLP(Classifier):
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(widths[-1], data.n_classes))
+        return nn.Sequential(*layers, nn.Linear(widths[-1], self.n_outputs(data)))
 
 
-class CNN(Classifier):
+class CNN(NeuralNetwork):
     """Two 5 x 5 convolutions with 2 x 2 max-pooling, then one hidden layer, after LeNet-5.
 
     Takes [n, channels, height, width].
@@ -65,11 +65,11 @@ class CNN(Classifier):
             nn.Conv2d(depth, first, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # ReLU commutes with the maximum
             nn.Conv2d(first, second, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # and costs a quarter after it
             nn.Flatten(), nn.Linear(second * (height // 4) * (width // 4), self.hidden), nn.ReLU(),
-            nn.Linear(self.hidden, data.n_classes),
+            nn.Linear(self.hidden, self.n_outputs(data)),
         )  # fmt: skip
 
 
-class VGG9(Classifier):
+class VGG9(NeuralNetwork):
     """Six 3 x 3 convolutions and three linear layers, without batch norm; takes [n, channels, height, width].
 
     Reference: the network that Wang et al., Federated Learning with Matched Averaging, ICLR 2020, train on CIFAR-10.
@@ -87,24 +87,25 @@ class VGG9(Classifier):
             layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if pool else []), nn.ReLU()]
         flat = 256 * (height // 8) * (width // 8)
         layers += [nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(512, data.n_classes))
+        return nn.Sequential(*layers, nn.Linear(512, self.n_outputs(data)))
 
 
-class _LastScores(nn.Module):
-    def __init__(self, n_tokens: int, embedding_dim: int, hidden: int, layers: int) -> None:
+class _TokenScores(nn.Module):
+    def __init__(self, n_tokens: int, n_outputs: int, size: CharLSTM, *, every_position: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(n_tokens, embedding_dim)
-        self.lstm = nn.LSTM(embedding_dim, hidden, layers, batch_first=True)
-        self.scores = nn.Linear(hidden, n_tokens)
+        self.embedding = nn.Embedding(n_tokens, size.embedding_dim)
+        self.lstm = nn.LSTM(size.embedding_dim, size.hidden, size.layers, batch_first=True)
+        self.scores = nn.Linear(size.hidden, n_outputs)
+        self.every_position = every_position
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the scores of the next token, [n, tokens]."""
+        """Return the scores of the token after each position [n, length, tokens], or after the last [n, tokens]."""
         outputs, _ = self.lstm(self.embedding(tokens))
-        return self.scores(outputs[:, -1])
+        return self.scores(outputs if self.every_position else outputs[:, -1])
 
 
-class CharLSTM(Classifier):
-    """Predicts the next character of a window of characters; takes tokens [n, length].
+class CharLSTM(NeuralNetwork):
+    """Predicts the next character of a window, or the one after each position; takes tokens [n, length].
 
     Reference: McMahan et al., AISTATS 2017, and Caldas et al., LEAF, 2018: embedding 8, two layers of 256 units.
     """
@@ -115,14 +116,19 @@ class CharLSTM(Classifier):
     layers: int = Field(2, ge=1, le=100, description="LSTM layers")
 
     def module(self, data: Samples) -> nn.Module:
-        """Return an embedding, an LSTM, and a linear layer on its last output."""
-        return _LastScores(data.n_classes, self.embedding_dim, self.hidden, self.layers)
+        """Return an embedding, an LSTM, and a linear layer on its last output, or on each if these are the targets."""
+        if not data.n_classes:
+            raise UserError(
+                f"model.kind = {self.kind} predicts tokens, but the targets of {data.name} are numbers; use mlp"
+            )
+        return _TokenScores(data.n_classes, self.n_outputs(data), self, every_position=data.targets == "tokens")
 
 
-class TorchModule(Classifier):
+class TorchModule(NeuralNetwork):
     """A user's torch module: `factory` is called with `arguments` and returns the module.
 
-    The module is called with a batch of features and returns scores [n, classes]. Features are [n, channels, height,
+    The module is called with a batch of features and returns scores [n, classes]; for other targets and losses, see
+    `NeuralNetwork`. Features are [n, channels, height,
     width] float32 from 0 to 1 for image sets ([n, 1, 28, 28] for `mnist`, [n, 3, 32, 32] for `cifar-10`), [n, 64]
     float32 for `digits`, [n, 60] float32 for `synthetic`, [n, 80] int64 tokens for `shakespeare`. The module must have
     no state besides its parameters: group norm or layer norm instead of batch norm.

@@ -1,0 +1,90 @@
+"""Laws of the losses and metrics of neural networks, on small outputs and the targets that each takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import N_CLIENTS, sample_sets
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.losses import Loss
+from narrowcast.platform.models.metrics import Metric
+
+_SAMPLES = 7
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A loss or metric, and random outputs with targets that it takes."""
+
+    measure: Any
+    outputs: Tensor
+    targets: Tensor
+
+    def values(self, rows: slice = slice(None)) -> Tensor:
+        """Return the values of some samples."""
+        values: Tensor = self.measure.per_sample(self.outputs[rows], self.targets[rows])
+        return values
+
+
+def cases(measure: Loss | Metric) -> dict[str, Scored]:
+    """Return the loss or metric on each kind of targets that it takes."""
+    found = {}
+    random = np.random.default_rng(0)
+    for name, data in sample_sets(np.full(N_CLIENTS, 3)).items():
+        try:
+            measure.check(data)
+        except UserError:
+            continue
+        targets = torch.from_numpy(data.train.labels[:_SAMPLES].copy())
+        units = measure.n_outputs(data) if isinstance(measure, Loss) else data.n_outputs
+        shape = (*targets.shape, units) if data.targets == "tokens" else (_SAMPLES, units)
+        found[name] = Scored(measure, torch.from_numpy(random.standard_normal(shape).astype(np.float32)), targets)
+    return found
+
+
+def every_sample_has_a_value(case: Scored) -> None:
+    """Look at the shape and the values."""
+    values = case.values()
+    shapes = (1,) if isinstance(case.measure, Loss) else (1, 2)
+    hold(len(values) == _SAMPLES and values.ndim in shapes, f"{_SAMPLES} samples give the shape {list(values.shape)}")
+    hold(torch.isfinite(values).all(), "a value is not finite")
+
+
+def a_sample_does_not_depend_on_the_others(case: Scored) -> None:
+    """Give samples 2 to 4 alone, and compare to rounding."""
+    part = slice(2, 5)
+    hold(torch.allclose(case.values(part), case.values()[part], atol=1e-6), "its value differs without the others")
+
+
+def the_same_again(case: Scored) -> None:
+    """Compute the values twice."""
+    hold(torch.equal(case.values(), case.values()), "the same outputs give other values")
+
+
+def it_has_a_finite_gradient(case: Scored) -> None:
+    """Differentiate the mean loss by the outputs."""
+    outputs = case.outputs.clone().requires_grad_()
+    loss = case.measure.per_sample(outputs, case.targets).mean()
+    hold(loss.requires_grad, "it does not depend on the outputs by torch's operations")
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    hold(torch.isfinite(gradient).all(), "the gradient is not finite")
+    hold(gradient.any(), "the gradient is zero everywhere")
+
+
+def the_metric_of_the_means_is_a_number(case: Scored) -> None:
+    """Compute the metric of all samples."""
+    means = case.values().to(torch.float64).mean(0).reshape(-1).numpy()
+    value = case.measure.of_means(means)
+    hold(isinstance(value, float) and math.isfinite(value), f"it is {value!r}")
+
+
+_OF_BOTH = (every_sample_has_a_value, a_sample_does_not_depend_on_the_others, the_same_again)
+LOSS_LAWS = (*_OF_BOTH, it_has_a_finite_gradient)
+METRIC_LAWS = (*_OF_BOTH, the_metric_of_the_means_is_a_number)

@@ -1,0 +1,170 @@
+"""Metrics of neural networks on held-out samples: a value for each sample, and a number from their means."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from narrowcast.platform.data.samples import Samples, Targets
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import Registry
+from narrowcast.platform.models.losses import CrossEntropy, need_numbers, over_positions, per_position_mean
+from narrowcast.platform.types import FloatArray
+
+
+class Metric(BaseModel):
+    """Base of the metrics: a subclass gives values of each sample, and computes the metric from their means.
+
+    Outputs are those of the module, [n, ...]; targets are those of the data set: classes [n] int64, tokens [n, length]
+    int64, numbers [n, k] float32. A metric that is better when lower sets `lower_is_better`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lower_is_better: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """The name of the metric in results, after `validation.` or `test.`; by default its kind."""
+        return str(getattr(self, "kind", type(self).__name__.lower()))
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` if the metric is not defined for the targets of this data set; any are allowed here."""
+        del data
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return a value of each sample, [n], or several, [n, m]."""
+        raise NotImplementedError
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return the metric from the means [m] of the values over all held-out samples; by default the first mean."""
+        return float(means[0])
+
+
+class Accuracy(Metric):
+    """Share of correct predictions; with `k`, of those whose class is among the k highest scores."""
+
+    kind: Literal["accuracy"] = "accuracy"
+    k: int = Field(1, ge=1, description="highest scores among which the class has to be")
+
+    @property
+    def name(self) -> str:
+        """`accuracy`, or `accuracy@k`."""
+        return self.kind if self.k == 1 else f"{self.kind}@{self.k}"
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` unless the targets are classes or tokens, and more than k."""
+        if data.targets == "numbers":
+            raise UserError(
+                f"model.metrics: {self.name} needs targets that are classes or tokens, but those of {data.name} are "
+                "numbers; use rmse, mae or r2"
+            )
+        if self.k > data.n_classes:
+            raise UserError(f"model.metrics: {self.name} of {data.n_classes} classes; use k up to {data.n_classes}")
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return whether each prediction is right, as a share of the sample's positions, [n]."""
+        scores, wanted = over_positions(outputs), targets.reshape(-1, 1)
+        found = scores.argmax(1, keepdim=True) if self.k == 1 else scores.topk(self.k, dim=1).indices
+        return per_position_mean((found == wanted).any(1).to(torch.float32), targets)
+
+
+class Perplexity(Metric):
+    """exp of the mean cross-entropy of a prediction."""
+
+    kind: Literal["perplexity"] = "perplexity"
+    lower_is_better: ClassVar[bool] = True
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` unless the targets are classes or tokens."""
+        CrossEntropy().check(data)
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of each sample, [n]."""
+        return CrossEntropy().per_sample(outputs, targets)
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return the perplexity; infinite if it exceeds the largest float."""
+        return math.exp(means[0]) if means[0] < math.log(sys.float_info.max) else math.inf
+
+
+class RMSE(Metric):
+    """Root of the mean squared error, in units of the target."""
+
+    kind: Literal["rmse"] = "rmse"
+    lower_is_better: ClassVar[bool] = True
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` unless the targets are numbers."""
+        need_numbers("metrics", self.kind, data)
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error of each sample, [n]."""
+        return (outputs - targets).square().flatten(1).mean(1)
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return the root."""
+        return float(means[0]) ** 0.5
+
+
+class MAE(Metric):
+    """Mean absolute error, in units of the target."""
+
+    kind: Literal["mae"] = "mae"
+    lower_is_better: ClassVar[bool] = True
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` unless the targets are numbers."""
+        need_numbers("metrics", self.kind, data)
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the absolute error of each sample, [n]."""
+        return (outputs - targets).abs().flatten(1).mean(1)
+
+
+class R2(Metric):
+    """Coefficient of determination: 1 - mean squared error / variance of the targets, over all numbers together."""
+
+    kind: Literal["r2"] = "r2"
+
+    def check(self, data: Samples) -> None:
+        """Raise `UserError` unless the targets are numbers."""
+        need_numbers("metrics", self.kind, data)
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error, the target and its square of each number, [n, 3 k]."""
+        return torch.cat([(outputs - targets).square(), targets, targets.square()], dim=1)
+
+    def of_means(self, means: FloatArray) -> float:
+        """Return 1 - error / variance, averaged over the numbers of a sample; 0 for a target that does not vary."""
+        error, mean, square = means.reshape(3, -1)
+        variance = square - mean**2
+        return float(np.where(variance > 0, 1 - error / np.where(variance > 0, variance, 1), 0.0).mean())
+
+
+METRICS = Registry(
+    "metric",
+    Metric,
+    {"accuracy": Accuracy, "perplexity": Perplexity, "rmse": RMSE, "mae": MAE, "r2": R2},
+)
+
+
+_DEFAULTS: Mapping[Targets, tuple[Metric, ...]] = {
+    "classes": (Accuracy(),),
+    "tokens": (Accuracy(), Perplexity()),
+    "numbers": (RMSE(), MAE(), R2()),
+}
+DEFAULT_METRICS = tuple(metric for metrics in _DEFAULTS.values() for metric in metrics)
+"""The metrics of models that name none, on any targets."""
+
+
+def default_metrics(targets: Targets) -> tuple[Metric, ...]:
+    """Return the metrics of a model that names none."""
+    return _DEFAULTS[targets]

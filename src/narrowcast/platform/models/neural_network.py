@@ -1,0 +1,181 @@
+"""Base of the neural networks: seeded initialisation, the loss that clients minimise, and held-out metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from narrowcast.platform.contracts import Dataset, Split
+from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
+from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import Arrays
+
+_SAMPLES_AT_ONCE = 1000
+
+
+class NeuralNetwork(BaseModel):
+    """A torch module that maps features [n, ...] to outputs [n, ...], trained by a loss of outputs and targets.
+
+    All parameters are global. A subclass builds the module in `module`; its last layer has `n_outputs(data)` units.
+    Inputs are as `as_input` gives them: images [n, channels, height, width] as float32 from 0 to 1, other features
+    [n, features] as float32, text [n, length] as int64 tokens. Outputs are scores [n, classes] for classes, scores
+    [n, length, tokens] for tokens, and predictions [n, k] for numbers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    loss: Annotated[Loss, LOSSES] | None = Field(
+        None, description="minimised by clients; none: cross_entropy for classes and tokens, squared_error for numbers"
+    )
+    metrics: tuple[Annotated[Metric, METRICS], ...] | None = Field(
+        None,
+        description="of held-out samples, besides the loss; none: accuracy for classes, accuracy and perplexity for "
+        "tokens, rmse, mae and r2 for numbers",
+    )
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+    def module(self, data: Samples) -> nn.Module:
+        """Return the untrained module for this data set."""
+        raise NotImplementedError
+
+    def loss_on(self, data: Samples) -> Loss:
+        """Return the loss that clients minimise on this data set."""
+        return default_loss(data.targets) if self.loss is None else self.loss
+
+    def metrics_on(self, data: Samples) -> tuple[Metric, ...]:
+        """Return the metrics of an evaluation on this data set."""
+        return default_metrics(data.targets) if self.metrics is None else self.metrics
+
+    def n_outputs(self, data: Samples) -> int:
+        """Return the number of outputs of the last layer, which the loss decides."""
+        return self.loss_on(data).n_outputs(data)
+
+    @property
+    def lower_is_better(self) -> frozenset[str]:
+        """The names of the metrics that are better when lower."""
+        metrics = DEFAULT_METRICS if self.metrics is None else self.metrics
+        return frozenset(("loss", *(metric.name for metric in metrics if metric.lower_is_better)))
+
+    def check(self, data: Dataset) -> None:
+        """Raise `UserError` unless module, loss and metrics fit the data, and the module keeps no other state."""
+        kind = getattr(self, "kind", "this model")
+        if not isinstance(data, Samples):
+            raise UserError(
+                f"model.kind = {kind} needs samples with targets, but {data.name} has none; use another model"
+            )
+        module, loss, metrics = self.module(data), self.loss_on(data), self.metrics_on(data)
+        if buffers := [name for name, _ in module.named_buffers()]:
+            raise UserError(
+                f"model.kind = {kind} has state besides its parameters ({', '.join(buffers[:3])}), which clients "
+                "would have to share; replace batch norm by group norm or layer norm"
+            )
+        asked: tuple[Loss | Metric, ...] = (loss, *metrics)
+        for each in asked:
+            each.check(data)
+        if len(names := [metric.name for metric in metrics]) > len({"loss", *names}) - 1:
+            raise UserError(
+                f"model.metrics = {', '.join(names)}: each name may occur once, and loss is reported anyway"
+            )
+        part = data.test if len(data.test) else data.train
+        some = part.take(np.arange(min(len(part), 2)))
+        units = self.n_outputs(data)
+        wanted = (some.labels.shape[1], units) if data.targets == "tokens" else (units,)
+        expected = f"{'predictions' if data.targets == 'numbers' else 'scores'} [n, {', '.join(map(str, wanted))}]"
+        try:
+            with torch.no_grad():
+                outputs = module(as_input(torch.from_numpy(some.features)))
+        except (RuntimeError, IndexError, TypeError) as error:
+            shape = ", ".join(["n", *map(str, data.train.features.shape[1:])])
+            raise UserError(
+                f"model.kind = {kind} does not take the features of {data.name}, a tensor [{shape}] "
+                f"({_first_line(error)}); the module must map it to {expected}"
+            ) from error
+        if outputs.shape[1:] != wanted:
+            raise UserError(f"model.kind = {kind} returns {list(outputs.shape)}, expected {expected}")
+        _try_out(loss, metrics, outputs, torch.from_numpy(some.labels))
+
+    def init_server(self, data: Samples, seed: int) -> Arrays:
+        """Return the module's own initialisation, drawn from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator(seed, "model").integers(2**63)))
+            module = self.module(data)
+        return {name: values.detach().numpy().copy() for name, values in module.named_parameters()}
+
+    def init_clients(self, data: Samples, seed: int) -> Arrays:
+        """Return no arrays: no parameter is private."""
+        del data, seed
+        return {}
+
+    def evaluate(self, server: Arrays, clients: Arrays, data: Samples, split: Split) -> Mapping[str, float]:
+        """Return the loss and the metrics on the server's samples; empty if there are none."""
+        del clients
+        samples = data.test if split == "test" else data.validation
+        if not len(samples):
+            return {}
+        module = self.module(data)
+        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in server.items()})
+        module.eval()
+        loss, metrics = self.loss_on(data), self.metrics_on(data)
+        parts: list[tuple[str, Loss | Metric]] = [*((metric.name, metric) for metric in metrics), ("loss", loss)]
+        sums: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for start in range(0, len(samples), _SAMPLES_AT_ONCE):
+                part = slice(start, start + _SAMPLES_AT_ONCE)
+                outputs = module(as_input(torch.from_numpy(np.array(samples.features[part]))))
+                targets = torch.from_numpy(np.array(samples.labels[part]))
+                for name, each in parts:
+                    total = each.per_sample(outputs, targets).to(torch.float64).sum(0).reshape(-1)
+                    sums[name] = sums[name] + total if start else total
+        means = {name: total.numpy() / len(samples) for name, total in sums.items()}
+        return {
+            **{metric.name: metric.of_means(means[metric.name]) for metric in metrics},
+            "loss": float(means["loss"][0]),
+        }
+
+
+def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> None:
+    """Raise `UserError` unless loss and metrics take these outputs and targets of some samples."""
+    n, outputs = len(targets), outputs.detach().requires_grad_()
+    parts: list[tuple[str, Loss | Metric]] = [*(("metrics", metric) for metric in metrics), ("loss", loss)]
+    for section, each in parts:
+        name, kind = f"model.{section}", getattr(each, "kind", type(each).__name__)
+        try:
+            values = each.per_sample(outputs, targets)
+        except Exception as error:
+            raise UserError(
+                f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
+                f"{n} samples ({_first_line(error)}); use another {section.removesuffix('s')}, or mend it"
+            ) from error
+        if len(values.shape) not in ((1,) if section == "loss" else (1, 2)) or len(values) != n:
+            raise UserError(
+                f"{name}: {kind} returns {list(values.shape)} of {n} samples, expected one value each, [{n}]"
+            )
+        if section == "loss" and not values.requires_grad:
+            raise UserError(f"{name}: {kind} has no gradient; compute it from the outputs by torch's operations")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@lru_cache(maxsize=2)
+def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
+    """Return the module in training mode and without values, for calls that supply their own."""
+    with torch.device("meta"):
+        return model.module(data).train()
+
+
+def as_input(features: Tensor) -> Tensor:
+    """Return features as a module takes them: uint8 scaled to float32 from 0 to 1, floats and tokens unchanged."""
+    return features.to(torch.float32) / 255 if features.dtype == torch.uint8 else features
