@@ -23,8 +23,8 @@ from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedul
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.models.networks import CNN, MLP
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.round_opening import sample_cohort
 from narrowcast.platform.sampling import rotation_of
