@@ -95,18 +95,19 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
 
 
 def _print_result(file: StudyFile, result: StudyResult) -> None:
-    from narrowcast.tuning.study_result import format_metric, format_params
+    from narrowcast.platform.tracking.metric_labels import metric_label
+    from narrowcast.tuning.study_result import format_params, format_value
 
     terminal, objectives = console(), file.settings.objectives
     several = len(objectives) > 1
     trials = result.front if several else result.best_trials
     title = f"Pareto front, {len(trials)} trials" if several else "Best trials"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for head in ("trial", *objectives, "parameters"):
+    for head in ("trial", *map(metric_label, objectives), "parameters"):
         table.add_column(head, no_wrap=head != "parameters")
     for trial in trials:
         mark = " *" if result.best is trial else ""
-        reached = [format_metric(name, trial.metrics[name]) for name in objectives]
+        reached = [format_value(name, trial.metrics[name]) for name in objectives]
         table.add_row(f"{trial.number}{mark}", *reached, format_params(trial.params))
     terminal.print(table)
     if several and trials:
@@ -119,13 +120,13 @@ def _print_result(file: StudyFile, result: StudyResult) -> None:
 
 def _holdout_table(result: StudyResult) -> Table:
     """Return the hold-out evaluations: mean and standard deviation over the seeds of validation and test metrics."""
+    from narrowcast.platform.tracking.metric_labels import is_share, metric_label
     from narrowcast.platform.tracking.units import format_bits
-    from narrowcast.tuning.study_result import is_share
 
     seeds = len(result.holdout[0].seeds)
     table = Table(title=f"Hold-out evaluation, {seeds} new seeds", title_justify="left", box=None, pad_edge=False)
     names = [name for name in result.holdout[0].rows[0] if name.startswith(("validation.", "test."))]
-    measured = (f"{name} (%)" if is_share(name) else name for name in names)
+    measured = (f"{metric_label(name)} (%)" if is_share(name) else metric_label(name) for name in names)
     for head in ("trial", *measured, "uplink", "downlink", "total"):
         table.add_column(head, justify="right")
     for each in result.holdout:

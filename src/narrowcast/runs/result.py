@@ -25,6 +25,7 @@ from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import relation
+from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import MODEL, RESULT
@@ -236,7 +237,8 @@ class Result:
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the run by name.
 
-        These are accuracy_uplink, accuracy_total, accuracy_time, client_bits_ranks and loss_time.
+        These are accuracy_round, accuracy_uplink, accuracy_total and accuracy_time, with every test metric whatever its
+        name, client_bits_ranks and loss_time, without those for which nothing was measured.
         """
         title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
         return plots.run_figures(self.history, self._client_table, title)
@@ -252,12 +254,12 @@ class Result:
         """Return the summary as pairs of a label and a formatted value."""
         rows = []
         for split in ("test", "validation"):
-            for metric, (label, _) in plots.METRICS.items():
+            measured = metrics_of(self.final, split)
+            for metric in [each for each in measured if each != "loss"] or measured:
                 name = f"{split}.{metric}"
-                if name in self.final:
-                    best = self.best.get(name)
-                    peak = f" (best {units.format_percent(best.value)} in round {best.round})" if best else ""
-                    rows.append((f"{split} {label}", units.format_percent(self.final[name]) + peak))
+                best = self.best.get(name)
+                peak = f" (best {format_metric(name, best.value)} in round {best.round})" if best else ""
+                rows.append((metric_label(name), format_metric(name, self.final[name]) + peak))
         rows += [(goal(each), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits not in (None, self.full_uplink_bits):
@@ -311,8 +313,9 @@ def load_result(folder: Path) -> Result:
 
 
 def goal(target: Reached) -> str:
-    """Return a target as text, such as `test.accuracy ≥ 0.8`."""
-    return f"{target.metric} {relation(target.metric)} {target.value:g}"
+    """Return a target as text, such as `test accuracy ≥ 80 %`."""
+    value = f"{100 * target.value:g} %" if is_share(target.metric) and target.value <= 1 else f"{target.value:g}"
+    return f"{metric_label(target.metric)} {relation(target.metric)} {value}"
 
 
 def target_cost(target: Reached) -> str:

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.units import format_seconds
 from narrowcast.runs.broken_pipe import output_may_end
-from narrowcast.tuning.study_result import format_metric, format_params
+from narrowcast.tuning.study_result import format_params, format_value, labelled
 from narrowcast.tuning.trial_record import TrialRecord
 
 _ROWS = 12  # of ended trials in the live table
@@ -61,7 +62,7 @@ class StudyDisplay:
     def _line(self, trial: TrialRecord) -> str:
         done = sum(each.state != "lost" for each in self._ended)
         head = f"[{done}/{self._n_trials}] trial {trial.number}  {trial.state} after {trial.rounds} rounds"
-        reached = [f"{name} {format_metric(name, trial.metrics[name])}" for name in self._objectives if trial.metrics]
+        reached = [labelled(name, trial.metrics[name]) for name in self._objectives if trial.metrics]
         return "  ".join(filter(None, (head, *reached, trial.reason, format_params(trial.params))))
 
     def _table(self) -> Table:
@@ -69,10 +70,10 @@ class StudyDisplay:
         counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "started"
         title = f"{self._name}: {counted}, {format_seconds(time.monotonic() - self._began)}"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for head in ("trial", "state", "rounds", *self._objectives, "parameters"):
+        for head in ("trial", "state", "rounds", *map(metric_label, self._objectives), "parameters"):
             table.add_column(head, no_wrap=head != "parameters")
         for trial in (*self._ended[-_ROWS:], *self._running.values()):
-            reached = [format_metric(name, trial.metrics[name]) if trial.metrics else "-" for name in self._objectives]
+            reached = [format_value(name, trial.metrics[name]) if trial.metrics else "-" for name in self._objectives]
             cells = (str(trial.number), trial.state, str(trial.rounds), *reached, format_params(trial.params))
             table.add_row(*cells, style="bold" if trial.state == "running" else None)
         return table

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +19,33 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
+from plotly import graph_objects
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.disk import disk, make_folders
-from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.metric_labels import is_share, metric_label
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, log_axis, new_figure
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
 from narrowcast.platform.types import FloatArray
 from narrowcast.tuning.selection import pareto_front
 from narrowcast.tuning.space import Choice
 from narrowcast.tuning.study_file import StudyFile
-from narrowcast.tuning.study_result import is_share
 from narrowcast.tuning.study_settings import COSTS
 from narrowcast.tuning.trial_record import TrialRecord
 
-_FEWEST_FOR_IMPORTANCE = 4
-_MOST_TICKS = 8
+_FEWEST_FOR_IMPORTANCE, _MANY_FOR_IMPORTANCE = 4, 20
+_BLUES, _REDS = [[0.0, "#9ecae1"], [1.0, "#08306b"]], [[0.0, "#fcae91"], [1.0, "#67000d"]]
+_MOST_TICKS, _LINE = 8, 16
+
+
+@dataclass(frozen=True)
+class _Column:
+    """An axis of a parallel plot: the trials' places on it from 0 to 1, and its ticks with their texts."""
+
+    label: str
+    places: FloatArray
+    ticks: list[float]
+    texts: list[str]
 
 
 def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chosen: TrialRecord, folder: Path) -> None:
@@ -49,22 +63,29 @@ def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chose
     for name, figure in figures.items():
         if figure is not None:
             disk().fill(folder / name, partial(figure.savefig, dpi=150))
-    _page(study, objectives, folder / "study.html")
+    _page(study, done, file, folder / "study.html")
 
 
 def _scaled(name: str, values: FloatArray) -> tuple[FloatArray, str]:
     """Return values in the unit of their axis, and the axis's label."""
     if name in COSTS:
         unit = axis_unit(BYTE_UNITS if name.endswith("bits") else TIME_UNITS, float(np.max(values, initial=0.0)))
-        return (
-            values / unit.size,
-            f"{name.removesuffix('_bits').removesuffix('_seconds').replace('_', ' ')} ({unit.symbol})",
-        )
-    split, _, metric = name.partition(".")
-    label = f"{split} " + {"hr@10": "HR@10", "ndcg@10": "NDCG@10"}.get(metric, metric)
+        return values / unit.size, f"{metric_label(name)} ({unit.symbol})"
     if not is_share(name) or not ((values >= 0) & (values <= 1)).all():
-        return values, label
-    return 100 * values, f"{label} (%)"
+        return values, metric_label(name)
+    return 100 * values, f"{metric_label(name)} (%)"
+
+
+def _wrapped(path: str) -> str:
+    """Return a dotted path in lines of about 16 characters, broken at its dots."""
+    lines = [""]
+    for part in path.split("."):
+        joined = f"{lines[-1]}.{part}".removeprefix(".")
+        if len(joined) > _LINE and lines[-1]:
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    return ".\n".join(lines)
 
 
 def _history(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, str]) -> Figure | None:
@@ -79,10 +100,9 @@ def _history(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, s
         best = np.maximum.accumulate if direction == "maximize" else np.minimum.accumulate
         panel.step(number[complete], best(values[complete]), where="post", color=VERMILLION, label="best so far")
         if name in COSTS and (values > 0).all():
-            panel.set_yscale("log")
-            panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            log_axis(panel, values, "y")
         panel.set(xlabel="trial", ylabel=label)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         panel.legend(frameon=False, fontsize=9)
     return figure
 
@@ -100,33 +120,40 @@ def _measured(values: Sequence[float], *, log: bool) -> tuple[FloatArray, list[f
     scale = np.log(numbers) if log else numbers
     low, high = float(scale.min()), float(scale.max())
     ticks = np.linspace(low, high, 4)
-    shown = [f"{value:.3g}" for value in (np.exp(ticks) if log else ticks)]
+    marks = np.exp(ticks) if log else ticks
+    shown = [f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in marks]
     return (scale - low) / ((high - low) or 1), list(np.linspace(0, 1, 4)), shown
 
 
-def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: TrialRecord) -> Figure | None:
-    """Draw a line for each complete trial across the dimensions that all have, coloured by the first objective."""
+def _columns(rows: Sequence[TrialRecord], file: StudyFile) -> list[_Column]:
+    """Return an axis for each dimension that all trials have, then for each objective; none for a single trial."""
     space, objectives = file.space, file.settings.objectives
     paths = [path for path in space.dimensions if all(path in row.params for row in rows)]
     if not paths or len(rows) < 2:
-        return None
+        return []
     columns = []
     for path in paths:
         dimension = space.dimensions[path]
         drawn = [row.params[path] for row in rows]
-        if isinstance(dimension, Choice):
-            columns.append((path, *_chosen(dimension, drawn)))
-        else:
-            columns.append((path, *_measured(drawn, log=dimension.log)))
+        placed = _chosen(dimension, drawn) if isinstance(dimension, Choice) else _measured(drawn, log=dimension.log)
+        columns.append(_Column(_wrapped(path), *placed))
     for name in objectives:
         values, label = _scaled(name, np.array([row.metrics[name] for row in rows]))
-        columns.append((label, *_measured(values.tolist(), log=name in COSTS and bool((values > 0).all()))))
+        placed = _measured(values.tolist(), log=name in COSTS and bool((values > 0).all()))
+        columns.append(_Column(label, *placed))
+    return columns
+
+
+def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: TrialRecord) -> Figure | None:
+    """Draw a line for each complete trial across the dimensions that all have, coloured by the first objective."""
+    if not (columns := _columns(rows, file)):
+        return None
     figure, (axes,) = new_figure(f"{title}: the trials across the space", panels=1)
     figure.set_size_inches(max(7, 1.7 * len(columns)), 4.8)
-    first = next(iter(objectives))
+    first = next(iter(file.settings.objectives))
     values, first_label = _scaled(first, np.array([row.metrics[first] for row in rows]))
     colours = ScalarMappable(Normalize(float(values.min()), float(values.max())), colormaps["viridis"])
-    lines = np.stack([places for _, places, _, _ in columns], axis=1)
+    lines = np.stack([each.places for each in columns], axis=1)
     for place in np.argsort(values):
         row = rows[int(place)]
         bold = row.number == chosen.number
@@ -134,13 +161,13 @@ def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: 
         axes.plot(
             lines[place], color=colour, linewidth=2.5 if bold else 1, alpha=1 if bold else 0.6, zorder=3 if bold else 2
         )
-    for column, (_, _, ticks, texts) in enumerate(columns):
+    for column, each in enumerate(columns):
         axes.axvline(column, color="0.7", linewidth=0.8, zorder=1)
-        every = -(-len(ticks) // _MOST_TICKS)
-        for tick, text in list(zip(ticks, texts, strict=True))[::every]:
-            note = axes.text(column + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
-            note.set_in_layout(False)
-    axes.set_xticks(range(len(columns)), [name for name, *_ in columns], fontsize=8, rotation=15, ha="right")
+        every = -(-len(each.ticks) // _MOST_TICKS)
+        for tick, text in list(zip(each.ticks, each.texts, strict=True))[::every]:
+            axes.text(column + 0.03, tick, text, fontsize=7, va="center", color="0.25", zorder=4)
+    axes.set_xticks(range(len(columns)), [each.label for each in columns], fontsize=8)
+    axes.set_xlim(-0.1, len(columns) - 0.6)  # the last column's texts are on its right
     axes.set_yticks([])
     axes.grid(visible=False)
     figure.colorbar(colours, ax=axes, label=first_label, pad=0.02)
@@ -164,11 +191,13 @@ def _importance(study: Study, objectives: Mapping[str, str]) -> Figure | None:
     complete = sum(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
     if not found or complete < _FEWEST_FOR_IMPORTANCE:
         return None
-    figure, axes = new_figure(f"{study.study_name}: importance of the dimensions", panels=len(found))
+    few = f"; unreliable below {_MANY_FOR_IMPORTANCE}" if complete < _MANY_FOR_IMPORTANCE else ""
+    title = f"{study.study_name}: hyperparameter importance, from {complete} trials{few}"
+    figure, axes = new_figure(title, panels=len(found))
     for panel, (name, values), colour in zip(axes, found.items(), (BLUE, GREEN, ORANGE, BLACK), strict=False):
         paths = list(values)[::-1]
         panel.barh(paths, [100 * values[path] for path in paths], color=colour)
-        panel.set(xlabel=f"importance for {name} (%)")
+        panel.set(xlabel=f"importance for {metric_label(name)} (%)")
         panel.tick_params(axis="y", labelsize=8)
     return figure
 
@@ -200,39 +229,64 @@ def _pareto(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, st
             x[here], y[here], s=130, color=VERMILLION, marker="*", zorder=4, label=f"chosen: trial {chosen.number}"
         )
     if across in COSTS and (x > 0).all():
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        log_axis(axes, x)
     axes.set(xlabel=x_label, ylabel=y_label)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
-def _page(study: Study, objectives: Mapping[str, str], path: Path) -> None:
-    """Write all of Optuna's figures on one page that needs no network."""
+def _parallel_page(columns: Sequence[_Column], rows: Sequence[TrialRecord], name: str, direction: str) -> Any:
+    """Return the parallel plot for a page, dark for trials that are good by one objective."""
+    values, label = _scaled(name, np.array([row.metrics[name] for row in rows]))
+    axes = [
+        {
+            "label": each.label.replace("\n", "<br>"),
+            "values": each.places,
+            "range": [0, 1],
+            "tickvals": each.ticks,
+            "ticktext": each.texts,
+        }
+        for each in columns
+    ]
+    line = {"color": values, "colorscale": _BLUES, "reversescale": direction == "minimize", "showscale": True}
+    line["colorbar"] = {"title": label}
+    figure = graph_objects.Figure(graph_objects.Parcoords(dimensions=axes, line=line, labelside="bottom"))
+    return figure.update_layout(title="Trials across the space", margin={"l": 80, "r": 80, "b": 120})
+
+
+def _page(study: Study, rows: Sequence[TrialRecord], file: StudyFile, path: Path) -> None:
+    """Write interactive figures of a study on one page that needs no network."""
+    objectives = file.settings.objectives
     several = len(objectives) > 1
+    labels = [metric_label(name) + (f" ({name.rpartition('_')[2]})" if name in COSTS else "") for name in objectives]
     pictures: list[Any] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         show = optuna.visualization
         if len(objectives) in (2, 3):
-            pictures.append(show.plot_pareto_front(study, target_names=list(objectives)))
+            front = show.plot_pareto_front(study, target_names=labels)
+            for trace in front.data:  # the palest of Optuna's colours are lost on white
+                on_front = "Best" in (trace.hovertemplate or "")
+                trace.marker.update(colorscale=_REDS if on_front else _BLUES)
             if len(objectives) == 2:
                 across, up = ("log" if name in COSTS else "linear" for name in objectives)
-                pictures[0].update_xaxes(type=across).update_yaxes(type=up)
+                front.update_xaxes(type=across).update_yaxes(type=up)
+            pictures.append(front)
         for column, (name, direction) in enumerate(objectives.items()):
             target = (lambda trial, column=column: trial.values[column]) if several else None
-            history = show.plot_optimization_history(study, target=target, target_name=name)
-            pictures += [
-                history.update_yaxes(type="log") if name in COSTS else history,
-                show.plot_parallel_coordinate(study, target=target, target_name=name),
-            ]
+            history = show.plot_optimization_history(study, target=target, target_name=labels[column])
+            history.update_xaxes(tickformat="d", dtick=max(1, len(study.trials) // 10))
+            pictures.append(history.update_yaxes(type="log") if name in COSTS else history)
+            if columns := _columns(rows, file):
+                pictures.append(_parallel_page(columns, rows, name, direction))
             try:
                 towards = _towards(column, direction) if several else None
-                pictures.append(show.plot_param_importances(study, target=towards, target_name=name))
+                pictures.append(show.plot_param_importances(study, target=towards, target_name=labels[column]))
             except (ValueError, RuntimeError):  # too few trials, or all alike
                 continue
         if not several:
             pictures.append(show.plot_intermediate_values(study))
     parts = [picture.to_html(full_html=False, include_plotlyjs=place == 0) for place, picture in enumerate(pictures)]
-    head = f'<!doctype html><meta charset="utf-8"><title>{study.study_name}</title><h1>{study.study_name}</h1>'
+    name = escape(study.study_name)
+    head = f'<!doctype html><meta charset="utf-8"><title>{name}</title><h1>{name}</h1>'
     write_atomically(path, (head + "\n".join(parts)).encode())

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from narrowcast.platform.tracking.metric_direction import lower_is_better
-from narrowcast.platform.tracking.units import format_bits, format_percent, format_seconds
+from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
+from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.tuning.study_settings import COSTS
 from narrowcast.tuning.trial_record import TrialRecord
 
@@ -79,17 +79,17 @@ class StudyResult:
     def note(self, objectives: Mapping[str, str]) -> str:
         """Return the description of the study for its page in MLflow, in Markdown."""
         states = Counter(each.state for each in self.records)
-        sought = " and ".join(f"{name} ({direction})" for name, direction in objectives.items())
+        sought = " and ".join(f"{metric_label(name)} ({direction})" for name, direction in objectives.items())
         lines = [
             f"A study of {sought}: {', '.join(f'{count} {state}' for state, count in states.items())} trials. "
             "Its figures are under Artifacts, in `plots`; `best.yaml` there is the experiment of the chosen trial."
         ]
         if self.best is not None:
-            reached = ", ".join(f"{name} {format_metric(name, self.best.metrics[name])}" for name in objectives)
+            reached = ", ".join(labelled(name, self.best.metrics[name]) for name in objectives)
             lines.append(f"Chosen: **trial {self.best.number}** with {reached}; `{format_params(self.best.params)}`")
         if self.holdout:
             first = self.holdout[0]
-            on_test = ", ".join(f"{name} {format_metric(name, value)}" for name, value in first.means().items())
+            on_test = ", ".join(labelled(name, value) for name, value in first.means().items())
             lines.append(f"Hold-out evaluation with {len(first.seeds)} new seeds: {on_test} on average.")
         return "\n\n".join(lines)
 
@@ -112,16 +112,16 @@ def why_no_trial_is_complete(name: str, trials: Sequence[TrialRecord]) -> str:
     return f"{name}: no trial is complete ({counted}); allow more trials or time, or use a milder pruner"
 
 
-def is_share(name: str) -> bool:
-    """Return whether a metric is a share between 0 and 1, shown in percent; costs and losses are not."""
-    return name not in COSTS and not lower_is_better(name)
-
-
-def format_metric(name: str, value: float) -> str:
+def format_value(name: str, value: float) -> str:
     """Return a metric or cost with its unit."""
     if name in COSTS:
         return format_bits(value) if name.endswith("bits") else format_seconds(value)
-    return format_percent(value) if is_share(name) and 0 <= value <= 1 else f"{value:.4g}"
+    return format_metric(name, value)
+
+
+def labelled(name: str, value: float) -> str:
+    """Return a metric or cost with its label: `validation accuracy 81.20 %`."""
+    return f"{metric_label(name)} {format_value(name, value)}"
 
 
 def format_params(params: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from narrowcast.platform.tracking.run_plots import (
+    ROUND,
     TIME,
     UPLINK,
     Cost,
@@ -21,8 +22,13 @@ from narrowcast.platform.tracking.run_plots import (
     rank_colours,
     running_mean,
 )
+from narrowcast.platform.types import NO_RANK
 
-ALL_FILES = ["accuracy_uplink.png", "accuracy_total.png", "accuracy_time.png", "client_bits_ranks.png", "loss_time.png"]
+ALL_FILES = [
+    *(f"accuracy_{cost}.png" for cost in ("round", "uplink", "total", "time")),
+    "client_bits_ranks.png",
+    "loss_time.png",
+]
 
 
 def rounds_table(n: int, *, every: int = 10, validation: bool = True, **columns: Any) -> pa.Table:
@@ -84,7 +90,7 @@ def test_every_figure_of_a_run_is_a_png_with_something_on_it(
 )
 def test_without_an_evaluation_the_accuracy_figures_are_left_out(rounds: pa.Table, tmp_path: Path) -> None:
     paths = draw_plots(rounds, clients_table(60, [8]), tmp_path, "a run")
-    assert [path.name for path in paths] == ALL_FILES[3:]
+    assert [path.name for path in paths] == ALL_FILES[4:]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
@@ -102,7 +108,7 @@ def test_accuracy_is_plotted_in_percent_against_a_cost_with_its_unit(cost: Cost,
     figure = accuracy_figure(rounds, cost, "a run: accuracy")
     assert figure is not None
     (axes,) = figure.axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "accuracy (%)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "HR@10 and NDCG@10 (%)")
     assert figure.get_suptitle() == "a run: accuracy"
     lines = {str(line.get_label()): line for line in axes.lines}
     assert set(lines) == {f"{m}, {split}" for m in ("HR@10", "NDCG@10") for split in ("test", "validation")}
@@ -173,11 +179,34 @@ def test_bars_are_the_shares_of_the_ranks_and_points_the_participations() -> Non
 
 
 def test_rates_that_a_log_axis_cannot_show_are_left_out() -> None:
-    clients = pa.table({"rank": [1, 1], "uplink_bits": [8, 8], "uplink_bits_per_second": [np.inf, 0.0]})
+    clients = pa.table({"rank": [1] * 4, "uplink_bits": [8] * 4, "uplink_bits_per_second": [np.inf, 0.0, 1e6, 2e6]})
     figure = client_figure(clients, "a run")
     assert figure is not None
     figure.draw_without_rendering()
-    assert len(np.asarray(figure.axes[1].collections[0].get_offsets())) == 0
+    (points,) = figure.axes
+    assert np.asarray(points.collections[0].get_offsets())[:, 0].tolist() == [1, 2]
+
+
+def test_participations_that_are_all_alike_have_no_figure() -> None:
+    same = {"rank": [NO_RANK] * 3, "uplink_bits": [80_000] * 3, "uplink_bits_per_second": [1e6] * 3}
+    assert client_figure(pa.table(same), "a run") is None
+    figure = client_figure(pa.table(same | {"rank": [1, 2, 2]}), "a run")
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes] == ["share of participations (%)"]
+
+
+def test_a_metric_that_is_no_share_has_a_panel_of_its_own_in_its_own_scale() -> None:
+    rounds = rounds_table(20, validation=False, **{"test.rmse": np.linspace(3, 2, 20), "test.loss": np.ones(20)})
+    figure = accuracy_figure(rounds, ROUND, "a run")
+    assert figure is not None
+    shares, errors = figure.axes
+    assert (shares.get_ylabel(), errors.get_ylabel()) == ("HR@10 and NDCG@10 (%)", "RMSE")
+    assert shares.get_xlabel() == errors.get_xlabel() == "round"
+    (line,) = errors.lines
+    assert np.asarray(line.get_ydata())[-1] == 2
+    assert [text.get_text() for text in errors.texts] == ["2"]
+    alone = accuracy_figure(rounds.select(["round", "test.loss"]), ROUND, "a run")
+    assert alone is not None and alone.axes[0].get_ylabel() == "loss"
 
 
 def test_a_crowd_is_fainter_than_a_rare_rank() -> None:

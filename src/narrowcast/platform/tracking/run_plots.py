@@ -8,6 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from narrowcast.platform.disk import disk, make_folders
-from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, Unit, axis_unit, format_percent
+from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
+from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, Unit, axis_unit
 from narrowcast.platform.types import NO_RANK, BoolArray, FloatArray, IntArray
 
 # Okabe and Ito's palette without yellow and pale blue, which are hard to see on white.
@@ -33,7 +35,9 @@ BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK = (
     "#000000",
 )
 METRICS = {"hr@10": ("HR@10", BLUE), "ndcg@10": ("NDCG@10", VERMILLION), "accuracy": ("accuracy", GREEN)}
-_MOST_MARKERS, _MOST_RANK_LABELS = 40, 12
+COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK)
+_MOST_MARKERS, _MOST_RANK_LABELS, _MOST_PANELS = 40, 12, 3
+_NARROW = 3.0  # ratio below which a logarithmic axis has fewer than two ticks at 1, 2 and 5
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,12 @@ class Cost:
     label: str
     units: tuple[Unit, ...]
 
+    def axis_label(self, unit: Unit) -> str:
+        """Return the label of an axis in this unit."""
+        return f"{self.label} ({unit.symbol})" if unit.symbol else self.label
 
+
+ROUND = Cost("round", "round", (Unit("", 1),))
 UPLINK = Cost("total_uplink_bits", "cumulative uplink", BYTE_UNITS)
 TOTAL = Cost("total_bits", "cumulative uplink and downlink", BYTE_UNITS)
 TIME = Cost("simulated_seconds", "simulated time", TIME_UNITS)
@@ -53,10 +62,11 @@ TIME = Cost("simulated_seconds", "simulated time", TIME_UNITS)
 def run_figures(rounds: pa.Table, clients: pa.Table, title: str) -> dict[str, Figure]:
     """Return the figures of a run by name, without those for which nothing was measured."""
     figures = {
-        "accuracy_uplink": accuracy_figure(rounds, UPLINK, f"{title}: accuracy against uplink"),
-        "accuracy_total": accuracy_figure(rounds, TOTAL, f"{title}: accuracy against total traffic"),
-        "accuracy_time": accuracy_figure(rounds, TIME, f"{title}: accuracy against simulated time"),
-        "client_bits_ranks": client_figure(clients, f"{title}: ranks and uplink of the clients"),
+        "accuracy_round": accuracy_figure(rounds, ROUND, f"{title}: test metrics by round"),
+        "accuracy_uplink": accuracy_figure(rounds, UPLINK, f"{title}: test metrics against uplink"),
+        "accuracy_total": accuracy_figure(rounds, TOTAL, f"{title}: test metrics against total traffic"),
+        "accuracy_time": accuracy_figure(rounds, TIME, f"{title}: test metrics against simulated time"),
+        "client_bits_ranks": client_figure(clients, title),
         "loss_time": loss_figure(rounds, f"{title}: training loss"),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
@@ -72,66 +82,96 @@ def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) ->
 
 
 def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
-    """Return HR@10 and NDCG@10, or accuracy, against a cost; None if no test metric was measured."""
-    figure, (axes,) = new_figure(title, panels=1)
-    measured = [metric for metric in METRICS if len(curve(rounds, cost, f"test.{metric}")[0])]
+    """Return the test metrics, validation fainter, against a cost; None if no test metric was measured.
+
+    Shares have one panel in percent, and every other metric one of its own. The loss is drawn if there is nothing else.
+    """
+    measured = [each for each in metrics_of(rounds.column_names) if len(curve(rounds, cost, f"test.{each}")[0])]
+    measured = [each for each in measured if each != "loss"] or measured
     if not measured:
         return None
-    last = max(curve(rounds, cost, f"test.{metric}")[0][-1] for metric in measured)
+    shares = [each for each in measured if is_share(each)]
+    grouped = [*([shares] if shares else []), *([each] for each in measured if each not in shares)][:_MOST_PANELS]
+    figure, panels = new_figure(title, panels=len(grouped))
+    for axes, metrics in zip(panels, grouped, strict=True):
+        _draw_metrics(axes, rounds, cost, metrics)
+    labelled = [line for axes in panels for line in axes.lines]
+    columns = sum(map(len, grouped))
+    figure.legend(handles=labelled, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    return figure
+
+
+def _draw_metrics(axes: Axes, rounds: pa.Table, cost: Cost, metrics: list[str]) -> None:
+    """Draw metrics of one scale, each with its last value."""
+    last = max(curve(rounds, cost, f"test.{metric}")[0][-1] for metric in metrics)
     unit = axis_unit(cost.units, last)
-    for metric in measured:
-        label, colour = METRICS[metric]
+    percent = is_share(metrics[0])
+    scale = 100 if percent else 1
+    for place, metric in enumerate(metrics):
+        label, colour = metric_label(metric), METRICS.get(metric, ("", COLOURS[(place + 2) % len(COLOURS)]))[1]
         x, y = curve(rounds, cost, f"validation.{metric}")
         if len(x):
-            faint = axes.plot(x / unit.size, 100 * y, "--", color=colour, linewidth=1, alpha=0.45)[0]
+            faint = axes.plot(x / unit.size, scale * y, "--", color=colour, linewidth=1, alpha=0.45)[0]
             faint.set(marker=marker(x), markersize=2, label=f"{label}, validation")
         x, y = curve(rounds, cost, f"test.{metric}")
-        strong = axes.plot(x / unit.size, 100 * y, color=colour, linewidth=1.8)[0]
+        strong = axes.plot(x / unit.size, scale * y, color=colour, linewidth=1.8)[0]
         strong.set(marker=marker(x), markersize=4, label=f"{label}, test")
         # HR@10 is never below NDCG@10, so labels on opposite sides of their points cannot overlap.
         side = (8, -2, "top") if metric == "ndcg@10" else (8, 2, "bottom")
         text = axes.annotate(
-            format_percent(y[-1]), (x[-1] / unit.size, 100 * y[-1]), side[:2], textcoords="offset points"
+            format_metric(metric, float(y[-1])),
+            (x[-1] / unit.size, scale * y[-1]),
+            side[:2],
+            textcoords="offset points",
         )
         text.set(color=colour, va=side[2], fontsize=9, fontweight="bold")
     axes.set_xlim(0, 1.15 * last / unit.size or 1)  # the margin is for the annotations
     axes.margins(y=0.12)
-    axes.set(xlabel=f"{cost.label} ({unit.symbol})", ylabel="accuracy (%)")
-    figure.legend(loc="outside lower center", ncols=len(measured), frameon=False, fontsize=9)
-    return figure
+    if cost is ROUND:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    shown = " and ".join(map(metric_label, metrics))
+    axes.set(xlabel=cost.axis_label(unit), ylabel=f"{shown} (%)" if percent else shown)
 
 
 def client_figure(clients: pa.Table, title: str) -> Figure | None:
-    """Return the distribution of ranks, and uplink per participation against link rate; None without participations."""
-    if not clients.num_rows:
-        return None
-    figure, (bars, points) = new_figure(title, panels=2)
+    """Return the distribution of ranks, and uplink per participation against link rate.
+
+    A panel on which all participations would be the same is left out; None if both are.
+    """
     chosen = column(clients, "rank").astype(np.int64)
     ranks, place, counts = np.unique(chosen, return_inverse=True, return_counts=True)
     shares, colours = 100 * counts / counts.sum(), rank_colours(ranks)
-
-    bars.bar(np.arange(len(ranks)), shares, width=0.8, color=colours)
-    bars.grid(axis="x", visible=False)
-    shown = np.arange(0, len(ranks), math.ceil(len(ranks) / _MOST_RANK_LABELS))
-    bars.set_xticks(shown, ["full" if rank == NO_RANK else str(rank) for rank in ranks[shown]])
-    for index in shown.tolist():
-        share = f"{shares[index]:.1f}" if shares[index] >= 0.1 else "<0.1"
-        bars.text(index, shares[index], share, ha="center", va="bottom", fontsize=8)
-    middle, half = (len(ranks) - 1) / 2, max(len(ranks), 5) / 2
-    bars.set_xlim(middle - half, middle + half)
-    bars.set(ylabel="share of participations (%)", ylim=(0, 1.1 * shares.max()))
-    bars.set_xlabel("rank (0: nothing sent)" if ranks[0] == 0 else "rank")
-
-    # The more participations share a rank, the fainter its points, so that rare ranks stay visible.
-    colours[:, 3] = np.clip(3000 / counts, 0.12, 0.8)
     rate = column(clients, "uplink_bits_per_second") / 1e6
     sent = column(clients, "uplink_bits") / 8e3
     usable = np.isfinite(rate) & (rate > 0)
-    points.scatter(rate[usable], sent[usable], s=8, c=colours[place[usable]], linewidths=0, rasterized=True)
-    log_axis(points, rate[usable])
-    points.set_ylim(bottom=min(0.0, points.get_ylim()[0]))
-    points.set(xlabel="client's uplink rate (Mbit/s)", ylabel="uplink per participation (kB)")
-    points.set_title("colour: rank, as on the left", fontsize=9)
+    scattered = len(np.unique(np.stack([rate[usable], sent[usable]]), axis=1).T) > 1
+    drawn = [*(["ranks"] if len(ranks) > 1 else []), *(["uplink"] if scattered else [])]
+    if not drawn:
+        return None
+    figure, panels = new_figure(f"{title}: {' and '.join(drawn)} of the clients", panels=len(drawn))
+    if len(ranks) > 1:
+        bars = panels[0]
+        bars.bar(np.arange(len(ranks)), shares, width=0.8, color=colours)
+        bars.grid(axis="x", visible=False)
+        shown = np.arange(0, len(ranks), math.ceil(len(ranks) / _MOST_RANK_LABELS))
+        bars.set_xticks(shown, ["full" if rank == NO_RANK else str(rank) for rank in ranks[shown]])
+        for index in shown.tolist():
+            share = f"{shares[index]:.1f}" if shares[index] >= 0.1 else "<0.1"
+            bars.text(index, shares[index], share, ha="center", va="bottom", fontsize=8)
+        middle, half = (len(ranks) - 1) / 2, max(len(ranks), 5) / 2
+        bars.set_xlim(middle - half, middle + half)
+        bars.set(ylabel="share of participations (%)", ylim=(0, 1.1 * shares.max()))
+        bars.set_xlabel("rank (0: nothing sent)" if ranks[0] == 0 else "rank")
+    if scattered:
+        points = panels[-1]
+        # The more participations share a rank, the fainter its points, so that rare ranks stay visible.
+        colours[:, 3] = np.clip(3000 / counts, 0.12, 0.8)
+        points.scatter(rate[usable], sent[usable], s=8, c=colours[place[usable]], linewidths=0, rasterized=True)
+        log_axis(points, rate[usable])
+        points.set_ylim(bottom=min(0.0, points.get_ylim()[0]))
+        points.set(xlabel="client's uplink rate (Mbit/s)", ylabel="uplink per participation (kB)")
+        if len(ranks) > 1:
+            points.set_title("colour: rank, as on the left", fontsize=9)
     return figure
 
 
@@ -164,12 +204,14 @@ class NotebookFigure(Figure):
 
 
 def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
-    """Return an Agg figure with panels side by side, each with a light grid."""
-    figure = NotebookFigure((7 if panels == 1 else 5.25 * panels, 4.5))
+    """Return an Agg figure with panels side by side, four of them in two rows, each with a light grid."""
+    rows = 2 if panels == 4 else 1
+    columns = -(-panels // rows)
+    figure = NotebookFigure((7 if panels == 1 else 5.25 * columns, 4.5 if rows == 1 else 8))
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04))
     FigureCanvasAgg(figure)
-    figure.suptitle(textwrap.fill(title, 70 * panels), fontsize=11, parse_math=False)
-    axes = [figure.add_subplot(1, panels, 1 + panel) for panel in range(panels)]
+    figure.suptitle(textwrap.fill(title, 70 * columns), fontsize=11, parse_math=False)
+    axes = [figure.add_subplot(rows, columns, 1 + panel) for panel in range(panels)]
     for each in axes:
         each.grid(color="0.9", linewidth=0.6)
         each.set_axisbelow(True)
@@ -177,16 +219,20 @@ def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def log_axis(axes: Axes, values: FloatArray) -> None:
-    """Make x logarithmic, with ticks at 1, 2 and 5, or at powers of ten only for a wide range."""
-    axes.set_xscale("log")
+def log_axis(axes: Axes, values: FloatArray, which: Literal["x", "y"] = "x") -> None:
+    """Make an axis logarithmic: ticks at 1, 2 and 5, powers of ten for a wide range, even steps for a narrow one."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     if not len(values):
         return
     low, high = values.min() / 1.3, values.max() * 1.3
-    axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1500 else (1,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    if values.max() / values.min() < _NARROW:
+        axis.set_major_locator(MaxNLocator(5))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1500 else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def column(table: pa.Table, name: str) -> FloatArray:

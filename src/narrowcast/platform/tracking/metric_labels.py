@@ -1,0 +1,56 @@
+"""Names and values of metrics as tables and figures show them: `test.hr@10` is test HR@10, in percent."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from narrowcast.platform.tracking.units import NOT_KNOWN, format_percent
+
+_ACRONYMS = frozenset(("hr", "ndcg", "mrr", "map", "auc", "f1", "rmse", "mae", "mse", "nll", "r2", "iou"))
+_SHARES = frozenset(("accuracy", "hr", "ndcg", "mrr", "map", "precision", "recall", "f1", "auc", "iou", "hit"))
+_COSTS = {
+    "uplink_bits": "uplink",
+    "downlink_bits": "downlink",
+    "total_bits": "uplink and downlink",
+    "simulated_seconds": "simulated time",
+}
+_PREFERRED = ("hr@10", "ndcg@10", "accuracy")
+
+
+def metric_label(name: str) -> str:
+    """Return the name of a metric for people: `test.hr@10` is "test HR@10", `validation.top_5` "validation top 5"."""
+    words = re.split(r"[._ ]+", _COSTS.get(name, name))
+    return " ".join(word.upper() if word.lower().partition("@")[0] in _ACRONYMS else word for word in words)
+
+
+def is_share(name: str) -> bool:
+    """Return whether a metric is known to be a share between 0 and 1, which is shown in percent."""
+    words = re.split(r"[._ @-]+", name.rpartition(".")[2].lower())
+    return not _SHARES.isdisjoint(words)
+
+
+def format_metric(name: str, value: float | None) -> str:
+    """Return a metric's value: a share in percent, another one with four digits, a dash if it was not measured."""
+    if value is None or not math.isfinite(value):
+        return NOT_KNOWN
+    if is_share(name) and 0 <= value <= 1:
+        return format_percent(value)
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
+
+
+def metrics_of(names: Iterable[str], split: str = "test") -> list[str]:
+    """Return the metrics of a split without its name, HR@10, NDCG@10 and accuracy first and the loss last."""
+    found = dict.fromkeys(name.removeprefix(f"{split}.") for name in names if name.startswith(f"{split}."))
+    known = [each for each in _PREFERRED if each in found]
+    own = [each for each in found if each not in (*_PREFERRED, "loss")]
+    return [*known, *own, *(["loss"] if "loss" in found else [])]
+
+
+def primary_metric(names: Iterable[str]) -> str | None:
+    """Return the metric, named `split.metric`, that a run is judged by, given the names of all that it measured.
+
+    The first of its test metrics in the order of `metrics_of`, or None if nothing was measured on test.
+    """
+    return next((f"test.{each}" for each in metrics_of(names)), None)

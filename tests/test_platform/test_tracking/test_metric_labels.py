@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, metrics_of, primary_metric
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("test.hr@10", "test HR@10"),
+        ("validation.ndcg@10", "validation NDCG@10"),
+        ("test.accuracy", "test accuracy"),
+        ("test.rmse", "test RMSE"),
+        ("test.top_5_accuracy", "test top 5 accuracy"),
+        ("loss", "loss"),
+    ],
+)
+def test_a_metric_is_called_by_its_usual_name(name: str, label: str) -> None:
+    assert metric_label(name) == label
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("test.hr@10", 0.6841, "68.41 %"),
+        ("test.worst_10_accuracy", 0.5, "50.00 %"),
+        ("test.accuracy", 1.5, "1.5"),
+        ("test.rmse", 0.6841, "0.6841"),
+        ("test.loss", 2.30258, "2.303"),
+        ("test.perplexity", 123456.0, "123,456"),
+        ("test.accuracy", math.nan, "-"),
+        ("test.accuracy", None, "-"),
+    ],
+)
+def test_only_a_share_is_shown_in_percent(name: str, value: float | None, shown: str) -> None:
+    assert format_metric(name, value) == shown
+
+
+def test_a_run_is_judged_by_its_first_test_metric_and_by_the_loss_only_if_it_has_nothing_else() -> None:
+    names = ["loss", "validation.hr@10", "test.loss", "test.ndcg@10", "test.rmse", "test.hr@10"]
+    assert metrics_of(names) == ["hr@10", "ndcg@10", "rmse", "loss"]
+    assert primary_metric(names) == "test.hr@10"
+    assert primary_metric(["test.loss", "test.rmse"]) == "test.rmse"
+    assert primary_metric(["loss", "test.loss"]) == "test.loss"
+    assert primary_metric(["loss", "validation.accuracy"]) is None
