@@ -138,8 +138,8 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
         console.print(targets_table(compare([tmp_path / "fedavg-digits"])))
         console.print(result_table(load_result(tmp_path / "fedavg-digits")))
     words = capture.get().split()
-    place = words.index("test.accuracy")
-    assert words[place : place + 4] == ["test.accuracy", "≥", "0.1", str(first["rounds_to"])]
+    place = words.index("≥")
+    assert words[place - 2 : place + 4] == ["test", "accuracy", "≥", "10", "%", str(first["rounds_to"])]
     assert "not reached" in capture.get()
 
 
