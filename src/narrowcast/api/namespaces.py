@@ -7,7 +7,7 @@ from typing import Any
 from narrowcast.platform import plugins
 from narrowcast.platform.config import suggest
 
-_REGISTRIES = {
+REGISTRY_NAMES = {
     "algorithms": "algorithm",
     "allocations": "allocation",
     "availabilities": "availability",
@@ -41,7 +41,7 @@ class Namespace:
         """Return the kind of each class by the name of the class."""
         from narrowcast.catalog import REGISTRIES
 
-        registry = REGISTRIES[_REGISTRIES[self._name]]
+        registry = REGISTRIES[REGISTRY_NAMES[self._name]]
         installed = {spec.rpartition(":")[2]: kind for kind, spec in plugins.entry_points(registry.name).items()}
         return installed | {each.__name__: kind for kind, each in registry.items()}
 
@@ -54,7 +54,7 @@ class Namespace:
         if name not in kinds:
             known = ", ".join(kinds)
             raise AttributeError(f"narrowcast.{self._name} has no {name}; it has {known}{suggest(name, kinds)}")
-        return REGISTRIES[_REGISTRIES[self._name]].resolve(kinds[name])
+        return REGISTRIES[REGISTRY_NAMES[self._name]].resolve(kinds[name])
 
     def __dir__(self) -> list[str]:
         return list(self._kinds())
@@ -64,6 +64,6 @@ class Namespace:
 
 
 def __getattr__(name: str) -> Namespace:
-    if name not in _REGISTRIES:
+    if name not in REGISTRY_NAMES:
         raise AttributeError(name)
     return Namespace(name)

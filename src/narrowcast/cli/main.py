@@ -23,6 +23,7 @@ from narrowcast.cli.log_format import write_log
 from narrowcast.cli.manifest import manifest
 from narrowcast.cli.reproduce import reproduce
 from narrowcast.cli.run_experiment import run
+from narrowcast.cli.schema import schema
 from narrowcast.cli.show import show
 from narrowcast.cli.submit import submit
 from narrowcast.cli.sync import sync
@@ -72,7 +73,7 @@ def cli(log_format: str) -> None:
 
 
 _SUBCOMMANDS = (
-    *(run, show, check, tune, compare, verify, export, reproduce),
+    *(run, show, schema, check, tune, compare, verify, export, reproduce),
     *(submit, jobs, manifest, doctor, data, keys, ui, sync),
 )
 for command in _SUBCOMMANDS:

@@ -14,6 +14,8 @@ from narrowcast.platform.errors import UserError
 
 FOLDERS = "plugin_folders"
 """Key of the validation context that holds the folders in which modules of `package.module:Class` are looked for."""
+MARK = "x-registry"
+"""Key of a JSON Schema that stands for all kinds of a registry."""
 _OF_EVERY_MODEL = frozenset({"kind"})
 
 
@@ -146,6 +148,11 @@ class Registry(Mapping[str, type[BaseModel]]):
         return core_schema.with_info_plain_validator_function(
             self._read, serialization=core_schema.plain_serializer_function_ser_schema(self._write, info_arg=True)
         )
+
+    def __get_pydantic_json_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """Return a mark in place of the JSON Schema of all kinds, which `narrowcast.reference` defines once."""
+        del source, handler
+        return {MARK: self.name}
 
 
 class UnknownKindError(UserError):

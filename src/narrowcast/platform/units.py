@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
 
 BITS: Final[JsonDict] = {"unit": "bit"}
 METRES: Final[JsonDict] = {"unit": "m"}
@@ -15,7 +15,7 @@ SECONDS: Final[JsonDict] = {"unit": "s"}
 _BY_ENDING = {
     "mbit_per_second": "Mbit/s",
     "bits_per_second": "bit/s",
-    "seconds_per_example": "s",
+    "seconds_per_example": "s/example",
     "seconds": "s",
     "bits": "bit",
     "decibel": "dB",
@@ -23,9 +23,8 @@ _BY_ENDING = {
 }
 
 
-def unit_of(name: str, field: FieldInfo) -> str:
-    """Return the unit of a field, empty for counts, ratios and everything that is no quantity."""
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and "unit" in extra:
-        return str(extra["unit"])
+def unit_of(name: str, schema: Mapping[str, Any]) -> str:
+    """Return the unit of a field with this JSON Schema, empty for counts, ratios and what is no quantity."""
+    if "unit" in schema:
+        return str(schema["unit"])
     return next((unit for ending, unit in _BY_ENDING.items() if name == ending or name.endswith(f"_{ending}")), "")

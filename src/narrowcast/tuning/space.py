@@ -142,7 +142,7 @@ def _list_alone(value: Any) -> Any:
 
 Dimension = Annotated[
     Annotated[FloatRange | IntRange | Choice, Field(discriminator="kind")],
-    BeforeValidator(_list_alone),
+    BeforeValidator(_list_alone, json_schema_input_type=FloatRange | IntRange | Choice | tuple[Any, ...]),
 ]
 
 

@@ -40,7 +40,9 @@ _AGREED = ("objectives", "constraints", "budget", "seeds")
 """Keys of `study` that all processes of a study, and those that resume it, must agree on."""
 
 
-class _Sections(BaseModel):
+class StudySections(BaseModel):
+    """A study file: an experiment, the values searched, and the settings of the search."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
@@ -142,7 +144,7 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     _rename_keys(values["study"], origin)
     values = apply_overrides(values, overrides, Defaults(_Overridable, plugin_folders(origin)))
     _rename_keys(values["study"], origin)  # of the overrides
-    sections = validate(_Sections, values, origin)
+    sections = validate(StudySections, values, origin)
     experiment = {**sections.experiment, "name": sections.name}
     space = Space(sections.space)
     sections.study.n_trials(space)  # raises for a grid over an infinite range

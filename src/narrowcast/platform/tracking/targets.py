@@ -21,7 +21,10 @@ def _by_metric(value: Any) -> Any:
 
 Targets = Annotated[
     dict[str, Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]],
-    BeforeValidator(_by_metric),
+    BeforeValidator(
+        _by_metric,
+        json_schema_input_type=dict[str, float | tuple[float, ...] | dict[str, float | tuple[float, ...]]],
+    ),
 ]
 """The values that each metric, named `split.metric`, should reach."""
 

@@ -1,0 +1,23 @@
+"""`narrowcast schema`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.argument("file", type=click.Choice(["experiment", "study"]), default="experiment")
+def schema(file: str) -> None:
+    """Print the JSON Schema of an experiment file or a study file, for editors that complete and check YAML.
+
+    \b
+    narrowcast schema > experiment.schema.json
+
+    Then the first line of an experiment file beside it can be
+    # yaml-language-server: $schema=experiment.schema.json
+    """  # noqa: D301 - click wants the character
+    from narrowcast.reference.file_schemas import experiment_schema, study_schema
+
+    click.echo(json.dumps(experiment_schema() if file == "experiment" else study_schema(), indent=2))

@@ -1,0 +1,132 @@
+"""JSON Schemas of experiment and study files, for editors and for the reference pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+from pydantic import BaseModel
+
+from narrowcast import __version__
+from narrowcast.catalog import REGISTRIES as OF_EXPERIMENTS
+from narrowcast.experiment import Experiment
+from narrowcast.platform.kinds import MARK, Registry
+from narrowcast.platform.units import unit_of
+from narrowcast.registry import REGISTRIES
+from narrowcast.tuning.study_file import StudySections
+
+Schema = dict[str, Any]
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_OWN_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+_REPLICAS = {
+    "type": "object",
+    "description": "lists of values by dotted path; the run is repeated for every combination of them",
+    "default": {},
+}
+
+
+def experiment_schema() -> Schema:
+    """Return the JSON Schema (draft 2020-12) of an experiment file."""
+    schema = _schema_of(Experiment)
+    schema["properties"]["replicas"] = _REPLICAS
+    return _document(schema, "narrowcast experiment")
+
+
+def study_schema() -> Schema:
+    """Return the JSON Schema (draft 2020-12) of a study file."""
+    schema, experiment = _schema_of(StudySections), _schema_of(Experiment)
+    base = {"type": "string", "description": "name or file of the experiment whose values the others replace"}
+    section = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"base": base, **experiment["properties"]},
+    }
+    schema["properties"]["experiment"] |= {"anyOf": [{"type": "string"}, section]}
+    del schema["properties"]["experiment"]["type"], schema["properties"]["experiment"]["additionalProperties"]
+    schema["required"].remove("name")
+    schema["$defs"] |= experiment.get("$defs", {})
+    document = _document(schema, "narrowcast study")
+    for name in OF_EXPERIMENTS:  # a section without a kind has that of the base
+        document["$defs"][name]["anyOf"].append({"type": "object", "not": {"required": ["kind"]}})
+    return document
+
+
+def _document(schema: Schema, title: str) -> Schema:
+    """Return the schema with the definitions of every registry that it refers to, at whatever depth."""
+    definitions = schema.pop("$defs", {})
+    waiting = [schema, *definitions.values()]
+    while waiting:
+        for name in sorted(set(_registries_in(waiting.pop())) - definitions.keys()):
+            found = _definitions_of(REGISTRIES[name])
+            waiting.extend(each for key, each in found.items() if key not in definitions)
+            definitions |= found
+    whole = {**schema, "$defs": dict(sorted(definitions.items()))}
+    _refer(whole)
+    return {"$schema": _DRAFT, **whole, "title": title, "$comment": f"narrowcast schema, version {__version__}"}
+
+
+def _definitions_of(registry: Registry) -> dict[str, Schema]:
+    """Return the definitions NAME, any of the kinds, and NAME.KIND, each of them."""
+    definitions: dict[str, Schema] = {}
+    for kind in registry.known():
+        schema = _schema_of(registry.resolve(kind))
+        definitions |= schema.pop("$defs", {})
+        # The class of a kind that is the registry's default may be written without one.
+        schema["properties"]["kind"] |= {"const": kind}
+        required = [name for name in schema.get("required", ()) if name != "kind"]
+        schema["required"] = required if kind == registry.default else ["kind", *required]
+        definitions[f"{registry.name}.{kind}"] = schema
+    own = {"type": "string", "pattern": _OWN_CLASS, "description": "a class of your own, package.module:Class"}
+    definitions[registry.name] = {
+        "anyOf": [
+            {"enum": registry.known()},
+            own,
+            *({"$ref": f"#/$defs/{registry.name}.{kind}"} for kind in registry.known()),
+            {"type": "object", "required": ["kind"], "properties": {"kind": own}},
+        ]
+    }
+    return definitions
+
+
+def _schema_of(model: type[BaseModel]) -> Schema:
+    """Return pydantic's schema with units, and without the titles that it makes from the names."""
+    schema = model.model_json_schema()
+    for each in (schema, *schema.get("$defs", {}).values()):
+        each.pop("title", None)
+        for name, field in each.get("properties", {}).items():
+            _without_titles(field)
+            if unit := unit_of(name, field):
+                field["unit"] = unit
+            if name == "kind":
+                field["description"] = "picks the class of this section"
+    return deepcopy(schema)
+
+
+def _without_titles(schema: Any) -> None:
+    for each in _sections_in(schema):
+        each.pop("title", None)
+
+
+def _registries_in(schema: Any) -> Iterator[str]:
+    return (each[MARK] for each in _sections_in(schema) if MARK in each)
+
+
+def _refer(schema: Any) -> None:
+    """Replace the mark of each field of a registry by a reference to its definition, in place."""
+    for each in _sections_in(schema):
+        if MARK in each:
+            each["$ref"] = f"#/$defs/{each.pop(MARK)}"
+
+
+def _sections_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield every section of a schema that is no value of an experiment."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _sections_in(each)
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, each in schema.items():
+        if key not in ("default", "const", "enum", "examples"):
+            yield from _sections_in(each)

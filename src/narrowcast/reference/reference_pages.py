@@ -1,0 +1,148 @@
+"""The pages of the reference, in Markdown: files, registries and kinds, from the models' fields and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from narrowcast.api.namespaces import REGISTRY_NAMES
+from narrowcast.platform.kinds import Registry
+from narrowcast.reference.field_tables import Schema, prose, references, table
+from narrowcast.reference.file_schemas import experiment_schema, study_schema
+from narrowcast.registry import REGISTRIES
+
+_TITLES = {
+    "algorithm": ("Algorithms", "algorithm"),
+    "codec": ("Codec stages", "algorithm.codec"),
+    "data": ("Data sets", "data"),
+    "partition": ("Partitions of data across clients", "data.partition"),
+    "model": ("Models", "model"),
+    "training": ("Local training", "training"),
+    "fleet": ("Fleets: links and compute speed of clients", "fleet"),
+    "channel": ("Channels", "radio.channel"),
+    "allocation": ("Allocation of uplink bits", "radio.allocation"),
+    "downlink": ("Downlink transmission", "radio.downlink"),
+    "availability": ("Availability of clients", "availability"),
+    "schedule": ("Schedules: synchronous and buffered asynchronous", "schedule"),
+    "secure": ("Secure aggregation", "secure"),
+    "rank_policy": ("Rank policies of SCoLR", "algorithm.rank_policy"),
+    "backend": ("Backends", "backend"),
+    "sampler": ("Samplers of studies", "study.sampler"),
+    "pruner": ("Pruners of studies", "study.pruner"),
+}
+"""By registry, in the order of the reference: the title of its page, and the section that it describes."""
+
+_EXPERIMENT = """# Experiment files
+
+An experiment is a YAML file with these sections. Fields left out have their defaults; `data` and `algorithm` are
+required. A section whose type is a kind may be written as the kind alone: `data: digits`. On the command line any field
+is set by its dotted path: `narrowcast run fedavg-digits algorithm.codec.0.levels=3`.
+
+Editors that support the YAML language server complete and check a file with this first line, after
+`narrowcast schema experiment > experiment.schema.json`:
+
+```yaml
+# yaml-language-server: $schema=experiment.schema.json
+```
+
+"""
+_STUDY = """# Study files
+
+A study is a YAML file with these sections. `narrowcast schema study` prints its JSON Schema.
+
+"""
+_INDEX = """# Reference
+
+The pages of this chapter are generated from the fields of the classes: every field with its type and range, its unit,
+its default and a description. A unit is empty for counts, ratios and names.
+
+| section | kinds |
+|---|---|
+"""
+_TREE = "\n\n```{toctree}\n:maxdepth: 1\n"
+
+
+def write_pages(folder: Path) -> None:
+    """Write the reference's pages into a folder, over what is there."""
+    for name, text in reference_pages().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the text of every page by its path in the reference's folder."""
+    experiment, study = experiment_schema(), study_schema()
+    definitions: dict[str, Schema] = {**study["$defs"], **experiment["$defs"]}
+    searched = {**study, "properties": {**study["properties"], "experiment": _EXPERIMENT_OF_A_STUDY}}
+    pages = {
+        "experiment.md": _EXPERIMENT + _fields(experiment, definitions, ""),
+        "study.md": _STUDY + _fields(searched, definitions, ""),
+    }
+    index = _INDEX
+    for name, (title, section) in _TITLES.items():
+        registry = REGISTRIES[name]
+        kinds = {kind: registry.resolve(kind) for kind in registry.known()}
+        pages[f"{name}/index.md"] = _registry_page(registry, title, section, kinds)
+        index += f"| [`{section}`]({name}/index.md) | {', '.join(f'[{k}]({name}/{k}.md)' for k in kinds)} |\n"
+        for kind, found in kinds.items():
+            pages[f"{name}/{kind}.md"] = _kind_page(registry, kind, found, definitions)
+    tree = "".join(f"{name}/index\n" for name in _TITLES)
+    pages["index.md"] = f"{index}{_TREE}experiment\nstudy\n{tree}```\n"
+    return pages
+
+
+_EXPERIMENT_OF_A_STUDY = {
+    "anyOf": [{"type": "string"}, {"type": "object"}],
+    "description": "experiment of every trial: its name, or `base` with values on top, or all of its sections",
+}
+
+
+def _registry_page(registry: Registry, title: str, section: str, kinds: dict[str, type[BaseModel]]) -> str:
+    default = f" The kind may be left out: `{registry.default}` is the default." if registry.default else ""
+    rows = "\n".join(f"| [`{kind}`]({kind}.md) | {_cell(_summary(found))} |" for kind, found in kinds.items())
+    text = (
+        f"# {title}\n\n`{section}` in a file takes one of the kinds below, an entry point of the group `narrowcast`, "
+        f"or a class of your own as `package.module:Class` (see [plugins](../../plugins.md)).{default}\n\n"
+        f"| kind | |\n|---|---|\n{rows}\n"
+    )
+    return text + _TREE + "".join(f"{kind}\n" for kind in kinds) + "```\n"
+
+
+def _kind_page(registry: Registry, kind: str, found: type[BaseModel], definitions: dict[str, Schema]) -> str:
+    namespace = next((name for name, of in REGISTRY_NAMES.items() if of == registry.name), None)
+    python = f" In Python: `nc.{namespace}.{found.__name__}`." if namespace else ""
+    title, section = _TITLES[registry.name]
+    text = f"# {kind}\n\nA kind of [{title.lower()}](index.md): `{section}` in a file.{python}\n\n{_doc(found)}\n\n"
+    text += _fields(definitions[f"{registry.name}.{kind}"], definitions, "../")
+    module = inspect.getdoc(sys.modules[found.__module__]) or ""
+    sources = [each for each in module.split("\n\n") if each.startswith("Reference")]
+    return text + "".join(f"\n\n{prose(each)}\n" for each in sources)
+
+
+def _fields(schema: Schema, definitions: dict[str, Schema], root: str) -> str:
+    """Return the table of a section, then those of the sections in it that no registry has."""
+    text, waiting, done = f"{table(schema, root)}\n", list(references(schema.get("properties"))), set[str]()
+    while waiting:
+        name = waiting.pop(0)
+        if name in done or not name[0].isupper():
+            continue
+        done.add(name)
+        waiting += references(definitions[name].get("properties"))
+        text += f"\n## {name}\n\n{prose(definitions[name]['description'])}\n\n{table(definitions[name], root)}\n"
+    return text
+
+
+def _doc(found: type[BaseModel]) -> str:
+    return prose(inspect.getdoc(found) or "")
+
+
+def _summary(found: type[BaseModel]) -> str:
+    return _doc(found).split("\n")[0]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
