@@ -74,7 +74,8 @@ def _power(bound: float) -> str:
 def in_yaml(value: Any) -> str:
     """Return a value as a YAML file has it, on one line and as code."""
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style, yaml.width = True, 10_000
+    yaml.default_flow_style = True  # type: ignore[assignment]  # its annotation is None alone
+    yaml.width = 10_000
     yaml.sort_base_mapping_type_on_output = False
     yaml.dump(value, text)
     line = text.getvalue().removesuffix("...\n").strip()

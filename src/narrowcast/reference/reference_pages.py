@@ -20,6 +20,8 @@ _TITLES = {
     "data": ("Data sets", "data"),
     "partition": ("Partitions of data across clients", "data.partition"),
     "model": ("Models", "model"),
+    "loss": ("Losses of networks", "model.loss"),
+    "metric": ("Metrics of networks", "model.metrics"),
     "training": ("Local training", "training"),
     "fleet": ("Fleets: links and compute speed of clients", "fleet"),
     "channel": ("Channels", "radio.channel"),
