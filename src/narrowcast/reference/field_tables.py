@@ -74,9 +74,9 @@ def _power(bound: float) -> str:
 def in_yaml(value: Any) -> str:
     """Return a value as a YAML file has it, on one line and as code."""
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style = True  # type: ignore[assignment]  # its annotation is None alone
+    yaml.default_flow_style = True
     yaml.width = 10_000
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(value, text)
     line = text.getvalue().removesuffix("...\n").strip()
     return f"`{line}`"
