@@ -157,6 +157,18 @@ class Training(Protocol):
 
 
 @dataclass(frozen=True)
+class Recipients:
+    """The clients that are sent the broadcast of a round.
+
+    Shapes: clients [C]; last_round [C], the last round whose broadcast each received, 0 for newcomers.
+    """
+
+    clients: IntArray
+    last_round: IntArray
+    round_index: int
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """The message that the server sends at the start of a round.
 
@@ -263,18 +275,9 @@ class Algorithm(Protocol):
         ...
 
     def download_bits(
-        self,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
+        self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
-        """Return the bits that each client of a cohort downloads, [C]; None if `Broadcast.full` and `update` say it.
-
-        `last_round` [C] is the last round whose broadcast each client received, 0 for newcomers.
-        """
+        """Return the bits that each recipient downloads, [C]; None if `Broadcast.full` and `update` say it."""
         ...
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
@@ -331,16 +334,10 @@ class AlgorithmDefaults:
         return None
 
     def download_bits(
-        self,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
+        self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
         """Return None: downloads are those of the broadcast."""
-        del server, broadcast, task, cohort, last_round, round_index
+        del server, broadcast, task, recipients
         return None
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowcast.platform.contracts import Broadcast
+from narrowcast.platform.contracts import Broadcast, Recipients
 from narrowcast.platform.secure_contracts import SecureSums
 from narrowcast.platform.state import LiveState
 from narrowcast.platform.types import IntArray
@@ -15,7 +15,8 @@ def download_bits(live: LiveState, broadcast: Broadcast, clients: IntArray) -> I
     run, round_index = live.run, live.round_index + 1
     catches_up = run.plan.downlink == "catch_up"
     last_round = live.population.last_round[clients] if catches_up else np.full(len(clients), round_index - 1)
-    own = run.algorithm.download_bits(live.server, broadcast, run.task, clients, last_round, round_index)
+    recipients = Recipients(clients, last_round, round_index)
+    own = run.algorithm.download_bits(live.server, broadcast, run.task, recipients)
     if own is not None:
         return own
     full = np.full(len(clients), broadcast.full.wire_bits())

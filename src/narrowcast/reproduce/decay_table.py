@@ -11,7 +11,7 @@ import numpy as np
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.decay import CODECS, ITEM_DECAYS, RATES, ROUNDS, Cell, cells
-from narrowcast.reproduce.long_studies import DECAY_SEEDS, finished
+from narrowcast.reproduce.long_studies import DECAY_SEEDS, finished, tried
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
@@ -51,10 +51,10 @@ def tested_cells(rows: Rows, rounds: int) -> list[TestedCell]:
     """Return the cells whose runs are all finished."""
     found = []
     for cell in cells(rounds):
-        tried = [each[0] for rate in RATES if (each := finished(rows, cell.tuning(rate)))]
-        if len(tried) == len(RATES) and (runs := finished(rows, cell.test(tried), DECAY_SEEDS[rounds])):
-            reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in tried)
-            found.append(TestedCell(cell, cell.best_rates(tried), reached, tuple(runs)))
+        results = tried(rows, cell, RATES)
+        if results and (runs := finished(rows, cell.test(results), DECAY_SEEDS[rounds])):
+            reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in results)
+            found.append(TestedCell(cell, cell.best_rates(results), reached, tuple(runs)))
     return found
 
 

@@ -24,8 +24,8 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.reproduce.light_run import light_run
 from narrowcast.reproduce.long_studies import STUDIES, Planned
 from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows
+from narrowcast.reproduce.worker_threads import one_core_each
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _GUESS_SECONDS = 45.0
 
 
@@ -60,8 +60,7 @@ class Queue:
 def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: float) -> None:
     """Run what is missing until all is done or the time is up."""
     end, ended = time.monotonic() + seconds, 0
-    for name in _THREADS:
-        os.environ[name] = "1"
+    one_core_each()
     output.mkdir(parents=True, exist_ok=True)
     running = dict[Future[dict[str, Any]], Planned]()
     context = multiprocessing.get_context("spawn")

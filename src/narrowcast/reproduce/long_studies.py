@@ -83,10 +83,16 @@ def _frontier(name: str) -> Plan:
     return plan
 
 
+def tried(rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra]) -> list[Mapping[str, Any]]:
+    """Return the results of a cell at each of the rates, empty unless all of them are finished."""
+    found = [finished(rows, cell.tuning(rate)) for rate in rates]
+    return [each[0] for each in found] if all(found) else []
+
+
 def chosen(rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra]) -> RunSpec | None:
     """Return the test run of a cell at the best of the rates tried; None until all of these runs are finished."""
-    tried = [finished(rows, cell.tuning(rate)) for rate in rates]
-    return cell.test([each[0] for each in tried]) if all(tried) else None
+    results = tried(rows, cell, rates)
+    return cell.test(results) if results else None
 
 
 def _cells(name: str, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int) -> Plan:

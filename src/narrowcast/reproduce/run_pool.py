@@ -24,6 +24,7 @@ from narrowcast.platform.run import Run
 from narrowcast.reproduce.client_times import measure_times
 from narrowcast.reproduce.colr_components import measure_components
 from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.worker_threads import one_core_each
 from narrowcast.runs import session
 from narrowcast.runs.earlier_runs import saved_experiment
 from narrowcast.runs.prepare import prepare, prepare_resume
@@ -33,7 +34,6 @@ from narrowcast.runs.run_folder import CONFIG, has_run, make_writable, remove_ch
 _MEASURES = {"times": measure_times, "components": measure_components}
 _RESULT = "result.json"
 _CLEANUP_SECONDS = 60.0  # more than a run waits for its tracking store
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Ended = Mapping[str, Any] | Exception
 """The result of a run, or the error that ended it."""
@@ -122,8 +122,7 @@ def run_all(runs: Sequence[ReproductionRun], at_once: int, show: Callable[[Repro
 
     On Ctrl-C every run stops where it can be resumed. Raise `RunFailed` if a process was killed.
     """
-    for name in _THREADS:  # the libraries read them when a process starts; each run has one core
-        os.environ.setdefault(name, "1")
+    one_core_each()
     waiting, running = list(reversed(runs)), dict[Future[Mapping[str, Any]], ReproductionRun]()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(at_once, len(runs)), context, initializer=_follow_the_parent) as pool:

@@ -25,7 +25,7 @@ DOWNLINKS = {
     "2.5": "{rows: touched, step: 2.5}",
     "4": "{rows: touched, step: 4}",
 }
-"""Whole matrices in float32, or the rows that a client asks for: in float32, or on a grid of a step."""
+"""A download has the whole matrix in float32, or the rows that a client asks for, in float32 or on a grid of a step."""
 
 
 @dataclass(frozen=True)

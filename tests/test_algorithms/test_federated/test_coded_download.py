@@ -25,6 +25,7 @@ from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.laws.rehearsal import PLAN, interactions, run, sha256, task_of
+from narrowcast.platform.contracts import Recipients
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.models.networks import MLP
@@ -84,7 +85,9 @@ def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_proc
     rows = draw_samples(task, np.array([4]), 3).row_items
     assert isinstance(broadcast.full, GridPayload)
     sent = GridPayload([broadcast.full.points[0][rows]]).to_bytes()
-    charged = algorithm.download_bits(state.server, broadcast, task, np.array([4]), np.zeros(1, dtype=np.int64), 3)
+    charged = algorithm.download_bits(
+        state.server, broadcast, task, Recipients(np.array([4]), np.zeros(1, dtype=np.int64), 3)
+    )
     assert charged is not None
     assert charged.tolist() == [8 * len(sent)]
     decode = f"""
@@ -140,7 +143,7 @@ def test_a_returning_client_is_sent_the_change_since_its_round_in_one_message() 
         assert isinstance(broadcast.full, GridPayload)
         sent[round_index] = broadcast.full.points
         last, whole = np.arange(round_index), broadcast.full.wire_bits()
-        charged = algorithm.download_bits(server, broadcast, task, last, last, round_index)
+        charged = algorithm.download_bits(server, broadcast, task, Recipients(last, last, round_index))
         assert charged is not None
         for each, bits in zip(last.tolist(), charged.tolist(), strict=True):
             if each < max(1, round_index - 3):

@@ -29,7 +29,7 @@ from narrowcast.algorithms.codecs.wire import varint
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Task
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.seeds import stream_keys, uniform_unit
@@ -168,21 +168,14 @@ class CodedDownload(BaseModel):
         shifts = self.shifts({ITEM_FACTORS: initial.shape}, seed, round_index)[ITEM_FACTORS]
         return initial[rows] + grid_values(points, self.step, np.broadcast_to(shifts, initial.shape)[rows])
 
-    def bits(
-        self,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
-    ) -> IntArray | None:
-        """Return the size of what each client of a cohort is sent, [C]: rows, or changes; None for the whole model."""
+    def bits(self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients) -> IntArray | None:
+        """Return the size of what each recipient is sent, [C]: rows, or changes; None for the whole model."""
         if self.history:
-            return self._change_bits(server, broadcast, last_round)
+            return self._change_bits(server, broadcast, recipients.last_round)
         if self.rows == "all":
             return None
-        payload, samples, bits = broadcast.full, draw_samples(task, cohort, round_index), np.zeros_like(cohort)
+        samples = draw_samples(task, recipients.clients, recipients.round_index)
+        payload, bits = broadcast.full, np.zeros_like(recipients.clients)
         for place, client in enumerate(samples.order):
             rows = samples.row_items[samples.row_starts[place] : samples.row_starts[place + 1]]
             if isinstance(payload, GridPayload):
@@ -221,18 +214,12 @@ class SizesDownloads(AlgorithmDefaults):
     """An algorithm with a field `download`, which may code what its clients are sent."""
 
     def download_bits(
-        self: _HasDownload,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
+        self: _HasDownload, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
-        """Return the size of what each client is sent, [C]; None for what the broadcast says."""
+        """Return the size of what each recipient is sent, [C]; None for what the broadcast says."""
         if self.download is None:
             return None
-        return self.download.bits(server, broadcast, task, cohort, last_round, round_index)
+        return self.download.bits(server, broadcast, task, recipients)
 
 
 def before_requests(download: CodedDownload | None, chunk: Chunk) -> Chunk:

@@ -23,7 +23,7 @@ from narrowcast.algorithms.secure.protected_upload import UploadProtector
 from narrowcast.algorithms.secure.protection import Protection
 from narrowcast.algorithms.secure.round_keys import ClientSecrets, RoundKeys
 from narrowcast.algorithms.secure.unmasking import SumOpener, protected_sums
-from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Task
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray
@@ -133,16 +133,10 @@ class SecureAggregation(AlgorithmDefaults):
         return self.algorithm.broadcast(server, task, round_index)
 
     def download_bits(
-        self,
-        server: Arrays,
-        broadcast: Broadcast,
-        task: Task,
-        cohort: IntArray,
-        last_round: IntArray,
-        round_index: int,
+        self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients
     ) -> IntArray | None:
         """Return the plain algorithm's."""
-        bits: IntArray | None = self.algorithm.download_bits(server, broadcast, task, cohort, last_round, round_index)
+        bits: IntArray | None = self.algorithm.download_bits(server, broadcast, task, recipients)
         return bits
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
