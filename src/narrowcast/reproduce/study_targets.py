@@ -105,10 +105,10 @@ def _others(rows: Rows, path: Path) -> Finished:
 
 
 STUDY_TARGETS: Mapping[str, StudyTarget] = {
-    "tuning-ml1m": _tuning("ml1m", "160 runs, 2 h"),
-    "tuning-mnist": _tuning("mnist", "120 runs, 2 h"),
-    "frontier-ml1m": _frontier("ml1m", "about 350 runs, 4 h"),
-    "frontier-mnist": _frontier("mnist", "about 260 runs, 4 h"),
+    "tuning-ml1m": _tuning("ml1m", "112 runs, 2 h"),
+    "tuning-mnist": _tuning("mnist", "105 runs, 1 h"),
+    "frontier-ml1m": _frontier("ml1m", "about 280 runs, 4 h"),
+    "frontier-mnist": _frontier("mnist", "about 240 runs, 3 h"),
     "decay-ml1m": StudyTarget(
         "decay of the item matrix: float32, SVD, quantised and EDEN",
         "192 runs, 4 h",
