@@ -30,6 +30,7 @@ from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
 from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSource, Fleet, Model, Training
 from narrowcast.platform.data.cifar import CIFAR10
+from narrowcast.platform.data.diabetes import Diabetes
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
 from narrowcast.platform.data.image_folder import ImageFolder
@@ -37,9 +38,11 @@ from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, Movie
 from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.pinterest import Pinterest
+from narrowcast.platform.data.python_docs import PythonDocs
 from narrowcast.platform.data.ratings import Ratings
 from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
+from narrowcast.platform.data.text_files import TextFiles
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.losses import LOSSES
@@ -93,11 +96,14 @@ DATA = Registry(
         "ncf": NCF,
         "ratings": Ratings,
         "digits": Digits,
+        "diabetes": Diabetes,
         "mnist": MNIST,
         "fashion-mnist": FashionMNIST,
         "cifar-10": CIFAR10,
         "image_folder": ImageFolder,
         "shakespeare": Shakespeare,
+        "python-docs": PythonDocs,
+        "text_files": TextFiles,
         "synthetic": Synthetic,
     },
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.data.partition import IID, Partition
+from narrowcast.platform.data.partition import IID, Dirichlet, Partition, Shards
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -75,17 +76,27 @@ class Classification(BaseModel):
         users: IntArray | None,
     ) -> Samples:
         """Partition the training samples as given."""
-        order, indptr = self.partition.deal(splits.train.labels, clients, self.seed, users)
-        return Samples(
+        nobody = np.empty(0, dtype=np.int64)
+        data = Samples(
             name=name,
             source=source,
             n_classes=n_classes,
             train=splits.train,
             validation=splits.validation,
             test=splits.test,
-            order=order,
-            indptr=indptr,
+            order=nobody,
+            indptr=nobody,
         )
+        if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards):
+            raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")
+        labels = tenths(data.train.labels[:, 0]) if data.targets == "numbers" else data.train.labels
+        order, indptr = self.partition.deal(labels, clients, self.seed, users)
+        return replace(data, order=order, indptr=indptr)
+
+
+def tenths(numbers: NDArray[Any]) -> IntArray:
+    """Return the tenth of all numbers that each belongs to, 0 to 9: the classes by which numbers are partitioned."""
+    return np.searchsorted(np.quantile(numbers, np.arange(0.1, 0.95, 0.1)), numbers).astype(np.int64)
 
 
 def hold_out(n: int, share: float, seed: int) -> tuple[IntArray, IntArray]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,7 +9,7 @@ from pydantic import Field
 
 from narrowcast.platform.data.classification import MOST_CLIENTS, Classification
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.data.scikit_learn import bundled_table
 from narrowcast.platform.seeds import generator
 
 TEST_SAMPLES = 360
@@ -32,11 +30,7 @@ class Digits(Classification):
 
     def load(self) -> Samples:
         """Return the digits partitioned across clients; raise `UserError` if the partition does not fit them."""
-        found = find_spec("sklearn")
-        if found is None or found.origin is None:
-            raise UserError("data digits comes with scikit-learn, which is not installed; pip install scikit-learn")
-        # The file that load_digits reads, without the second that importing scikit-learn takes.
-        table = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", np.uint8, delimiter=",")
+        table = bundled_table("digits.csv.gz", delimiter=",")
         all_of_it = Labelled((table[:, :-1] / GREYS).astype(np.float32), table[:, -1].astype(np.int64))
         rows = generator(0, "digits: test").permutation(len(all_of_it))
         train, test = (all_of_it.take(np.sort(part)) for part in (rows[TEST_SAMPLES:], rows[:TEST_SAMPLES]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -43,14 +44,14 @@ def partition_table(data: Dataset) -> pa.Table:
     The summary has one row for the examples, one for the number of classes per client, and one for each class, with
     mean, quantiles and the number of clients without any.
     """
-    n_classes = data.n_classes if isinstance(data, Samples) else 0
+    n_classes = data.n_classes if has_classes(data) else 0
     if data.n_clients <= MOST_ROWS and data.n_clients * n_classes <= MOST_CELLS:
         columns = {"client": np.arange(data.n_clients), "examples": data.examples}
-        if isinstance(data, Samples):
+        if has_classes(data):
             columns |= {f"class_{label}": counts for label, counts in enumerate(class_counts(data).T)}
         return pa.table({name: values.astype(np.int32) for name, values in columns.items()})
     rows = [_summary("examples", data.examples)]
-    if isinstance(data, Samples):
+    if has_classes(data):
         clients, labels = owners(data), data.train.labels[data.order]
         rows.append(_summary("classes", classes_held(data)))
         for label in range(n_classes):
@@ -62,7 +63,7 @@ def partition_table(data: Dataset) -> pa.Table:
 def partition_figure(data: Dataset) -> Figure:
     """Return a figure of the classes and the sizes of the clients; sizes only if the data has no classes."""
     title = f"{data.name}: {data.n_clients:,} clients, {int(data.examples.sum()):,} training examples"
-    if not isinstance(data, Samples):
+    if not has_classes(data):
         figure, (sizes,) = new_figure(title, panels=1)
         _draw_sizes(sizes, data.examples)
         return figure
@@ -75,6 +76,11 @@ def partition_figure(data: Dataset) -> Figure:
         _draw_variety(classes, classes_held(data))
     _draw_sizes(sizes, data.examples)
     return figure
+
+
+def has_classes(data: Dataset) -> TypeGuard[Samples]:
+    """Return whether the data has samples of classes; tokens and numbers are shown by the sizes of the clients."""
+    return isinstance(data, Samples) and data.targets == "classes"
 
 
 def owners(data: Samples) -> IntArray:
