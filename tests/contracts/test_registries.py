@@ -27,7 +27,7 @@ FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 """What a kind needs to be given."""
 FILES = {
     *(("channel", "trace"), ("availability", "trace"), ("fleet", "trace"), ("channel", "table")),
-    *(("model", "torch"), ("data", "image_folder"), ("data", "ratings")),
+    *(("model", "torch"), ("data", "image_folder"), ("data", "text_files"), ("data", "ratings")),
 }
 """Kinds that describe a file, a module or a certain number of clients: their own tests have some."""
 NOT_HERE = {"algorithm", "backend"}
