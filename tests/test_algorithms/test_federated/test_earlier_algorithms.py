@@ -18,7 +18,7 @@ LEVELS = [{"kind": "quantise", "levels": 10, "norms": "column", "rounding": "dit
         (
             "scolr-channel-ml1m",
             ("algorithm.basis=own", "algorithm.rank=4", "algorithm.aggregation=per_item_mean"),
-            {"kind": "adaptive_svd", "rank": 4, "server_learning_rate": 0.45, "informs_allocation": True},
+            {"kind": "adaptive_svd", "rank": 4, "server_learning_rate": 0.45, "most_error": 3.0},
         ),
         (
             "scolr-ml1m",

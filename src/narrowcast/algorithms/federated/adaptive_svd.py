@@ -80,7 +80,7 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
     )
     informs_allocation: bool = Field(True, description="tell the radio's allocation what bits are worth to clients")
     most_error: float = Field(
-        3.0,
+        0.4,
         gt=0,
         description="largest squared rounding error over squared norm; a client that would exceed it gets no bits",
     )

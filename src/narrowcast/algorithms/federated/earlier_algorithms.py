@@ -10,6 +10,7 @@ logger = logging.getLogger(__name__)
 
 _RANKS = {"colr": 4, "scolr": 8}
 _KEPT = ("codec", "server_learning_rate")
+_MOST_ERROR = 3.0  # the coarsest rounding that version 0.1 knew
 
 
 def translate_earlier_algorithm(values: dict[str, Any], origin: str) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def translate_earlier_algorithm(values: dict[str, Any], origin: str) -> dict[str
     if "codec" not in former:
         algorithm["codec"] = []
     if factorises:
+        algorithm["most_error"] = _MOST_ERROR
         policy = former.get("rank_policy", "uniform")
         chosen = policy.get("kind") if isinstance(policy, Mapping) else policy
         algorithm["informs_allocation"] = former["kind"] == "scolr" and chosen == "channel"
