@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test slow lint lock sbom bench ui clean
+.PHONY: help venv demo test slow lint docs lock sbom bench ui clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -47,6 +47,10 @@ test: lint ## style, types and all tests but the slow ones
 
 slow: venv ## the slow tests: kills, outages and real clusters
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m slow
+
+docs: venv ## the documentation site, in build/docs/index.html; warnings are errors, external links are listed
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning -b linkcheck -d build/doctrees docs build/links
 
 lock: ## locks/*.txt anew from constraints.txt: the sha256 of every file, for Linux on x86-64 and Python 3.11
 	$(PYTHON) .ci/lock.py
