@@ -55,7 +55,7 @@ def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
 
 Stages = Annotated[
     tuple[Annotated[Stage, STAGES], ...],
-    BeforeValidator(_listed, json_schema_input_type=tuple[Annotated[Stage, STAGES], ...] | Annotated[Stage, STAGES]),
+    BeforeValidator(_listed, json_schema_input_type=Annotated[Stage, STAGES] | tuple[Annotated[Stage, STAGES], ...]),
     AfterValidator(_in_order),
     Field(description="chain of codec stages for uploads; an empty one sends float32"),
 ]
