@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,16 @@ def test_imports_keep_to_the_rules(path: Path) -> None:
 def test_the_rules_see_the_rooms() -> None:
     rooms = {path.relative_to(ROOT).parts[0] for path in modules()}
     assert {"platform", "algorithms", "cluster", "tuning", "runs", "reproduce", "cli", "catalog.py"} <= rooms
+
+
+HEAVY = {"torch", "ray", "mlflow", "numba", "matplotlib", "pandas", "optuna", "sklearn", "scipy", "requests", "plotly"}
+
+
+@pytest.mark.parametrize(
+    ("module", "wanted"),
+    [("narrowcast", set()), ("narrowcast.cli.main", set()), ("narrowcast.runs.session", {"torch"})],
+)
+def test_what_takes_long_to_import_waits_until_it_is_used(module: str, wanted: set[str]) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert HEAVY.intersection(said.stdout.split()) <= wanted

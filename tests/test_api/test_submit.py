@@ -38,7 +38,7 @@ def experiment() -> nc.Experiment:
         algorithm=nc.algorithms.FedAvg(),
         training={"kind": "sgd", "epochs": 10},  # so that a round lasts long enough to be stopped in its midst
         backend=nc.backends.LocalBackend(),
-        rounds=60,
+        rounds=40,
         tracking={"system_metrics": False},
     )
 

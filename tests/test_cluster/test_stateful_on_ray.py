@@ -34,7 +34,7 @@ def play(experiment: Experiment, backend: Backend, *, kill_after: int = 0) -> li
     return outcomes
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "median", "fedprox", "scolr"])
+@pytest.mark.parametrize("algorithm", ["scaffold", "median", "scolr"])
 def test_a_killed_host_changes_nothing(algorithm: str) -> None:
     same_when_killed(load_experiment("fedavg-digits", [*SETTINGS, f"algorithm={algorithm}"]))
 

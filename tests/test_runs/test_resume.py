@@ -23,17 +23,17 @@ from narrowcast.runs.prepare import prepare_resume
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # up to three runs of 80 rounds, on a machine that may do other things
+    pytest.mark.timeout(900),  # up to three runs of 50 rounds, on a machine that may do other things
     # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
 ]
 
-ROUNDS = 80
-CHECKPOINT_EVERY = 30
+ROUNDS = 50
+CHECKPOINT_EVERY = 20
 NAME = "scolr-ml100k"
 # Ten epochs make a round last long enough to be killed in its midst.
 RUN = (
-    *("run", NAME, f"rounds={ROUNDS}", f"checkpoint_every={CHECKPOINT_EVERY}", "evaluate_every=20"),
+    *("run", NAME, f"rounds={ROUNDS}", f"checkpoint_every={CHECKPOINT_EVERY}", "evaluate_every=25"),
     *("training.epochs=10", "tracking.system_metrics=false", "checkpoint_seconds=600"),
 )
 RAY = pytest.param("ray", marks=pytest.mark.ray)
@@ -89,8 +89,8 @@ def _result(folder: Path) -> dict[str, Any]:
     ("backend", "killed_after"),
     [
         pytest.param("local", 3, id="local-before-the-first-checkpoint"),
-        pytest.param("local", random.Random(0).randint(31, 70), id="local-at-random"),
-        pytest.param("ray", 40, id="ray", marks=pytest.mark.ray),
+        pytest.param("local", random.Random(0).randint(21, 42), id="local-at-random"),
+        pytest.param("ray", 25, id="ray", marks=pytest.mark.ray),
     ],
 )
 def test_kill_9_and_resume_give_the_uninterrupted_results(
@@ -123,7 +123,7 @@ def test_an_interrupted_run_says_how_to_go_on(
 ) -> None:
     output = tmp_path / "all runs"  # the space makes the command one that needs quotes
     command = start(*RUN, "--backend", backend, "--output", output)
-    command.wait_for_round(output / NAME, 35)
+    command.wait_for_round(output / NAME, 23)
     command.send(number)
     assert command.wait() == 1
     (line,) = command.err.splitlines()
@@ -144,12 +144,12 @@ def test_a_closed_terminal_loses_no_finished_round(
 ) -> None:
     folder = tmp_path / NAME
     command = start(*RUN, "--backend", backend, "--output", tmp_path, terminal=True)
-    command.wait_for_round(folder, 35)
+    command.wait_for_round(folder, 23)
     command.close_terminal()
     assert command.wait() == 1
     assert command.survivors(30) == []
     reached = Journal.open(folder).last_round
-    assert 35 <= reached < ROUNDS
+    assert 23 <= reached < ROUNDS
     assert load_checkpoint(folder / "checkpoint")[0].round_index == reached
     if backend == "local":
         again = start("run", "--resume", NAME, "--output", tmp_path)

@@ -8,7 +8,6 @@ import click
 from rich.table import Table
 
 from narrowcast.cli.terminal import console
-from narrowcast.platform.config import write_yaml
 
 
 @click.command()
@@ -24,4 +23,6 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
             table.add_row(name, summary)
         console().print(table)
         return
+    from narrowcast.platform.config import write_yaml
+
     write_yaml(load_experiment(experiment, overrides).plain(), sys.stdout)

@@ -17,7 +17,6 @@ from narrowcast.platform.evaluation import measure
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, locked
-from narrowcast.platform.tracking.mlflow_run import check_store
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
@@ -51,8 +50,7 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     state = start(run)
     _check_targets(run, experiment, state)
     make_writable(output)
-    uri = experiment.tracking.resolve(output)
-    check_store(uri)
+    uri = _checked_store(experiment, output)
     folder = free_folder(output, experiment.name)
     if experiment.checkpoint_path is not None:
         check_place(checkpoint_place(experiment, folder))
@@ -95,8 +93,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     run = _checked(experiment)
     state, digest = kept or (start(run), experiment.digest())  # a power cut came before the first checkpoint
     _check_targets(run, experiment, state)
-    uri = experiment.tracking.resolve(folder.parent)
-    check_store(uri)
+    uri = _checked_store(experiment, folder.parent)
     state, outdated = replace(state, settled_round=written), digest != experiment.digest()
     return PreparedRun(experiment, run, state, folder, uri, resuming=True, outdated=outdated)
 
@@ -129,6 +126,15 @@ def _checked(experiment: Experiment, data: Dataset | None = None) -> Run:
     run = Run(experiment, experiment.secured_algorithm, task)
     experiment.backend.check(run)
     return run
+
+
+def _checked_store(experiment: Experiment, output: Path) -> str:
+    """Return the URI of the tracking store after the check that it answers."""
+    from narrowcast.platform.tracking.mlflow_run import check_store  # imports MLflow, which takes a second or two
+
+    uri = experiment.tracking.resolve(output)
+    check_store(uri)
+    return uri
 
 
 def _check_targets(run: Run, experiment: Experiment, state: RunState) -> None:

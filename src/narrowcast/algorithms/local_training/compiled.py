@@ -7,11 +7,11 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, update_wrapper
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -23,20 +23,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # infinity must survive, since they mark a diverged client.
 _REORDER = {"reassoc", "contract", "nsz"}
 
-_settings: Any = numba.config
+_making = Lock()
 
 
-def _cache_folder() -> str | None:
+@cache
+def _cache_folder(chosen: str) -> str | None:
     """Return the folder that keeps machine code between processes, or None if no folder is writable.
 
-    The folder name contains a hash of these sources, since numba does not notice a change in a function's callee.
+    `chosen` is numba's own setting, empty if the user has set none. The folder name contains a hash of these sources,
+    since numba does not notice a change in a function's callee.
     """
     here = Path(__file__).parent
     sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
     # expanduser, unlike Path.home, does not raise for a user without a home folder
     caches = [here / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))]  # noqa: PTH111
-    if _settings.CACHE_DIR:
-        caches = [Path(_settings.CACHE_DIR)]
+    if chosen:
+        caches = [Path(chosen)]
     for parent in caches:
         folder = parent / f"narrowcast-{hashlib.sha256(sources).hexdigest()[:16]}"
         try:
@@ -48,25 +50,48 @@ def _cache_folder() -> str | None:
     return None
 
 
-_CACHE = _cache_folder()
-
-
 def compiled(*, reorder: bool = False, inline: bool = False) -> Callable[[Function], Function]:
-    """Compile a function to machine code that releases the interpreter lock, cached on disk if possible.
+    """Compile a function at its first call to machine code without the interpreter lock, cached on disk if possible.
 
     Functions called by compiled ones must be `inline`. Otherwise a process that compiles and one that reads the cache
     may run different machine code for them, which rounds differently if sums are reordered.
     """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": reorder and _REORDER}
+    return lambda function: cast("Function", _Compiled(function, inline, options))
 
-    def compile_function(function: Function) -> Function:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": reorder and _REORDER}
-        chosen, _settings.CACHE_DIR = _settings.CACHE_DIR, _CACHE or ""
-        try:
-            return numba.njit(cache=_CACHE is not None and not inline, forceinline=inline, **options)(function)
-        finally:
-            _settings.CACHE_DIR = chosen
 
-    return compile_function
+class _Compiled:
+    """A function that numba is given at its first use, since importing numba takes a third of a second."""
+
+    def __init__(self, function: Callable[..., Any], inline: bool, options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self._function, self._inline, self._options = function, inline, options
+        self._dispatcher: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return (self._dispatcher or self._made())(*arguments)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """The type that numba asks for where a compiled function calls this one."""
+        return self._made()._numba_type_
+
+    def _made(self) -> Any:
+        import numba
+
+        settings: Any = numba.config
+        with _making:
+            if self._dispatcher is None:
+                chosen = settings.CACHE_DIR
+                folder = _cache_folder(chosen)
+                settings.CACHE_DIR = folder or ""
+                try:
+                    cached = folder is not None and not self._inline
+                    made = numba.njit(cache=cached, forceinline=self._inline, **self._options)
+                    self._dispatcher = made(self._function)
+                finally:
+                    settings.CACHE_DIR = chosen
+        return self._dispatcher
 
 
 def read_only(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:

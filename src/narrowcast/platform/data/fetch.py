@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
 from narrowcast.platform.data.sets import SETS, DataSet
 from narrowcast.platform.data.sources import Source
 from narrowcast.platform.errors import UserError
@@ -118,6 +116,8 @@ def _attempt(source: Source, folder: Path, scratch: Path, *, progress: bool) -> 
 
 def _reason(error: Exception) -> str:
     """Return the relevant part of an error message; requests buries it in a long chain."""
+    import requests  # a quarter of a second, in every process of a run
+
     text = str(error)
     known = {
         "NameResolutionError": "name not resolved",
