@@ -57,7 +57,11 @@ def compiled(*, reorder: bool = False, inline: bool = False) -> Callable[[Functi
     may run different machine code for them, which rounds differently if sums are reordered.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": reorder and _REORDER}
-    return lambda function: cast("Function", _Compiled(function, inline, options))
+
+    def compile_function(function: Function) -> Function:
+        return cast("Function", _Compiled(function, inline, options))
+
+    return compile_function
 
 
 class _Compiled:
