@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from narrowcast.cli.run_tables import comparison_table, result_table, traffic_table
+from narrowcast.cli.run_tables import as_table, result_table
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.comparison import Comparison
+from narrowcast.runs.comparison_tables import differences_table, results_table, traffic_table
 from narrowcast.runs.result import load_result
 
 N_ROUNDS = 20
@@ -56,6 +57,10 @@ def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes:
     }
     (folder / "result.json").write_text(json.dumps(result | changes), encoding="utf-8")
     return folder
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    return as_table(results_table(comparison))
 
 
 def compare(folders: list[Path]) -> Comparison:
@@ -143,11 +148,13 @@ def test_the_figure_has_a_line_a_run_and_a_legend_that_covers_no_data(n_runs: in
     folders = [write_run(tmp_path / f"scolr-rank-{index}", 0.5 + index / 100) for index in range(n_runs)]
     figure = compare(folders).figure()
     figure.draw_without_rendering()
-    uplink, time = figure.axes
+    rounds, uplink, time = figure.axes
+    assert rounds.get_xlabel() == "round"
+    assert np.asarray(rounds.lines[0].get_xdata()).tolist() == [5, 10, 15, 20]
     assert uplink.get_xscale() == "log"
     assert (uplink.get_xlabel(), time.get_xlabel()) == ("cumulative uplink (MB)", "simulated time (min)")
     assert uplink.get_ylabel() == time.get_ylabel() == "test HR@10 (%)"
-    for axes in (uplink, time):
+    for axes in (rounds, uplink, time):
         assert [line.get_label() for line in axes.lines] == [folder.name for folder in folders]
         looks = {(str(line.get_color()), str(line.get_linestyle())) for line in axes.lines}
         assert len(looks) == n_runs
@@ -309,4 +316,89 @@ def test_traffic_against_three_baselines(tmp_path: Path) -> None:
         table.touched_ratio["ours"]
     )
     assert (table.total_bits == table.uplink_bits + table.downlink_bits).all()
-    assert cells(traffic_table(comparison), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]
+    assert cells(as_table(traffic_table(comparison)), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]
+
+
+def write_seeds(folder: Path, name: str, seeds: list[int], rates: list[float], **changes: Any) -> list[Path]:
+    folders = []
+    for seed, rate in zip(seeds, rates, strict=True):
+        folders.append(write_run(folder / f"{name}-seed-{seed}", rate, seed=seed, **changes))
+        config = (
+            f"name: {name}-seed-{seed}\nseed: {seed}\ndata: {{kind: ml-1m, seed: null}}\nalgorithm: {{kind: {name}}}\n"
+        )
+        (folders[-1] / "config.yaml").write_text(config)
+    return folders
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_one_row_with_mean_and_spread(tmp_path: Path) -> None:
+    folders = write_seeds(tmp_path, "scolr", [0, 1, 2], [0.60, 0.62, 0.64])
+    folders += write_seeds(tmp_path, "fedmf", [0, 1], [0.70, 0.70], algorithm="fedmf")
+    comparison = compare(folders)
+    assert [(each.label, len(each.runs)) for each in comparison.groups] == [
+        ("scolr (3 seeds)", 3),
+        ("fedmf (2 seeds)", 2),
+    ]
+    table = results_table(comparison)
+    assert list(table.heads[:6]) == ["run", "algorithm", "data", "seeds", "rounds", "test\nHR@10"]
+    assert [row[5] for row in table.rows] == ["62.00 ± 2.00 %", "70.00 ± 0.00 %"]
+    assert table.bold == {(1, 5)}
+    assert comparison.means["test.hr@10 std"].tolist() == pytest.approx([0.02, 0.0])
+    assert len(comparison.table) == 5
+    differences = differences_table(comparison)
+    assert differences is not None
+    assert [list(differences.heads), *map(list, differences.rows)] == [
+        ["run", "algorithm.kind"],
+        ["scolr (3 seeds)", "scolr"],
+        ["fedmf (2 seeds)", "fedmf"],
+    ]
+    one_by_one = Comparison(comparison.runs, by_seed=False)
+    assert [each.label for each in one_by_one.groups] == one_by_one.labels()
+    assert list(one_by_one.differences.index) == ["seed", "algorithm.kind"]
+
+
+def test_a_band_is_one_standard_deviation_around_the_mean(tmp_path: Path) -> None:
+    comparison = compare(write_seeds(tmp_path, "scolr", [0, 1, 2], [0.60, 0.62, 0.64]))
+    figure = comparison.figure(["uplink"])
+    (axes,) = figure.axes
+    (line,), (band,) = axes.lines, axes.collections
+    assert np.asarray(line.get_ydata())[-1] == pytest.approx(62)
+    edges = band.get_paths()[0].vertices[:, 1]
+    assert (edges.max(), edges.min()) == pytest.approx((64, 15 * 62 / 60 - 0.5), abs=1e-6)
+    assert "standard deviation over seeds" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_runs_with_equal_seeds_are_no_repetitions(tmp_path: Path) -> None:
+    folders = write_seeds(tmp_path / "a", "scolr", [0], [0.6]) + write_seeds(tmp_path / "b", "scolr", [0], [0.6])
+    assert [len(each.runs) for each in compare(folders).groups] == [1, 1]
+    assert differences_table(compare(folders)) is None
+
+
+def test_a_lower_error_is_the_best(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, final={"test.rmse": value}) for name, value in (("a", 1.2), ("b", 0.9))]
+    table = results_table(compare(folders))
+    assert table.heads[4] == "test\nRMSE"
+    assert ([row[4] for row in table.rows], table.bold) == (["1.2", "0.9"], {(1, 4)})
+
+
+def test_the_axes_and_the_metric_of_the_figure_can_be_chosen(tmp_path: Path) -> None:
+    comparison = compare([write_run(tmp_path / "a")])
+    assert [each.get_xlabel() for each in comparison.figure(["time", "round"]).axes] == [
+        "simulated time (min)",
+        "round",
+    ]
+    for axes, metric, message in (
+        (["total"], None, "a has not recorded cumulative uplink and downlink; leave the axis total out"),
+        (["bits"], None, "no axis 'bits'; known: round, uplink, total, time"),
+        (None, "test.f1", "none of the runs measured test F1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            comparison.figure(axes, metric)
+
+
+def test_the_latex_table_escapes_what_tex_would_read(tmp_path: Path) -> None:
+    folders = write_seeds(tmp_path, "scolr_8%", [0, 1], [0.60, 0.62])
+    written = compare(folders).latex().splitlines()
+    assert written[0] == r"\begin{tabular}{lllrrrrrrrrrr}"
+    assert written[4].startswith(r"scolr\_8\% (2 seeds) & scolr & ml-1m & 2 & 20 & \textbf{61.00 $\pm$ 1.41 \%} & ")
+    assert written[4].endswith(r"\\")
+    assert written[-1] == r"\end{tabular}"

@@ -107,11 +107,19 @@ def load_run(run: str | Path, *, output: str | Path = "runs") -> Result:
     return load_result(find_run(run, Path(output)))
 
 
-def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs") -> Comparison:
-    """Return a comparison of finished runs: `.table` is a DataFrame, `.plot()` a figure."""
+def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs", by_seed: bool = True) -> Comparison:
+    """Return a comparison of finished runs: `.table` is a DataFrame, `.plot()` a figure, `.latex()` a table.
+
+    Args:
+        runs: results, names of runs in `output`, or folders of runs.
+        output: folder of all runs.
+        by_seed: take runs that differ in their seeds alone together, as means with standard deviations.
+
+    """
     from narrowcast.runs.comparison import Comparison
 
-    return Comparison(tuple(each if isinstance(each, Result) else load_run(each, output=output) for each in runs))
+    results = tuple(each if isinstance(each, Result) else load_run(each, output=output) for each in runs)
+    return Comparison(results, by_seed)
 
 
 def tune(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -13,31 +14,58 @@ from narrowcast.platform.errors import UserError
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
+@click.option(
+    "--axis",
+    "axes",
+    multiple=True,
+    type=click.Choice(["round", "uplink", "total", "time"]),
+    help="Horizontal axis of the plot; repeat it for several panels. All by default.",
+)
+@click.option("--metric", metavar="NAME", help="Metric of the plot, such as validation.accuracy.")
+@click.option("--each", is_flag=True, help="Show runs that differ in their seeds alone one by one.")
 @click.option("--plot", type=FOLDER, help="File of the figure; compare.png in the output folder by default.")
-@click.option("--csv", type=FOLDER, help="Write the table, with the settings that differ, to this CSV file too.")
-def compare(runs: tuple[str, ...], output: Path, plot: Path | None, csv: Path | None) -> None:
-    """Compare finished runs by accuracy, bits and time: a table, and a plot.
+@click.option("--csv", type=FOLDER, help="Write a row per run, with the settings that differ, to this CSV file.")
+@click.option("--latex", type=FOLDER, help="Write the table of results to this LaTeX file, for the package booktabs.")
+def compare(
+    runs: tuple[str, ...],
+    output: Path,
+    axes: tuple[str, ...],
+    metric: str | None,
+    each: bool,
+    plot: Path | None,
+    csv: Path | None,
+    latex: Path | None,
+) -> None:
+    """Compare finished runs by accuracy, bits and time: the settings that differ, tables, and a plot.
 
-    RUN is the name of a run in the output folder, or the path of a run's folder.
-    """
+    RUN is the name of a run in the output folder, or the path of a run's folder. Runs that differ in their seeds alone
+    are one row: mean ± standard deviation, in the plot a line with a band.
+
+    \b
+    narrowcast compare fedavg-seed-0 fedavg-seed-1 scolr-seed-0 scolr-seed-1
+    narrowcast compare a b --axis uplink --plot figure.pdf --latex table.tex     for a paper
+    """  # noqa: D301 - click wants the character
     from narrowcast.api.functions import compare as compare_runs
-    from narrowcast.cli.run_tables import comparison_table, targets_table, traffic_table
+    from narrowcast.cli.run_tables import as_table
+    from narrowcast.runs import comparison_tables as tables
 
-    comparison = compare_runs(runs, output=output)
+    comparison = compare_runs(runs, output=output, by_seed=not each)
     terminal = console()
-    terminal.print(comparison_table(comparison))
-    terminal.print(traffic_table(comparison))
-    if (targets := targets_table(comparison)) is not None:
-        terminal.print(targets)
+    for make in (tables.differences_table, tables.results_table, tables.traffic_table, tables.targets_table):
+        if (table := make(comparison)) is not None:
+            terminal.print(as_table(table))
+            terminal.print()
     path = plot or output / "compare.png"
-    try:
-        comparison.plot(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); give another file with --plot") from error
-    click.echo(f"plot    {path}")
+    _write(path, "plot", lambda: comparison.plot(path, axes=axes or None, metric=metric))
     if csv is not None:
-        try:
-            comparison.table.to_csv(csv, index_label="run")
-        except OSError as error:
-            raise UserError(f"cannot write {csv} ({error.strerror}); give another file with --csv") from error
-        click.echo(f"table   {csv}")
+        _write(csv, "csv", lambda: comparison.table.to_csv(csv, index_label="run"))
+    if latex is not None:
+        _write(latex, "latex", lambda: latex.write_text(comparison.latex(), encoding="utf-8"))
+
+
+def _write(path: Path, option: str, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); give another file with --{option}") from error
+    click.echo(f"{'table' if option == 'csv' else option:<7} {path}")

@@ -10,12 +10,13 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from narrowcast.api.functions import compare
-from narrowcast.cli.run_tables import result_table, targets_table
+from narrowcast.cli.run_tables import as_table, result_table
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import is_better, lower_is_better
 from narrowcast.platform.tracking.targets import as_metrics, check_targets, reached
 from narrowcast.runs import session
+from narrowcast.runs.comparison_tables import targets_table
 from narrowcast.runs.prepare import prepare
 from narrowcast.runs.result import load_result
 
@@ -135,7 +136,9 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
 
     console = Console(width=120, color_system=None)
     with console.capture() as capture:
-        console.print(targets_table(compare([tmp_path / "fedavg-digits"])))
+        table = targets_table(compare([tmp_path / "fedavg-digits"]))
+        assert table is not None
+        console.print(as_table(table))
         console.print(result_table(load_result(tmp_path / "fedavg-digits")))
     words = capture.get().split()
     place = words.index("≥")

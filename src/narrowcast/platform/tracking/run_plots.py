@@ -210,7 +210,7 @@ def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
     figure = NotebookFigure((7 if panels == 1 else 5.25 * columns, 4.5 if rows == 1 else 8))
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04))
     FigureCanvasAgg(figure)
-    figure.suptitle(textwrap.fill(title, 70 * columns), fontsize=11, parse_math=False)
+    figure.suptitle(textwrap.fill(title, 70 if columns == 1 else 60 * columns), fontsize=11, parse_math=False)
     axes = [figure.add_subplot(rows, columns, 1 + panel) for panel in range(panels)]
     for each in axes:
         each.grid(color="0.9", linewidth=0.6)

@@ -1,0 +1,101 @@
+"""The figure of a comparison: a metric against rounds, bits and time, with a band over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import run_plots as plots
+from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.metric_labels import is_share, metric_label, primary_metric
+from narrowcast.runs.seed_groups import SeedGroup
+
+AXES = {"round": plots.ROUND, "uplink": plots.UPLINK, "total": plots.TOTAL, "time": plots.TIME}
+"""The horizontal axes by name: rounds, uplink bits, uplink and downlink bits, simulated time."""
+_WORDS = {
+    plots.ROUND.column: "rounds",
+    plots.UPLINK.column: "uplink",
+    plots.TOTAL.column: "total traffic",
+    plots.TIME.column: "simulated time",
+}
+_DASHES = ("-", "--", ":")
+_LEGEND_CHARACTERS = 130  # that fit in one row of the legend of three panels
+
+
+def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, metric: str | None) -> Figure:
+    """Return a figure with a panel for each axis and a line for each group.
+
+    The metric is each run's primary one by default. A band is one standard deviation over the seeds to both sides.
+    Runs of version 0.1 have no total traffic, and a comparison with one of them no such panel by default.
+    """
+    metrics = [metric or primary_metric(each.runs[0].final) or "test.hr@10" for each in groups]
+    shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
+    costs = _costs(groups, axes)
+    percent = all(map(is_share, metrics))
+    title = f"{shown[0].upper()}{shown[1:]} against {_listed([_WORDS[each.column] for each in costs])}"
+    if any(len(each.runs) > 1 for each in groups):
+        title += "; bands: standard deviation over seeds"
+    figure, panels = plots.new_figure(title, panels=len(costs))
+    for cost, panel in zip(costs, panels, strict=True):
+        curves = [each.curve(cost, of_group) for each, of_group in zip(groups, metrics, strict=True)]
+        spent = [x[-1] for x, _, _ in curves if len(x)]
+        if not spent:
+            raise UserError(f"none of the runs measured {shown}; give at least one that was evaluated")
+        logarithmic = cost in (plots.UPLINK, plots.TOTAL)
+        unit = units.axis_unit(cost.units, float(np.median(spent) if logarithmic else max(spent)))
+        scale = 100 if percent else 1
+        for index, (group, (x, y, spread)) in enumerate(zip(groups, curves, strict=True)):
+            colour, dashes = plots.COLOURS[index % len(plots.COLOURS)], _DASHES[index // len(plots.COLOURS) % 3]
+            line = panel.plot(x / unit.size, scale * y, dashes, linewidth=1.5, label=group.label)[0]
+            line.set(color=colour, marker=plots.marker(x), markersize=3)
+            if len(group.runs) > 1:
+                low, high = scale * (y - spread), scale * (y + spread)
+                panel.fill_between(x / unit.size, low, high, color=colour, alpha=0.18, linewidth=0)
+        if logarithmic:
+            plots.log_axis(panel, np.concatenate([x[x > 0] for x, _, _ in curves]) / unit.size)
+        else:
+            panel.set_xlim(-0.02 * max(spent) / unit.size, 1.03 * max(spent) / unit.size or 1)
+        if cost is plots.ROUND:
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        panel.set(xlabel=cost.axis_label(unit), ylabel=f"{shown} (%)" if percent else shown)
+    _add_legend(figure, [each.label for each in groups])
+    return figure
+
+
+def _costs(groups: Sequence[SeedGroup], axes: Sequence[str] | None) -> list[plots.Cost]:
+    lacking = {
+        name: run.name
+        for each in groups
+        for run in each.runs
+        for name, cost in AXES.items()
+        if cost.column not in run.history.column_names
+    }
+    if axes is None:
+        return [cost for name, cost in AXES.items() if name not in lacking]
+    for name in axes:
+        if name not in AXES:
+            raise UserError(f"no axis {name!r}; known: {', '.join(AXES)}")
+        if name in lacking:
+            raise UserError(f"{lacking[name]} has not recorded {AXES[name].label}; leave the axis {name} out")
+    if not axes:
+        raise UserError(f"no axis given; known: {', '.join(AXES)}")
+    return [AXES[name] for name in dict.fromkeys(axes)]
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _add_legend(figure: Figure, labels: Sequence[str]) -> None:
+    room = _LEGEND_CHARACTERS * figure.get_figwidth() / 15.75
+    columns = min(len(labels), max(1, int(room / (max(map(len, labels)) + 8))))
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
+    legend = figure.legend(
+        figure.axes[0].lines, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)

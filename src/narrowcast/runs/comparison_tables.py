@@ -1,0 +1,175 @@
+"""The tables of a comparison: results, settings that differ, traffic against baselines, costs of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.metric_direction import is_better
+from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of, primary_metric
+from narrowcast.platform.tracking.targets import Reached
+from narrowcast.runs.result import Result, goal
+from narrowcast.runs.seed_groups import SeedGroup
+from narrowcast.runs.text_table import TextTable, with_spread
+
+if TYPE_CHECKING:
+    from narrowcast.runs.comparison import Comparison
+
+_LONGEST = 40  # characters of a setting's value
+
+
+def results_table(comparison: Comparison) -> TextTable:
+    """Return a row per group: final metrics, traffic and time; the best primary metric on each data set is bold."""
+    groups = comparison.groups
+    metrics = [f"test.{each}" for each in measured_metrics(comparison.runs)]
+    seeds = ["seeds"] if any(len(each.runs) > 1 for each in groups) else []
+    costs = ("uplink", "compression", "downlink", "total", "simulated\ntime", "wall\ntime")
+    heads = [
+        "run",
+        "algorithm",
+        "data",
+        *seeds,
+        "rounds",
+        *(metric_label(each).replace(" ", "\n", 1) for each in metrics),
+    ]
+    rows, best = [], _best(groups)
+    bold = set()
+    for place, group in enumerate(groups):
+        first = group.runs[0]
+        if place in best:
+            bold.add((place, len(heads) - len(metrics) + metrics.index(best[place])))
+        rows.append(
+            [
+                group.label,
+                first.file.algorithm,
+                first.file.data,
+                *([str(len(group.runs))] if seeds else []),
+                str(first.file.rounds),
+                *(with_spread(each, *group.statistics(_final(each))) for each in metrics),
+                units.format_bits(_mean(group, lambda run: run.uplink_bits)),
+                units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
+                units.format_bits(_mean(group, lambda run: run.downlink_bits)),
+                units.format_bits(_mean(group, lambda run: run.total_bits)),
+                units.format_seconds(_mean(group, lambda run: run.simulated_seconds)),
+                units.format_seconds(_mean(group, lambda run: run.wall_seconds)),
+            ]
+        )
+    data = list(dict.fromkeys(run.file.data for run in comparison.runs))
+    caption = f"Different data sets ({', '.join(data)}): metrics compare only within one." if len(data) > 1 else ""
+    return TextTable([*heads, *costs], rows, words=3, bold=frozenset(bold), caption=caption)
+
+
+def differences_table(comparison: Comparison) -> TextTable | None:
+    """Return the settings that differ between groups, the longer side downwards; None if none does."""
+    found = comparison.differences
+    if found.empty:
+        return None
+    corner = "setting"
+    if len(found.index) < len(found.columns):
+        found, corner = found.T, "run"
+    rows = [
+        [str(name), *(_short(value) for value in values)]
+        for name, values in zip(found.index, found.values, strict=True)
+    ]
+    return TextTable([corner, *map(str, found.columns)], rows, words=len(found.columns) + 1)
+
+
+def traffic_table(comparison: Comparison) -> TextTable:
+    """Return a row per group, with how many times its traffic is below that of each baseline.
+
+    The baselines of the uplink are the whole model in float32, the changed rows in float32, and entropy-coded FedMF or
+    FedAvg (`Comparison.coded_reference`); that of the total is the whole model in float32 both ways.
+    """
+    heads = (
+        "times less traffic",
+        "uplink:\nfloat32",
+        "uplink:\nchanged rows",
+        "uplink:\nentropy-coded",
+        "total:\nfloat32",
+    )
+    rows = []
+    for group in comparison.groups:
+        touched = [run.touched_uplink_bits for run in group.runs]
+        rows.append(
+            [
+                group.label,
+                units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
+                units.format_compression(_sum(group, "uplink_bits"), 0 if None in touched else sum(map(int, touched))),
+                units.format_compression(_mean(group, comparison.coded_ratio), 1.0),
+                units.format_compression(_sum(group, "total_bits"), 2 * _sum(group, "full_uplink_bits")),
+            ]
+        )
+    return TextTable(heads, rows)
+
+
+def targets_table(comparison: Comparison) -> TextTable | None:
+    """Return a row per group and target, with the mean cost of those that reached it; None if no run has targets."""
+    rows = []
+    for group in comparison.groups:
+        for target in {(each.metric, each.value): each for run in group.runs for each in run.targets}.values():
+            found = [each for run in group.runs for each in run.targets if _same(each, target)]
+            reached = [each for each in found if each.rounds_to is not None]
+            rows.append(
+                [
+                    group.label,
+                    goal(target),
+                    f"{len(reached)} of {len(group.runs)}",
+                    _shown([each.rounds_to for each in reached], lambda value: f"{value:g}"),
+                    _shown([each.uplink_bits_to for each in reached], units.format_bits),
+                    _shown([each.total_bits_to for each in reached], units.format_bits),
+                    _shown([each.simulated_seconds_to for each in reached], units.format_seconds),
+                ]
+            )
+    heads = ["run", "target", "reached", "rounds", "uplink", "total", "simulated\ntime"]
+    if not any(len(each.runs) > 1 for each in comparison.groups):
+        heads, rows = [each for each in heads if each != "reached"], [[*row[:2], *row[3:]] for row in rows]
+    return TextTable(heads, rows) if rows else None
+
+
+def measured_metrics(runs: Sequence[Result]) -> list[str]:
+    """Return the test metrics of any of the runs; the loss only if there is nothing else, HR@10 if there is nothing."""
+    found = metrics_of(dict.fromkeys(name for run in runs for name in run.final))
+    return [each for each in found if each != "loss"] or found or ["hr@10"]
+
+
+def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
+    """Return the place of the best group on each data set, with its primary metric."""
+    best: dict[tuple[str, str], tuple[int, float]] = {}
+    for place, group in enumerate(groups):
+        metric = primary_metric(group.runs[0].final)
+        value = group.statistics(_final(metric))[0] if metric else np.nan
+        if metric is None or not np.isfinite(value):
+            continue
+        known = best.get((group.runs[0].file.data, metric))
+        if known is None or is_better(metric, value, known[1]):
+            best[group.runs[0].file.data, metric] = (place, value)
+    return {place: metric for (_, metric), (place, _) in best.items()}
+
+
+def _final(name: str) -> Callable[[Result], float | None]:
+    return lambda run: run.final.get(name)
+
+
+def _mean(group: SeedGroup, value: Callable[[Result], float]) -> float:
+    return group.statistics(value)[0]
+
+
+def _sum(group: SeedGroup, name: str) -> int:
+    return sum(getattr(run, name) for run in group.runs)
+
+
+def _same(one: Reached, other: Reached) -> bool:
+    return (one.metric, one.value) == (other.metric, other.value)
+
+
+def _shown(values: Sequence[float | None], show: Callable[[float], str]) -> str:
+    known = [each for each in values if each is not None]
+    return show(float(np.mean(known))) if known and len(known) == len(values) else units.NOT_KNOWN
+
+
+def _short(value: object) -> str:
+    text = units.NOT_KNOWN if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
