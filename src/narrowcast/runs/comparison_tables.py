@@ -92,12 +92,14 @@ def traffic_table(comparison: Comparison) -> TextTable:
     )
     rows = []
     for group in comparison.groups:
-        touched = [run.touched_uplink_bits for run in group.runs]
+        touched = [run.touched_uplink_bits for run in group.runs if run.touched_uplink_bits is not None]
         rows.append(
             [
                 group.label,
                 units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
-                units.format_compression(_sum(group, "uplink_bits"), 0 if None in touched else sum(map(int, touched))),
+                units.format_compression(
+                    _sum(group, "uplink_bits"), sum(touched) if len(touched) == len(group.runs) else 0
+                ),
                 units.format_compression(_mean(group, comparison.coded_ratio), 1.0),
                 units.format_compression(_sum(group, "total_bits"), 2 * _sum(group, "full_uplink_bits")),
             ]
