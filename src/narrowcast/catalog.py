@@ -32,10 +32,12 @@ from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSour
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.diabetes import Diabetes
 from narrowcast.platform.data.digits import Digits
+from narrowcast.platform.data.hugging_face import HuggingFace
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
 from narrowcast.platform.data.image_folder import ImageFolder
 from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
 from narrowcast.platform.data.ncf import NCF
+from narrowcast.platform.data.npz import NPZ
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.pinterest import Pinterest
 from narrowcast.platform.data.python_docs import PythonDocs
@@ -43,6 +45,7 @@ from narrowcast.platform.data.ratings import Ratings
 from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.data.text_files import TextFiles
+from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.losses import LOSSES
@@ -101,6 +104,9 @@ DATA = Registry(
         "fashion-mnist": FashionMNIST,
         "cifar-10": CIFAR10,
         "image_folder": ImageFolder,
+        "npz": NPZ,
+        "hugging_face": HuggingFace,
+        "torch": TorchDataset,
         "shakespeare": Shakespeare,
         "python-docs": PythonDocs,
         "text_files": TextFiles,

@@ -74,13 +74,13 @@ def _import(path: str, folders: list[Path]) -> ModuleType:
                 f"no module {error.name}: neither installed nor in {where or 'a folder of the experiment'}; put "
                 f"{error.name.partition('.')[0]}.py beside the experiment's file"
             ) from error
-        raise UserError(f"{path} cannot be imported: {_said(error)}") from error
+        raise UserError(f"{path} cannot be imported: {said(error)}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"{path} cannot be imported: {_said(error)}") from error
+        raise UserError(f"{path} cannot be imported: {said(error)}") from error
     return module
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """Return the kind, first line and place of an error, as one line."""
     where, trace = "", error.__traceback__
     while trace is not None:

@@ -99,15 +99,15 @@ def tenths(numbers: NDArray[Any]) -> IntArray:
     return np.searchsorted(np.quantile(numbers, np.arange(0.1, 0.95, 0.1)), numbers).astype(np.int64)
 
 
-def hold_out(n: int, share: float, seed: int) -> tuple[IntArray, IntArray]:
+def hold_out(n: int, share: float, seed: int, part: str = "validation") -> tuple[IntArray, IntArray]:
     """Return the rows kept and the rows held out, both ascending; they do not depend on the partition.
 
     Raise `UserError` if no row would be kept.
     """
     held_out = round(share * n)
     if n - held_out < 1:
-        raise UserError(f"validation_share {share:g} leaves no training samples of {n}; use a smaller share")
-    rows = generator(seed, "validation").permutation(n)
+        raise UserError(f"{part}_share {share:g} leaves no training samples of {n}; use a smaller share")
+    rows = generator(seed, part).permutation(n)
     return np.sort(rows[held_out:]), np.sort(rows[:held_out])
 
 

@@ -1,0 +1,81 @@
+"""Labelled samples of one's own in NumPy's .npz files."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from narrowcast.platform.data.own_files import located
+from narrowcast.platform.data.own_samples import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    OwnPart,
+    OwnSamples,
+    natural_if_users,
+)
+from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.errors import UserError
+
+_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+
+
+class NPZ(OwnSamples):
+    """Arrays `x_train`, `y_train`, `x_test`, `y_test`, as in Keras' mnist.npz, or just `x` and `y`.
+
+    Also `x_validation` and `y_validation`. Features of uint8 are images with values 0 to 255. Arrays of Python objects
+    are pickled, and refused.
+    """
+
+    kind: Literal["npz"] = "npz"
+    path: Path = Field(description="file of the arrays, .npz")
+    features: str = Field("x", description="name of the features, before _train, _validation and _test")
+    labels: str = Field("y", description="name of the labels, before _train, _validation and _test")
+    users: str | None = Field(
+        None, description="name of the users, before _train; partition is then natural unless it is given"
+    )
+    channels_last: bool = Field(False, description="features are [n, height, width, channels] or [n, height, width]")
+
+    _natural = model_validator(mode="before")(natural_if_users)
+
+    def load(self) -> Samples:
+        """Return the samples partitioned across clients; raise `UserError` if an array is missing or malformed."""
+        path = located(self.path, "path")
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                parts = self._parts(path, arrays)
+        except UserError:
+            raise
+        except TypeError as error:  # an array is no context
+            raise UserError(f"{path}: is a single array; write features and labels with numpy.savez") from error
+        except _UNREADABLE as error:
+            raise UserError(f"{path}: {str(error).splitlines()[0]:.200}; write it anew with numpy.savez") from error
+        return self._samples(path.stem, str(path), parts)
+
+    def _parts(self, path: Path, arrays: Any) -> dict[str, OwnPart]:
+        whole = f"{self.features}_{TRAIN}" not in arrays.files
+        parts = {}
+        for part in (TRAIN, VALIDATION, TEST):
+            end = "" if whole else f"_{part}"
+            if part != TRAIN and (whole or f"{self.features}{end}" not in arrays.files):
+                continue
+            names = [self.features + end, self.labels + end]
+            if self.users is not None and part == TRAIN:
+                names.append(self.users + end)
+            if missing := [name for name in names if name not in arrays.files]:
+                raise UserError(
+                    f"{path}: has no array {missing[0]}, only {', '.join(arrays.files) or 'nothing'}; name the arrays "
+                    "with data.features, data.labels and data.users"
+                )
+            values, *others = (arrays[name] for name in names)
+            if self.channels_last:
+                if values.ndim not in (3, 4):
+                    raise UserError(f"{path}: {names[0]} has the shape {list(values.shape)}; omit data.channels_last")
+                values = np.moveaxis(values[..., np.newaxis] if values.ndim == 3 else values, -1, 1)
+            parts[part] = OwnPart(f"{path}: {names[0]}", values, *others)
+        return parts
