@@ -19,7 +19,7 @@ from narrowcast.platform.data.classification import (
     hold_out,
 )
 from narrowcast.platform.data.partition import Natural
-from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.samples import Labelled, Samples, Targets
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 
@@ -30,7 +30,7 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 class OwnPart:
     """Samples as they were read, whose place in messages is `where`.
 
-    Shapes: features [n, ...]; labels [n], whole numbers or text; users [n], if the samples have users.
+    Shapes: features [n, ...]; labels [n] or [n, k], numbers or text; users [n], if the samples have users.
     """
 
     where: str
@@ -40,7 +40,10 @@ class OwnPart:
 
 
 class OwnSamples(Classification):
-    """Labelled samples of one's own; the distinct training labels, in ascending order, are the classes.
+    """Samples of one's own; the distinct training labels, in ascending order, are the classes.
+
+    Labels that are fractions are numbers to be predicted, in regression; they may be several for each sample. With
+    `tokens`, labels [n, length] are the tokens that follow each position.
 
     Without a test set, `test_share` of the samples is held out, the same for every seed.
     """
@@ -53,6 +56,9 @@ class OwnSamples(Classification):
     )
     test_share: float = Field(
         0.2, ge=0, lt=1, description="share of the samples held out for testing if the data have no test set"
+    )
+    targets: Targets | None = Field(
+        None, description="what is predicted; null: numbers if labels are fractions, tokens or classes otherwise"
     )
     tokens: bool = Field(
         False, description="whole numbers among the features are tokens, which an embedding takes, not quantities"
@@ -67,9 +73,15 @@ class OwnSamples(Classification):
         used.
         """
         train_part = parts[TRAIN]
-        known = np.arange(len(classes)) if classes is not None else np.unique(_checked_labels(train_part))
-        ready = {key: Labelled(self._features(part), _numbered(part, known)) for key, part in parts.items()}
+        targets = self.targets or _targets(train_part, tokens=self.tokens)
+        known: NDArray[Any] = np.empty(0)
+        if targets == "classes":
+            known = np.arange(len(classes)) if classes is not None else np.unique(_class_labels(train_part))
+        ready = {key: Labelled(self._features(part), _labels(part, targets, known)) for key, part in parts.items()}
         _check_alike(ready, parts)
+        n_classes = len(known)
+        if targets == "tokens":
+            n_classes = 1 + max(int(array.max()) for each in ready.values() for array in (each.features, each.labels))
         train, users = ready[TRAIN], None if train_part.users is None else np.asarray(train_part.users)
         if TEST in ready:
             test = ready[TEST]
@@ -80,9 +92,9 @@ class OwnSamples(Classification):
             users = None if users is None else users[kept]
         clients, train, numbers = self._clients(train, users)
         if VALIDATION not in ready:
-            return self._dealt(name, source, len(known), train, test, clients=clients, users=numbers)
+            return self._dealt(name, source, n_classes, train, test, clients=clients, users=numbers)
         splits = Splits(train, ready[VALIDATION], test)
-        return self._indexed(name, source, len(known), splits, clients=clients, users=numbers)
+        return self._indexed(name, source, n_classes, splits, clients=clients, users=numbers)
 
     def _clients(self, train: Labelled, users: NDArray[Any] | None) -> tuple[int, Labelled, IntArray | None]:
         """Return the number of clients, the samples that are theirs, and the client of each if they are users."""
@@ -144,28 +156,70 @@ def channels_first(pixels: NDArray[Any]) -> NDArray[Any]:
     return pixels[np.newaxis] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
-def _checked_labels(part: OwnPart) -> NDArray[Any]:
+def _targets(part: OwnPart, *, tokens: bool) -> Targets:
+    if np.asarray(part.labels).dtype.kind == "f":
+        return "numbers"
+    return "tokens" if tokens and np.ndim(part.labels) == 2 else "classes"
+
+
+def _labels(part: OwnPart, targets: Targets, known: NDArray[Any]) -> NDArray[Any]:
+    if targets == "classes":
+        return _numbered(part, known)
+    return _numbers(part) if targets == "numbers" else _next_tokens(part)
+
+
+def _checked_labels(part: OwnPart, kinds: str, expected: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
+    """Return the labels; raise `UserError` if there are none, or they have another type or shape."""
     labels = np.asarray(part.labels)
-    if labels.ndim != 1 or len(labels) != len(part.features):
+    if labels.ndim not in dimensions or len(labels) != len(part.features):
         raise UserError(
             f"{part.where}: {len(part.features)} samples have labels of the shape {list(labels.shape)}; "
-            "give one label for each sample"
+            f"give {expected} for each sample"
         )
     if len(labels) == 0:
         raise UserError(f"{part.where}: has no samples; leave it out, or fill it")
-    if part.users is not None and np.shape(part.users) != labels.shape:
+    if part.users is not None and np.shape(part.users) != labels.shape[:1]:
         raise UserError(
             f"{part.where}: {len(labels)} samples have users of the shape {list(np.shape(part.users))}; "
             "give one user for each sample"
         )
-    if labels.dtype.kind not in "buiUT":
-        raise UserError(f"{part.where}: labels are {labels.dtype}; classes are whole numbers or text, so convert them")
+    if labels.dtype.kind not in kinds:
+        raise UserError(
+            f"{part.where}: labels are {labels.dtype}; give {expected} for each sample, or set data.targets"
+        )
+    return labels
+
+
+def _class_labels(part: OwnPart) -> NDArray[Any]:
+    return _checked_labels(part, "buiUT", "one class, a whole number or text,", (1,))
+
+
+def _numbers(part: OwnPart) -> NDArray[np.float32]:
+    """Return the numbers to be predicted, [n, k]."""
+    labels = _checked_labels(part, "buif", "one number, or several,", (1, 2))
+    with np.errstate(over="ignore"):  # what overflows is found below
+        numbers = np.array(labels, dtype=np.float32).reshape(len(labels), -1)
+    if (wrong := np.argwhere(~np.isfinite(numbers))).size:
+        raise UserError(
+            f"{part.where}: sample {wrong[0][0]} has a label that is no finite float32 number; remove such samples"
+        )
+    return numbers
+
+
+def _next_tokens(part: OwnPart) -> IntArray:
+    """Return the token that follows each position, [n, length]."""
+    labels = _checked_labels(part, "ui", "the token that follows each position", (2,)).astype(np.int64)
+    if labels.shape != np.shape(part.features) or min(labels.min(), np.min(part.features)) < 0:
+        raise UserError(
+            f"{part.where}: labels are tokens {list(labels.shape)} for features {list(np.shape(part.features))}; "
+            "both have one shape, and tokens are 0 or more"
+        )
     return labels
 
 
 def _numbered(part: OwnPart, known: NDArray[Any]) -> IntArray:
     """Return the number of each label's class."""
-    labels = _checked_labels(part)
+    labels = _class_labels(part)
     if (wrong := np.flatnonzero(~np.isin(labels, known))).size:
         shown = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
         raise UserError(
@@ -176,8 +230,11 @@ def _numbered(part: OwnPart, known: NDArray[Any]) -> IntArray:
 
 
 def _check_alike(ready: Mapping[str, Labelled], parts: Mapping[str, OwnPart]) -> None:
-    first = ready[TRAIN].features
     for key, each in ready.items():
-        if each.features.shape[1:] != first.shape[1:] or each.features.dtype != first.dtype:
-            got, expected = (f"{list(x.shape[1:])} of {x.dtype}" for x in (each.features, first))
-            raise UserError(f"{parts[key].where}: features are {got}, those of the training samples {expected}")
+        for what in ("features", "labels"):
+            got, expected = (getattr(samples, what) for samples in (each, ready[TRAIN]))
+            if got.shape[1:] != expected.shape[1:] or got.dtype != expected.dtype:
+                raise UserError(
+                    f"{parts[key].where}: {what} of a sample are {list(got.shape[1:])} of {got.dtype}, those of the "
+                    f"training samples {list(expected.shape[1:])} of {expected.dtype}"
+                )
