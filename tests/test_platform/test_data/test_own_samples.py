@@ -228,7 +228,6 @@ def test_columns_of_numbers_make_up_a_vector(root: Path) -> None:
         ({"y_train": np.eye(4, dtype=int)[LABELS]}, {}, r"labels of the shape \[90, 4\]; give one class"),
         ({"y_train": np.eye(4)[LABELS]}, {}, r"x_test: labels of a sample are \[1\] of float32, .* \[4\] of float32"),
         ({"y_train": np.full(N, np.inf)}, {}, r"sample \d+ has a label that is no finite float32 number"),
-        ({"y_train": LABELS / 2}, {"partition": "shards"}, "no classes to divide by; use iid, quantity or natural"),
         ({}, {"targets": "tokens"}, r"labels of the shape \[90\]; give the token that follows each position"),
         ({"u_train": USERS[:-1]}, {"users": "u"}, r"90 samples have users of the shape \[89\]"),
         ({"y_train": LABELS * 1j}, {}, "labels are complex128; give one class, a whole number or text, for each"),

@@ -182,9 +182,7 @@ Partition = Annotated[IID | Quantity | Dirichlet | Shards | Natural, PARTITIONS]
 
 
 def rows_by_class(labels: IntArray) -> list[IntArray]:
-    """Return the rows of each class that has any, in order of the classes; raise `UserError` without classes."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise UserError("data.partition: the samples have no classes to divide by; use iid, quantity or natural")
+    """Return the rows of each class that has any, in order of the classes."""
     counts = np.bincount(labels)
     rows = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     return [each for each in rows if len(each)]
