@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from narrowcast.tuning.holdout import HoldoutEvaluation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudyResult:
     """The result of a study: `best_trials`, the chosen one first, and the Pareto `front` of several objectives.
 
@@ -33,6 +33,18 @@ class StudyResult:
     holdout: Sequence[HoldoutEvaluation] = ()
     elsewhere: int = 0
     files: Sequence[Path] = field(default_factory=tuple)
+
+    def __repr__(self) -> str:
+        states = Counter(each.state for each in self.records)
+        counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+        lines = [f"{self.folder.name}: trials {counted}, in {self.folder}"]
+        for each in self.best_trials:
+            chosen = "chosen" if each is self.best else "next"
+            lines.append(f"  {chosen}: trial {each.number}  {format_params(each.params)}")
+        for held in self.holdout:
+            means = ", ".join(f"{name} {format_metric(name, value)}" for name, value in held.means().items())
+            lines.append(f"  hold-out evaluation of trial {held.trial.number}, {len(held.seeds)} new seeds: {means}")
+        return "\n".join(lines)
 
     @property
     def best(self) -> TrialRecord | None:

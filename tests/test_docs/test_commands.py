@@ -1,0 +1,84 @@
+"""The commands and the experiment files that the pages show are accepted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from ruamel.yaml import YAML
+
+from command_line import narrowcast
+from narrowcast.cli.main import cli
+from notebooks import DOCS
+
+PAGES = sorted([DOCS.parent / "README.md", *DOCS.rglob("*.md")])
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_AFTER = re.compile(r" (\||>|&&|#)")
+_OWN = re.compile(r"\w:[A-Z]")
+_PACKAGED = {path.stem for path in (DOCS.parent / "src/narrowcast/experiments").glob("*.yaml")}
+
+
+def shown(language: str) -> list[str]:
+    """The blocks of a language on all pages."""
+    pages = (page.read_text(encoding="utf-8") for page in PAGES)
+    return [content for page in pages for found, content in _BLOCK.findall(page) if found == language]
+
+
+def commands() -> list[str]:
+    """The command lines of all pages, each once, without what a shell does with them."""
+    lines = "\n".join(shown("console")).replace("\\\n", "").splitlines()
+    return sorted({_AFTER.split(line)[0].strip() for line in lines if line.startswith("narrowcast ")})
+
+
+def packaged_runs() -> list[list[str]]:
+    """Packaged experiments with their overrides, as `run` and `show` are given them; classes of one's own are not."""
+    found = []
+    for line in commands():
+        context = click.Context(cli, resilient_parsing=True)
+        _, name, *words = shlex.split(line)
+        command = cli.get_command(context, name)
+        if name not in ("run", "show") or command is None:
+            continue
+        given = command.make_context(name, words, parent=context, resilient_parsing=True).params
+        overrides = [each for each in given["overrides"] or () if not each.startswith("replicas.")]
+        if given["experiment"] in _PACKAGED and not any(_OWN.search(each) for each in overrides):
+            found.append([given["experiment"], *overrides])
+    return found
+
+
+def experiments() -> list[str]:
+    """The blocks that are whole experiments, of classes of the catalog."""
+    found = []
+    for block in shown("yaml"):
+        values = YAML(typ="safe").load(block)
+        if {"data", "algorithm"} <= {*(values or ())} and not _OWN.search(block):
+            found.append(block)
+    return found
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_and_its_options_exist(line: str) -> None:
+    context, command, words = click.Context(cli), cli, shlex.split(line)[1:]
+    while isinstance(command, click.Group):
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"there is no command {name}"
+        context, command = click.Context(found, parent=context, resilient_parsing=True), found
+    command.parse_args(context, words)  # raises for an option that there is not
+
+
+@pytest.mark.parametrize("words", packaged_runs(), ids=" ".join)
+def test_the_overrides_of_a_packaged_experiment_are_accepted(words: list[str]) -> None:
+    said = narrowcast("show", *words)
+    assert said.status == 0, said.err
+
+
+@pytest.mark.parametrize("block", experiments())
+def test_an_experiment_of_a_page_is_accepted(block: str, tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(block)
+    said = narrowcast("show", file)
+    assert said.status == 0, said.err
