@@ -1,16 +1,22 @@
 """The documentation site: Sphinx with MyST and Furo; `make docs` builds it, with warnings as errors.
 
-The pages under reference/ are written anew at every build, from the fields of the classes.
+The pages under reference/ are written anew at every build, from the fields of the classes; the notebooks under
+tutorials/notebooks/ from the pages of the tutorials.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from narrowcast import __version__
 from narrowcast.reference.reference_pages import write_pages
 
+sys.path.insert(0, str(Path(__file__).parent))
+from notebooks import TUTORIALS, write_notebooks
+
+write_notebooks(TUTORIALS / "notebooks")
 REFERENCE = Path(__file__).parent / "reference"
 shutil.rmtree(REFERENCE, ignore_errors=True)
 write_pages(REFERENCE)

@@ -74,13 +74,12 @@ def notebook(page: Path) -> nbformat.NotebookNode:
     return made
 
 
-def main() -> None:
+def write_notebooks(folder: Path) -> None:
     """Write a notebook for every tutorial into a folder."""
-    folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for page in tutorials():
         nbformat.write(notebook(page), folder / f"{page.stem}.ipynb")
 
 
 if __name__ == "__main__":
-    main()
+    write_notebooks(Path(sys.argv[1]))

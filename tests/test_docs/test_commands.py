@@ -29,7 +29,7 @@ def shown(language: str) -> list[str]:
 
 def commands() -> list[str]:
     """The command lines of all pages, each once, without what a shell does with them."""
-    lines = "\n".join(shown("console")).replace("\\\n", "").splitlines()
+    lines = re.sub(r"\\\n|^\$ ", "", "\n".join(shown("console")), flags=re.MULTILINE).splitlines()
     return sorted({_AFTER.split(line)[0].strip() for line in lines if line.startswith("narrowcast ")})
 
 
