@@ -1,4 +1,4 @@
-"""The two errors that end a run, and their exit status."""
+"""The errors that end a run, and their exit status."""
 
 
 class UserError(ValueError):
@@ -12,3 +12,7 @@ class UserError(ValueError):
 
 class RunFailed(RuntimeError):  # noqa: N818 - reads as the sentence the user sees
     """A run with valid input that could not be completed (exit status 1)."""
+
+
+class LearnedNothing(RunFailed):
+    """A run whose global model is not the result of its clients' training; resumed, it would end the same way."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from narrowcast.platform.allocation_bits import allocation_bits
 from narrowcast.platform.contracts import Broadcast
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.errors import LearnedNothing
 from narrowcast.platform.evaluation import evaluate
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.open_round import OpenRound
@@ -46,7 +46,7 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
 def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Arrays:
     """Return the next server state, from the partial sums in the order of the chunks; without any, the present one.
 
-    Raise `RunFailed` if the global model is no longer finite.
+    Raise `LearnedNothing` if the global model is no longer finite.
     """
     if not partials:
         return live.server
@@ -54,7 +54,7 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
         server = algorithm.step(live.server, broadcast, algorithm.fold(partials))
     if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
-        raise RunFailed(
+        raise LearnedNothing(
             f"round {live.round_index + 1}: the global model is no longer finite; lower training.learning_rate "
             f"(now {getattr(training, 'learning_rate', 'unknown')}) and run again"
         )

@@ -21,6 +21,7 @@ from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
 from narrowcast.platform.tracking.targets import as_metrics
+from narrowcast.runs.learning_check import MOST_ROUNDS_IN_VAIN, check_learned, nothing_used, why_in_vain
 from narrowcast.runs.outputs import run_tags, write_outputs
 from narrowcast.runs.prepare import PreparedRun
 from narrowcast.runs.run_folder import checkpoint_place, remove_checkpoints, write_config
@@ -42,6 +43,8 @@ class Recorder:
     result: dict[str, Any] | None = None
     warned: bool = False
     log_seconds: float = 0.0
+    in_vain: int | None = 0
+    """Rounds with clients so far, while no upload of the run was used; None from then on."""
 
     def write(self, outcome: Outcome) -> None:
         """Write a round to the journal, its state to a checkpoint if one is due, then report the round."""
@@ -52,19 +55,19 @@ class Recorder:
             self.checkpoint(outcome.state)
         self.on_round(self.journal.rounds[outcome.record.round - 1])
         self._log(outcome)
+        if self.in_vain is not None:
+            self.in_vain = None if outcome.record.delivered else self.in_vain + bool(outcome.record.clients)
+            if self.in_vain == MOST_ROUNDS_IN_VAIN:
+                raise nothing_used(self.prepared.experiment, self.journal.ledgers())
         self.log_seconds = time.perf_counter() - began
 
     def _log(self, outcome: Outcome) -> None:
         record = outcome.record
         about = {"run": self.prepared.folder.name, "round": record.round, "clients": outcome.ledger.client.tolist()}
-        in_vain = outcome.ledger.uplink_bits.any() and not record.delivered
-        if in_vain and record.late < record.clients and not self.warned:
+        if record.clients and not record.delivered and not self.warned:
             self.warned = True
-            logger.warning(
-                "round %d: no upload could be used, the clients' training diverged; lower training.learning_rate",
-                record.round,
-                extra=about,
-            )
+            cause = why_in_vain(self.prepared.experiment, vars(outcome.ledger))
+            logger.warning("round %d: no upload was used: %s", record.round, cause, extra=about)
         if logger.isEnabledFor(logging.INFO):
             delivered = outcome.ledger.client[outcome.ledger.delivered].tolist()
             measured = {"uplink_bits": record.uplink_bits, "seconds": vars(outcome.timing), "metrics": outcome.metrics}
@@ -83,8 +86,12 @@ class Recorder:
             ) from error
 
     def finish(self, *, keep_checkpoints: bool = True) -> dict[str, Any]:
-        """Write the outputs, `result.json` last, without interruption; remove the checkpoints unless they are kept."""
+        """Write the outputs, `result.json` last, without interruption; remove the checkpoints unless they are kept.
+
+        Raise `LearnedNothing` if the global model is not the result of the clients' training.
+        """
         each = self.prepared
+        check_learned(each.run, each.experiment, self.journal, self.state)
         run_id = self.sender.cursor.run_id
         with uninterrupted():
             self.result = write_outputs(each.folder, each.experiment, each.task, self.journal, self.state, run_id)
@@ -148,6 +155,8 @@ def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitor
         uri, cursor.run_id, enabled=monitored and experiment.tracking.system_metrics, resume=prepared.resuming
     )
     recorder = Recorder(prepared, journal, sender, on_round, prepared.state)
+    if any(row["delivered"] for row in journal.rounds):
+        recorder.in_vain = None
     interrupted = False
     try:
         if not prepared.state.round_index:

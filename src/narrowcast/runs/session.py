@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
-from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.errors import LearnedNothing, RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.state import Interrupted
@@ -18,6 +18,8 @@ from narrowcast.runs.run_folder import CONFIG, has_run
 
 if TYPE_CHECKING:
     from narrowcast.runs.recorder import OnRound
+
+ResultT = TypeVar("ResultT")
 
 
 def with_backend(overrides: Sequence[str], backend: str | None, address: str | None) -> list[str]:
@@ -107,16 +109,25 @@ def run_replicas(runs: Sequence[PreparedRun], on_round: OnRound) -> list[dict[st
                     for place, outcome in outcomes.items():
                         if isinstance(outcome, RunFailed):
                             results[place] = outcome
-                        else:
-                            recorders[place].write(outcome)
+                        elif place not in results:
+                            _try(results, place, recorders[place].write, outcome)
             except Interrupted as stop:
                 for recorder, state in zip(recorders, stop.states, strict=True):
                     recorder.checkpoint(state)
                 raise
         for place, recorder in enumerate(recorders):
-            if place not in results:
-                results[place] = recorder.finish()
+            if place not in results and (result := _try(results, place, recorder.finish)) is not None:
+                results[place] = result
     return [results[place] for place in range(len(runs))]
+
+
+def _try(results: dict[int, Any], place: int, step: Callable[..., ResultT], *arguments: Any) -> ResultT | None:
+    """Call a step of a replica; if it learned nothing, keep that as its result and return None."""
+    try:
+        return step(*arguments)
+    except LearnedNothing as error:
+        results[place] = error
+        return None
 
 
 def failures(runs: Sequence[PreparedRun], results: Sequence[dict[str, Any] | RunFailed]) -> str:

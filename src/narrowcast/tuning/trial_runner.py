@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from narrowcast.experiment import Experiment
@@ -15,6 +15,7 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
+from narrowcast.runs.learning_check import nothing_used
 
 _KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "total_bits", "simulated_seconds")
 
@@ -72,22 +73,32 @@ def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluati
             continue
         running[trial.key] = trial, list(range(len(runs), len(runs) + len(made)))
         runs += made
-    seconds = [0.0] * len(runs)
+    seconds, used = [0.0] * len(runs), [False] * len(runs)
     rounds = _rounds_of(runs)
     ended: set[int] = set()
     while running:
         outcomes = rounds.send(ended or None)
         for index, outcome in outcomes.items():
-            seconds[index] += outcome.wall_seconds if isinstance(outcome, Outcome) else 0.0
+            if isinstance(outcome, Outcome):
+                seconds[index] += outcome.wall_seconds
+                used[index] = used[index] or outcome.record.delivered > 0
         evaluations = []
         for trial, indices in running.values():
             ran = [(runs[index], outcomes[index], seconds[index]) for index in indices]
             if evaluation := _evaluation(trial, batch.budget, ran):
+                if evaluation.is_last and (idle := [index for index in indices if not used[index]]):
+                    evaluation = replace(evaluation, row=None, failed=_nothing_used(runs[idle[0]], outcomes[idle[0]]))
                 evaluations.append(evaluation)
         stopped = (yield evaluations) if evaluations else ()
         over = {each.key for each in evaluations if each.is_last or each.failed} | set(stopped)
         ended = {index for key in over for index in running.pop(key)[1]}
     rounds.close()
+
+
+def _nothing_used(run: Run, outcome: Outcome | RunFailed) -> str:
+    assert isinstance(run.plan, Experiment)
+    assert isinstance(outcome, Outcome), "its trial has an evaluation"
+    return str(nothing_used(run.plan, [vars(outcome.ledger)]))
 
 
 def _rounds_of(runs: Sequence[Run]) -> Rounds:

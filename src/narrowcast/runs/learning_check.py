@@ -1,0 +1,134 @@
+"""Runs that learn nothing: why no upload was used or the training diverged, and what to change."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from narrowcast.experiment import Experiment
+from narrowcast.platform.config import flatten
+from narrowcast.platform.errors import LearnedNothing
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import RunState, start
+from narrowcast.platform.tracking.journal import Journal, evaluation
+from narrowcast.platform.tracking.units import format_seconds
+
+MOST_ROUNDS_IN_VAIN = 100
+"""Rounds with clients from the start of a run after which it ends if no upload was used."""
+_ROUNDS_EXPLAINED = 100
+_ROUNDS_OF_DIVERGENCE = 10
+
+Ledger = Mapping[str, Sequence[Any]]
+"""Columns of a round's `RoundLedger` by name."""
+
+
+def check_learned(run: Run, experiment: Experiment, journal: Journal, state: RunState) -> None:
+    """Raise `LearnedNothing` for a finished run whose global model is not the result of its clients' updates."""
+    rounds = journal.rounds
+    if not any(row["delivered"] for row in rounds):
+        raise nothing_used(experiment, journal.ledgers())
+    last: Mapping[str, Any] = next((row for row in reversed(rounds) if evaluation(row)), {})
+    if wrong := [name for name, value in evaluation(last).items() if math.isnan(value)]:
+        raise LearnedNothing(
+            f"{wrong[0]} is nan in round {last['round']}: the training diverged; {_slower(experiment)}"
+        )
+    recent = [row for row in rounds if row["clients"]][-_ROUNDS_OF_DIVERGENCE:]
+    if not any(row["delivered"] for row in recent):
+        ledgers = journal.ledgers()
+        causes = _causes(experiment, [ledgers[row["round"] - 1] for row in recent])
+        if set(causes) == {"diverged"}:
+            raise LearnedNothing(
+                f"the training diverged: no upload of the last {len(recent)} rounds was used; {_slower(experiment)}"
+            )
+    before, after = (run.algorithm.final(each.server) for each in (start(run), state))
+    if all(np.array_equal(before[name], values) for name, values in after.items()):
+        raise LearnedNothing(
+            "the uploads changed nothing: the global model is the one before round 1; raise training.learning_rate "
+            f"(now {getattr(experiment.training, 'learning_rate', 'unknown')}), or compress less (algorithm)"
+        )
+
+
+def nothing_used(experiment: Experiment, ledgers: Sequence[Ledger]) -> LearnedNothing:
+    """Return the error of a run of which no upload was used, from the clients' ledgers of its rounds."""
+    causes = _causes(experiment, islice((each for each in ledgers if len(each["client"])), _ROUNDS_EXPLAINED))
+    if not causes:
+        return LearnedNothing(
+            f"no client was available in any round with {_shown('availability', experiment)}; change availability, or "
+            "run more rounds"
+        )
+    cause, _ = causes.most_common(1)[0]
+    shares = "" if len(causes) == 1 else f" ({', '.join(f'{count} {name}' for name, count in causes.items())})"
+    return LearnedNothing(f"no upload of any round was used{shares}: {_explained(cause, experiment, ledgers)}")
+
+
+def why_in_vain(experiment: Experiment, ledger: Ledger) -> str:
+    """Return why no upload of a round was used, and what to change."""
+    cause, _ = _causes(experiment, [ledger]).most_common(1)[0]
+    return _explained(cause, experiment, [ledger])
+
+
+def _causes(experiment: Experiment, ledgers: Iterable[Ledger]) -> Counter[str]:
+    """Count the participations whose upload was not used by cause."""
+    counts: Counter[str] = Counter()
+    for ledger in ledgers:
+        columns = (np.asarray(ledger[name]) for name in ("delivered", "late", "uplink_bits", "loss"))
+        delivered, late, bits, loss = columns
+        for each_late, each_bits, each_loss in zip(
+            late[~delivered], bits[~delivered], loss[~delivered].astype(float), strict=True
+        ):
+            if each_late:
+                counts["late" if experiment.deadline_seconds is not None or each_bits else "lost with their host"] += 1
+            elif not each_bits:
+                counts["without a payload that fits"] += 1
+            else:
+                lossy = experiment.radio is not None and math.isfinite(each_loss)
+                counts["lost on the link" if lossy else "diverged"] += 1
+    return counts
+
+
+def _explained(cause: str, experiment: Experiment, ledgers: Sequence[Ledger]) -> str:
+    match cause:
+        case "late":
+            fastest = min((min(each["seconds"]) for each in ledgers if len(each["seconds"])), default=math.nan)
+            overhead = experiment.clock.compute_overhead_seconds
+            advice = f", {overhead:g} s of them clock.compute_overhead_seconds" if overhead else ""
+            return (
+                f"all were later than deadline_seconds = {experiment.deadline_seconds:g}, since the fastest client "
+                f"needs {format_seconds(fastest)}{advice}; raise deadline_seconds or use fewer bits"
+                if experiment.deadline_seconds is not None
+                else "all were late; lower over_selection"
+            )
+        case "without a payload that fits":
+            limits = {
+                path: value
+                for path, value in flatten(experiment.plain()).items()
+                if path.endswith("upload_seconds") and value is not None
+            }
+            now = ", ".join(f"{path} = {value:g}" for path, value in limits.items())
+            return (
+                "no link carries the least payload of its client"
+                + (f" within {now}; raise that" if now else "; use faster links (fleet, radio)")
+                + ", or lower algorithm.rank or the codec's levels"
+            )
+        case "lost on the link":
+            return f"outages of {_shown('radio.channel', experiment)} took them; use lower rates or another channel"
+        case "lost with their host":
+            return "the hosts of the clients failed; see the messages above, and use backend.on_failure = redo"
+        case _:
+            return f"the clients' training diverged; {_slower(experiment)}"
+
+
+def _slower(experiment: Experiment) -> str:
+    rate = getattr(experiment.training, "learning_rate", "unknown")
+    return f"lower training.learning_rate (now {rate})"
+
+
+def _shown(section: str, experiment: Experiment) -> str:
+    values = flatten(experiment.plain())
+    own = {path: value for path, value in values.items() if path.startswith(f"{section}.")}
+    return ", ".join(f"{path} = {value}" for path, value in own.items())

@@ -1,0 +1,102 @@
+"""Runs that learn nothing end with an error that names the cause, and runs that learn little do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import narrowcast as nc
+from narrowcast.experiment import load_experiment
+from narrowcast.platform.errors import LearnedNothing
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.runs import learning_check
+from narrowcast.tuning.trial_runner import SharedData, TrialBatch, TrialSpec, run_trials
+
+# MLflow's queries make SQLAlchemy warn.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+SMALL = {"rounds": 2, "data.clients": 40, "clients_per_round": 4, "backend.kind": "local", "tracking.flush_seconds": 20}
+NEVER = {"availability": {"kind": "bernoulli", "probability": 0.0}}
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"deadline_seconds": 1e-6}, "all were later than deadline_seconds = 1e-06, since the fastest client needs"),
+        (
+            NEVER,
+            "no client was available in any round with availability.kind = bernoulli, availability.probability",
+        ),
+        ({"training.learning_rate": 1e38}, "the clients' training diverged; lower training.learning_rate (now 1e+38)"),
+        ({"training.learning_rate": 1e-30}, "the global model is the one before round 1; raise training.learning_rate"),
+        (
+            {"algorithm": {"kind": "scolr"}, "radio": {"upload_seconds": 1e-9}},
+            "no link carries the least payload of its client within radio.upload_seconds = 1e-09; raise that",
+        ),
+    ],
+)
+def test_the_error_names_the_cause_and_what_to_change(output: Path, overrides: dict[str, object], said: str) -> None:
+    with pytest.raises(LearnedNothing) as raised:
+        nc.run("fedavg-digits", {**SMALL, "name": "vain", **overrides}, output=output, progress=False)
+    assert said in str(raised.value)
+    assert not hasattr(raised.value, "__notes__"), "a resume would end in the same way"
+    assert not list(output.glob("vain*/result.json"))
+
+
+def test_a_resume_ends_in_the_same_way(output: Path) -> None:
+    for resume in (False, True):
+        with pytest.raises(LearnedNothing, match="no client was available"):
+            nc.run("fedavg-digits", {**SMALL, "name": "again", **NEVER}, output=output, progress=False, resume=resume)
+
+
+def test_replicas_that_learn_have_their_results(output: Path) -> None:
+    with pytest.raises(nc.RunFailed, match=r"^both-learning_rate-1e-30: the uploads changed nothing"):
+        nc.run(
+            "fedavg-digits",
+            {**SMALL, "name": "both", "replicas.training.learning_rate": [0.1, 1e-30]},
+            output=output,
+            progress=False,
+        )
+    assert [path.parent.name for path in output.glob("both*/result.json")] == ["both-learning_rate-0.1"]
+
+
+def test_a_long_run_ends_early_and_one_upload_is_enough(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("narrowcast.runs.recorder.MOST_ROUNDS_IN_VAIN", 3)
+    long = {**SMALL, "rounds": 9, "name": "long", "deadline_seconds": 1e-6}
+    with pytest.raises(LearnedNothing):
+        nc.run("fedavg-digits", long, output=output, progress=False)
+    assert Journal.read(output / "long").last_round == 3
+    rare = {**SMALL, "rounds": 9, "name": "rare", "availability": {"kind": "bernoulli", "probability": 0.01}}
+    result = nc.run("fedavg-digits", rare, output=output, progress=False)
+    assert 0 < (result.rounds["delivered"] > 0).sum() < 9
+
+
+def test_causes_are_counted_and_the_most_common_is_explained() -> None:
+    experiment = load_experiment("fedavg-digits", ["deadline_seconds=5"])
+    ledger: learning_check.Ledger = {
+        "client": [1, 2, 3, 4],
+        "delivered": [False] * 4,
+        "late": [True, True, True, False],
+        "uplink_bits": [8, 8, 8, 8],
+        "loss": [1.0, 1.0, 1.0, float("nan")],
+        "seconds": [60.0, 30.0, 45.0, 3.0],
+    }
+    said = str(learning_check.nothing_used(experiment, [ledger]))
+    assert said.startswith("no upload of any round was used (3 late, 1 diverged): all were later than")
+    assert "the clients' training diverged" in learning_check.why_in_vain(experiment, {**ledger, "late": [False] * 4})
+
+
+def test_a_trial_that_learns_nothing_fails() -> None:
+    overrides = [f"{path}={json.dumps(value)}" for path, value in {**SMALL, **NEVER}.items()]
+    vain, fine = (load_experiment("fedavg-digits", each) for each in (overrides, overrides[:-1]))
+    shared = SharedData(vain.data, vain.data.load())
+    batch = TrialBatch((TrialSpec(0, (vain,)), TrialSpec(1, (fine,))), {})
+    ended = {each.key: each.failed for each in next(run_trials(batch, shared)) if each.is_last}
+    assert ended[0].startswith("no client was available")
+    assert ended[1] == ""
