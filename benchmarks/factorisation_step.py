@@ -232,7 +232,7 @@ def mean(update: Update) -> np.ndarray:
 def measure(name: str, rank: int | None, repeats: int) -> list[dict]:
     """Run the same rounds with each program; the first round of each is a warm-up."""
     experiment = load_experiment("fedmf-ml1m", [])
-    task = experiment.task(experiment.data.load())
+    task = experiment.task(experiment.data_source.load())
     item_factors = task.model.init_server(task.data, task.seed)[ITEM_FACTORS]
     inputs, references = [], []
     for index in range(1, repeats + 2):

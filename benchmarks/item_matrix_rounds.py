@@ -53,7 +53,7 @@ def rounds_and_kernel(codec: str, rounds: int) -> tuple[Seconds, Seconds]:
     often = [f"{field}={10 * rounds + 100}" for field in ("evaluate_every", "checkpoint_every")]
     settings = ["backend=local", f"rounds={rounds + 3}", *often, *rows, CODECS[codec]]
     experiment = load_experiment("fedmf-ml1m", settings)
-    task = experiment.task(experiment.data.load())
+    task = experiment.task(experiment.data_source.load())
     run = Run(experiment, experiment.secured_algorithm, task)
     outcomes = iter(experiment.backend.run(run, start(run)))
     kernels = kernels_of(experiment, task, rounds) if codec == "float32" else []

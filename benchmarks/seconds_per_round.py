@@ -61,7 +61,7 @@ def main() -> None:
 
 def seconds_per_round(experiment: Experiment, backend: Backend) -> tuple[float, str]:
     """Return the median round after the warm-up, and the hash of the final model."""
-    task = experiment.task(experiment.data.load())
+    task = experiment.task(experiment.data_source.load())
     run = Run(experiment, experiment.algorithm, task)
     outcomes = list(backend.run(run, start(run)))
     state = outcomes[-1].state

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from narrowcast.catalog import DATA, MODEL_DEFAULTS
 from narrowcast.experiment import Experiment, build_experiment, load_experiment, packaged_experiments
 from narrowcast.platform.config import flatten, read_yaml, write_yaml
 from narrowcast.platform.errors import UserError
@@ -36,7 +37,7 @@ PAPER: dict[str, Any] = {
     "data.layout": "ncf",
     "data.validation": "none",
     "data.min_interactions": 20,
-    "data.seed": 0,
+    "data.seed": None,  # that of the run
     "model.kind": "matrix_factorisation",
     "model.embedding_dim": 64,
     "algorithm.aggregation": "per_item_mean",
@@ -195,6 +196,35 @@ def test_identity_sees_what_results_depend_on(override: str, key: str) -> None:
     assert [name for name in before if before[name] != after[name]] == [key]
     assert list(before) == list(after)
     assert one.digest() != other.digest()
+
+
+def test_the_data_follow_the_seed_of_the_run_unless_their_own_is_set(tmp_path: Path) -> None:
+    def seeds(*overrides: str, source: str | Experiment = "fedavg-digits") -> tuple[int, Any]:
+        experiment = load_experiment(source, overrides)
+        return experiment.seed, experiment.data_source.seed  # type: ignore[attr-defined]
+
+    assert seeds() == (0, 0)
+    assert seeds("seed=3") == (3, 3)
+    assert seeds("seed=3", "data.seed=1") == (3, 1)
+    assert seeds("data={kind: digits, clients: 20}", "seed=3") == (3, 3)
+    # A written or built experiment still follows another seed.
+    assert seeds("seed=4", source=load_experiment("fedavg-digits", ["seed=3"])) == (4, 4)
+    assert seeds("seed=4", source=str(load_experiment("fedavg-digits").save(tmp_path / "saved.yaml"))) == (4, 4)
+    zero, one = (load_experiment("fedavg-digits", [f"seed={seed}"]).data_source.load() for seed in (0, 1))
+    assert zero.digest != one.digest
+    assert load_experiment("fedavg-digits", ["seed=1", "data.seed=0"]).data_source.load().digest == zero.digest
+    for kind, source in DATA.items():
+        if "seed" in source.model_fields:
+            assert source.model_fields["seed"].default is None, kind
+
+
+@pytest.mark.parametrize("kind", ["digits", "diabetes", "synthetic", "python-docs", "mnist", "ml-100k"])
+def test_the_default_model_fits_the_data(kind: str) -> None:
+    experiment = build_experiment({"name": "x", "data": kind, "algorithm": "fedavg"}, "x")
+    assert experiment.model.kind == MODEL_DEFAULTS.get(kind, "mlp")
+    experiment.task(experiment.data_source.load())
+    hidden = build_experiment({"name": "x", "data": "digits", "algorithm": "fedavg", "model": {"hidden": [8]}}, "x")
+    assert hidden.model.kind == "mlp"
 
 
 def test_a_password_is_not_printed() -> None:

@@ -19,7 +19,7 @@ class TwoMoons(BaseModel):
     examples: int = Field(30, ge=2, description="of each client, half of each class")
     noise: float = Field(0.1, ge=0)
     shift: float = Field(0.3, ge=0)
-    seed: int = Field(0, ge=0)
+    seed: int | None = Field(None, ge=0, description="none: that of the run")
 
     def load(self) -> Samples:
         """Draw the points of all clients, and some for validation and test from new clients."""
@@ -38,7 +38,7 @@ class TwoMoons(BaseModel):
         )
 
     def _points(self, client: int) -> Labelled:
-        random = generator(self.seed, "two moons", client)
+        random = generator((self.seed or 0), "two moons", client)
         labels = np.arange(self.examples) % 2
         angle = np.pi * random.random(self.examples) + np.pi * labels
         points = np.stack([np.cos(angle) + labels, np.sin(angle) + labels / 2], axis=1)

@@ -136,3 +136,10 @@ TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ratings": _FACTORISATION,
 }
 """Local training per data set. ml-1m, pinterest: the code released with CoLR (Nguyen et al., WWW 2024)."""
+MODEL_DEFAULTS: Mapping[str, str] = {
+    **dict.fromkeys(TRAINING_DEFAULTS, "matrix_factorisation"),
+    **dict.fromkeys(("mnist", "fashion-mnist", "cifar-10", "image_folder"), "cnn"),
+    **dict.fromkeys(("shakespeare", "python-docs", "text_files"), "char_lstm"),
+    "synthetic": "softmax",
+}
+"""The kind of model per data set, where an experiment names none; `mlp` for all others."""

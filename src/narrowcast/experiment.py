@@ -25,6 +25,7 @@ from narrowcast.catalog import (
     BACKENDS,
     DATA,
     FLEETS,
+    MODEL_DEFAULTS,
     MODELS,
     TRAINING_DEFAULTS,
     TRAININGS,
@@ -56,8 +57,8 @@ class _Checked(type(Plan)):  # type: ignore[misc]
 class Experiment(Plan, metaclass=_Checked):
     """One federated run: data, model, algorithm, fleet, where it runs and where it is tracked.
 
-    Fields left out have the defaults of an experiment file, `training` those of its data set; a `UserError` names each
-    wrong field.
+    Fields left out have the defaults of an experiment file, `model` and `training` those of its data set; a `UserError`
+    names each wrong field.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -104,6 +105,14 @@ class Experiment(Plan, metaclass=_Checked):
                 "and this run sends none; leave it out"
             )
         return task
+
+    @property
+    def data_source(self) -> DataSource:
+        """The data set with its seed: that of the run, unless `data.seed` is set."""
+        if getattr(self.data, "seed", 0) is not None:
+            return self.data
+        seeded: DataSource = self.data.model_copy(update={"seed": self.seed})  # type: ignore[attr-defined]
+        return seeded
 
     @property
     def secured_algorithm(self) -> Algorithm:
@@ -204,10 +213,13 @@ def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
 
 
 def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
-    """Return the validated experiment, with the training defaults of its data set."""
+    """Return the validated experiment, with the default model and the training defaults of its data set."""
     values = translate_earlier_algorithm(values, origin)
     data = values.get("data")
     kind = data.get("kind") if isinstance(data, dict) else getattr(data, "kind", data)
+    model, suited = values.get("model", {}), MODEL_DEFAULTS.get(str(kind), "mlp")
+    if isinstance(model, dict):
+        values = {**values, "model": {"kind": suited, **model}}
     training = values.get("training", {})
     if isinstance(training, dict):
         defaults = TRAINING_DEFAULTS.get(str(kind), {"kind": "sgd"})

@@ -30,6 +30,8 @@ def test_each_replica_is_the_run_it_would_be_alone(tmp_path: Path) -> None:
     assert run_folders(tmp_path) == sorted(names)
     again = narrowcast("run", *DIGITS, "--output", tmp_path, "replicas.seed=[0,5]")
     assert (again.status, again.err) == (0, "")
+    partitions = {(tmp_path / f"fedavg-digits-seed-{seed}/partition/partition.parquet").read_bytes() for seed in (0, 5)}
+    assert len(partitions) == 2, "each replica has a partition of its own"
     for seed in (0, 5):
         alone = narrowcast("run", *DIGITS, "--output", tmp_path, f"seed={seed}", f"name=alone-{seed}")
         assert alone.status == 0

@@ -96,7 +96,7 @@ def rounds(
     from narrowcast.runs import session
 
     loaded = load_experiment(_source(experiment) or "", session.with_backend(_as_text(overrides), backend, None))
-    task = loaded.task(loaded.data.load())
+    task = loaded.task(loaded.data_source.load())
     run = Run(loaded, loaded.secured_algorithm, task)
     loaded.backend.check(run)
     yield from loaded.backend.run(run, start(run))

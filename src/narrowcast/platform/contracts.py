@@ -67,7 +67,10 @@ TrainingT_co = TypeVar("TrainingT_co", bound="Training", default=Any, covariant=
 
 
 class DataSource(Protocol):
-    """A data set as an experiment names it: a frozen model whose fields are its settings."""
+    """A data set as an experiment names it: a frozen model whose fields are its settings.
+
+    A field `seed: int | None = None` follows the seed of the run unless it is set.
+    """
 
     @property
     def kind(self) -> str:

@@ -20,7 +20,7 @@ def light_run(spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool
     Without `test` the result has no test metrics. A run that fails returns its `error` and no metrics.
     """
     experiment = spec.configured(seed, spec.label, rounds)
-    task = experiment.task(experiment.data.load())
+    task = experiment.task(experiment.data_source.load())
     run = Run(experiment, experiment.secured_algorithm, task)
     began, outcome = time.perf_counter(), None
     result: dict[str, Any] = {"rounds": experiment.rounds, "final": {}}

@@ -98,7 +98,7 @@ def _run_missing(
     runs: Sequence[ReproductionRun], at_once: int, say: Callable[[str], None]
 ) -> dict[str, Mapping[str, Any]]:
     """Return the result of every run by its name, running those that are not finished."""
-    runs[0].experiment.data.load()  # missing data is one line here, not one from each process
+    runs[0].experiment.data_source.load()  # missing data is one line here, not one from each process
     results = {run.name: result for run in runs if (result := run.finished()) is not None}
     for run in runs:
         if run.name in results:

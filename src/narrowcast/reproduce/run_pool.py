@@ -104,7 +104,7 @@ class ReproductionRun:
 
     def _measure(self) -> Mapping[str, Any]:
         experiment = self.experiment
-        task = experiment.task(experiment.data.load())
+        task = experiment.task(experiment.data_source.load())
         measured = _MEASURES[self.spec.measure](Run(experiment, experiment.algorithm, task))
         result = {"rounds": experiment.rounds, **measured}
         make_writable(self.folder)

@@ -20,8 +20,8 @@ class RunSpec:
     """One setting, run once per seed: a packaged experiment and overrides as on the command line.
 
     `label` begins the name of the run's folder. Seeds are counted from `first_seed`, and there are at most `most_seeds`
-    of them. With `data_seed` the seed of a data set's split and partition follows that of the run. `memory_gib`: about
-    how much memory a run needs.
+    of them. With `data_seed` the seed of a data set's split and partition follows that of the run, else it is 0.
+    `memory_gib`: about how much memory a run needs.
     """
 
     label: str
@@ -40,7 +40,7 @@ class RunSpec:
     def configured(self, seed: int, name: str, rounds: int | None = None) -> Experiment:
         """Return the experiment of a seed, on the local backend."""
         own = [f"seed={seed}", f"name={name}", "backend.kind=local", "tracking.system_metrics=false"]
-        data = [f"data.seed={seed}"] if self.data_seed else []
+        data = [f"data.seed={seed if self.data_seed else 0}"]
         shorter = [f"rounds={rounds}"] if rounds else []
         return load_experiment(self.experiment, [*self.overrides, *data, *own, *shorter])
 

@@ -70,6 +70,6 @@ def some_users(count: int) -> tuple[Interactions, FloatArray]:
 
 @cache
 def _movielens() -> Interactions:
-    data = load_experiment("scolr-ml100k").data.load()
+    data = load_experiment("scolr-ml100k").data_source.load()
     assert isinstance(data, Interactions)
     return data

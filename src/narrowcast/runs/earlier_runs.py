@@ -40,11 +40,25 @@ def has_one_seed(folder: Path) -> bool:
     return "client_seed" not in read_yaml(read_limited(folder / CONFIG), str(folder / CONFIG))
 
 
+def with_earlier_defaults(experiment: Experiment) -> Experiment:
+    """Return the experiment with the defaults of version 0.1 where it sets no value.
+
+    These are `data.seed`, which was 0, and `clock.compute_overhead_seconds`, which was 10.
+    """
+    changed: dict[str, object] = {}
+    if getattr(experiment.data, "seed", 0) is None:
+        changed["data"] = experiment.data.model_copy(update={"seed": 0})  # type: ignore[attr-defined]
+    if "compute_overhead_seconds" not in experiment.clock.model_fields_set:
+        changed["clock"] = experiment.clock.model_copy(update={"compute_overhead_seconds": 10.0})
+    return experiment.model_copy(update=changed)
+
+
 def of_one_seed(experiment: Experiment) -> Experiment:
-    """Return the experiment with the streams of earlier versions: `client_seed` is `seed`, and negatives are shared.
+    """Return the experiment as earlier versions ran it: `client_seed` is `seed`, and negatives are shared.
 
     An upload that names its rows differs by the number of positives, which earlier versions did not send.
     """
+    experiment = with_earlier_defaults(experiment)
     changed: dict[str, object] = {"client_seed": experiment.seed}
     training = experiment.training
     if getattr(experiment.algorithm, "codes_row_lists", False) and getattr(training, "negatives", 0):

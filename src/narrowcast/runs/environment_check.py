@@ -146,7 +146,7 @@ def _free_gib(path: Path) -> float | None:
 
 def _data(experiment: Experiment | None) -> Finding:
     if experiment is not None:
-        return _try("data", lambda: f"{(data := experiment.data.load()).name} in {data.source}")
+        return _try("data", lambda: f"{(data := experiment.data_source.load()).name} in {data.source}")
     there = [row.name for row in fetch.status() if row.found]
     missing = [row.name for row in fetch.status() if not row.found]
     found = f"here: {', '.join(there) or 'none'}" + (f"; not here: {', '.join(missing)}" if missing else "")

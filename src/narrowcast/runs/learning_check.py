@@ -86,8 +86,9 @@ def _causes(experiment: Experiment, ledgers: Iterable[Ledger]) -> Counter[str]:
             elif not each_bits:
                 counts["without a payload that fits"] += 1
             else:
-                lossy = experiment.radio is not None and math.isfinite(each_loss)
-                counts["lost on the link" if lossy else "diverged"] += 1
+                protected = "in sums that were not opened" if experiment.secure.kind != "none" else "diverged"
+                lossy = "lost on the link" if experiment.radio is not None else protected
+                counts[lossy if math.isfinite(each_loss) else "diverged"] += 1
     return counts
 
 
@@ -117,6 +118,11 @@ def _explained(cause: str, experiment: Experiment, ledgers: Sequence[Ledger]) ->
             )
         case "lost on the link":
             return f"outages of {_shown('radio.channel', experiment)} took them; use lower rates or another channel"
+        case "in sums that were not opened":
+            return (
+                f"secure.kind = {experiment.secure.kind} opens no sum of so few clients; raise clients_per_round, or "
+                "lower the least number of clients under secure"
+            )
         case "lost with their host":
             return "the hosts of the clients failed; see the messages above, and use backend.on_failure = redo"
         case _:

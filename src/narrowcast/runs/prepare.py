@@ -99,8 +99,8 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
 
 
 def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
-    """Check that runs can go in lockstep in this process, and let them share the data of the first."""
-    first = runs[0]
+    """Check that runs can go in lockstep in this process, and let those with the same data share one object."""
+    by_digest = {each.task.data.digest: each.task.data for each in reversed(runs)}
     for each in runs:
         if each.experiment.backend.kind != "local":
             raise UserError("replicas run in lockstep in this process; add --backend local")
@@ -108,9 +108,8 @@ def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
             raise UserError("replicas cannot run in lockstep with secure; start each run by itself")
         if each.experiment.schedule.kind != "synchronous":
             raise UserError("replicas cannot run in lockstep with a buffered schedule; start each run by itself")
-        if each.task.data.digest != first.task.data.digest:
-            raise UserError(f"{each.folder.name} and {first.folder.name} have different data; run them one by one")
-    return [replace(each, run=replace(each.run, task=replace(each.task, data=first.task.data))) for each in runs]
+    shared = [replace(each.task, data=by_digest[each.task.data.digest]) for each in runs]
+    return [replace(each, run=replace(each.run, task=task)) for each, task in zip(runs, shared, strict=True)]
 
 
 def _check_same(folder: Path, saved: Experiment, changed: Experiment) -> None:
@@ -122,7 +121,7 @@ def _check_same(folder: Path, saved: Experiment, changed: Experiment) -> None:
 
 def _checked(experiment: Experiment, data: Dataset | None = None) -> Run:
     """Return the run of an experiment after the checks of its parts and of its backend."""
-    task = experiment.task(experiment.data.load() if data is None else data)
+    task = experiment.task(experiment.data_source.load() if data is None else data)
     run = Run(experiment, experiment.secured_algorithm, task)
     experiment.backend.check(run)
     return run

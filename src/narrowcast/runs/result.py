@@ -210,7 +210,7 @@ class Result:
             return self.arrays()
         import torch
 
-        module = build(self.config.data.load())
+        module = build(self.config.data_source.load())
         module.load_state_dict({name: torch.from_numpy(np.array(each)) for name, each in self.arrays().items()})
         return module.eval()
 

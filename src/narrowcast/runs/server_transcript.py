@@ -31,7 +31,7 @@ def record_transcript(
         raise UserError(
             f"model.kind = {experiment.model.kind}: transcripts are those of rows of items; use matrix_factorisation"
         )
-    task = experiment.task(data or experiment.data.load())
+    task = experiment.task(data or experiment.data_source.load())
     return record_run(Run(experiment, experiment.secured_algorithm, task), popularity)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import LearnedNothing, RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import lockstep
@@ -51,9 +52,20 @@ def prepare_runs(
         first = experiments[0]
         if resume_if_begun and len(experiments) == 1 and has_run(output / first.name):
             return [prepare_resume(output / first.name, first)]
-        data = first.data.load()
-        runs = [prepare(each, output, data) for each in experiments]
+        runs = [prepare(each, output, data) for each, data in zip(experiments, _load(experiments), strict=True)]
     return prepare_lockstep(runs) if len(runs) > 1 else runs
+
+
+def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
+    """Return the data of each experiment, one object for all that have the same."""
+    by_source: dict[str, Dataset] = {}
+    by_digest: dict[str, Dataset] = {}
+    for each in experiments:
+        source = repr(each.data_source)
+        if source not in by_source:
+            data = each.data_source.load()
+            by_source[source] = by_digest.setdefault(data.digest, data) if len(experiments) > 1 else data
+    return [by_source[repr(each.data_source)] for each in experiments]
 
 
 def _prepare_named(folder: Path, source: str | Experiment | None, overrides: Sequence[str]) -> PreparedRun:

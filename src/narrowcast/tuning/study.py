@@ -55,7 +55,7 @@ class PreparedStudy:
 def check_study(file: StudyFile) -> SharedData:
     """Check the study's values on the experiment, its metrics and its cluster; return the data, read for that."""
     base = file.build({})
-    shared = SharedData(base.data, base.data.load())
+    shared = SharedData(base.data_source, base.data_source.load())
     file.check(shared)
     backend = _ray_backend(file) if file.settings.backend == "ray" else base.backend
     backend.check(shared.run_of(base))

@@ -24,7 +24,7 @@ from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.state import start
 from narrowcast.runs import packaged
-from narrowcast.runs.earlier_runs import of_one_seed
+from narrowcast.runs.earlier_runs import of_one_seed, with_earlier_defaults
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.study_settings import StudySettings
 from narrowcast.tuning.trial_runner import SharedData
@@ -97,8 +97,11 @@ class StudyFile:
         return redact_values(self.values)
 
     def digest(self, without: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """Return the sha256 of what all processes of a study must agree on; `without` fields that have these values."""
-        base = self.build({})
+        """Return the sha256 of what all processes of a study must agree on.
+
+        `without` fields that have these values it is that of an earlier version, with the defaults of that time.
+        """
+        base = with_earlier_defaults(self.build({})) if without else self.build({})
         identity = {
             path: value for path, value in base.identity().items() if path not in without or without[path] != value
         }
@@ -115,7 +118,7 @@ class StudyFile:
         for label, params in self.space.probes():
             try:
                 experiment = self.build(params)
-                if experiment.data == base.data:
+                if experiment.data_source == base.data_source:
                     experiment.task(shared.data)
             except UserError as error:
                 raise UserError(f"{self.origin}: {label}: {str(error).removeprefix(f'{self.origin}: ')}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from narrowcast.experiment import Experiment
@@ -18,6 +18,7 @@ from narrowcast.platform.state import start
 from narrowcast.runs.learning_check import nothing_used
 
 _KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "total_bits", "simulated_seconds")
+_MOST_OTHER_DATA = 4
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,27 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SharedData:
-    """The data set that all workers share, and the source that it was read from."""
+    """The data set that all workers share, and the source that it was read from.
+
+    Other seeds may have other data, of which a worker keeps those that it read last.
+    """
 
     source: Any
     data: Dataset
+    others: list[tuple[Any, Dataset]] = field(default_factory=list, repr=False, compare=False)
 
     def run_of(self, experiment: Experiment) -> Run:
         """Return the run of an experiment; raise `UserError` if its parts do not fit together."""
-        task = experiment.task(self.data if experiment.data == self.source else experiment.data.load())
-        return Run(experiment, experiment.secured_algorithm, task)
+        return Run(experiment, experiment.secured_algorithm, experiment.task(self._data_of(experiment.data_source)))
+
+    def _data_of(self, source: Any) -> Dataset:
+        known = next(
+            (data for its_source, data in [(self.source, self.data), *self.others] if its_source == source), None
+        )
+        if known is None:
+            known = source.load()
+            self.others[:] = [*self.others[1 - _MOST_OTHER_DATA :], (source, known)]
+        return known
 
 
 def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluation], Collection[int], None]:

@@ -46,8 +46,16 @@ def test_communication_of_table_2(rank: int, wanted: float) -> None:
 
 def test_the_constants_are_the_papers() -> None:
     # 1000 participations of 10 s, and a client whose simulation takes 19.89 ms, 7 times that on its device: 169 min.
-    clock = Clock(seconds_per_example=19.89e-3 / 2000)
+    clock = Clock(seconds_per_example=19.89e-3 / 2000, compute_overhead_seconds=10)
     assert minutes(clock, 0, examples=2000) == pytest.approx((10_000 + 139.2) / 60, abs=0.01)
+
+
+def test_fewer_bits_are_less_time_by_default() -> None:
+    # The paper's overhead of 10 s hides the link of a network of 5,000 parameters.
+    dense, coded = 5000 * 32, 5000
+    assert minutes(Clock(), coded) < minutes(Clock(), dense) / 20
+    papers = Clock(compute_overhead_seconds=10)
+    assert minutes(papers, coded) > 0.98 * minutes(papers, dense)
 
 
 def test_client_seconds_by_hand() -> None:

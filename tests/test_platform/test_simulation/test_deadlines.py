@@ -18,11 +18,12 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
+from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.deadlines import cutoff, epochs_in_time
 from running import play, sha256
 from small_tasks import Counting, network_task, rows_task
 
-PLAN = Plan(rounds=5, clients_per_round=4, chunk_size=3, checkpoint_every=1)
+PLAN = Plan(rounds=5, clients_per_round=4, chunk_size=3, checkpoint_every=1, clock=Clock(compute_overhead_seconds=10.0))
 CODED = FedAvg(codec=({"kind": "quantise"},))  # type: ignore[arg-type]
 CASES = [
     pytest.param(FedAvg(), network_task(), id="fedavg"),

@@ -41,7 +41,9 @@ class Classification(BaseModel):
     validation_share: float = Field(
         default=0.1, ge=0, lt=1, description="share of the training samples held out for validation on the server"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the validation split and the partition")
+    seed: int | None = Field(
+        None, ge=0, description="seed of the validation split and the partition; none: that of the run"
+    )
 
     def _dealt(
         self,
@@ -58,7 +60,7 @@ class Classification(BaseModel):
 
         Shapes: users [n], the user of each training sample, for the partition `natural`.
         """
-        kept, held_out = hold_out(len(train), self.validation_share, self.seed)
+        kept, held_out = hold_out(len(train), self.validation_share, self.seed or 0)
         validation = train.take(held_out)
         if len(held_out):
             train = train.take(kept)
@@ -90,7 +92,7 @@ class Classification(BaseModel):
         if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards):
             raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")
         labels = tenths(data.train.labels[:, 0]) if data.targets == "numbers" else data.train.labels
-        order, indptr = self.partition.deal(labels, clients, self.seed, users)
+        order, indptr = self.partition.deal(labels, clients, self.seed or 0, users)
         return replace(data, order=order, indptr=indptr)
 
 

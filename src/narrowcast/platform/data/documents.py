@@ -55,7 +55,7 @@ class Documents(Classification):
                 f"{max(clients, 1)} clients are requested; lower clients, min_examples, window or stride"
             )
         if natural:
-            kept = np.sort(generator(self.seed, "documents").choice(kept, clients, replace=False))
+            kept = np.sort(generator(self.seed or 0, "documents").choice(kept, clients, replace=False))
         if (total := int(counts[kept].sum()) * self.window) > MOST_TOKENS:
             raise UserError(
                 f"{self.kind}: the windows have {total:,} bytes, at most {MOST_TOKENS:,} are allowed; raise stride"  # type: ignore[attr-defined]

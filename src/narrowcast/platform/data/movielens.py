@@ -26,7 +26,9 @@ class _MovieLens(BaseModel):
 
     validation: Validation = Field("second_last", description="choice of each user's validation item")
     min_interactions: int = Field(default=MIN_INTERACTIONS, ge=3, description="users with fewer items are dropped")
-    seed: int = Field(default=0, ge=0, description="seed of the validation items and ranking negatives")
+    seed: int | None = Field(
+        None, ge=0, description="seed of the validation items and ranking negatives; none: that of the run"
+    )
 
     def _split(
         self, name: str, path: Path, columns: tuple[str, str, str], delimiter: str, *, header: bool = False
@@ -38,7 +40,7 @@ class _MovieLens(BaseModel):
             events,
             validation=self.validation,
             min_interactions=self.min_interactions,
-            seed=self.seed,
+            seed=self.seed or 0,
         )
 
 
@@ -85,7 +87,7 @@ class MovieLens1M(_MovieLens):
                 f"min_interactions is {self.min_interactions}, but NCF's files fix the users; "
                 'omit it, or use layout "ratings"'
             )
-        return read_ncf(self.kind, prefix, validation=self.validation, seed=self.seed)
+        return read_ncf(self.kind, prefix, validation=self.validation, seed=self.seed or 0)
 
 
 class MovieLensLatestSmall(_MovieLens):

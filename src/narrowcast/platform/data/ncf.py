@@ -29,11 +29,11 @@ class NCF(BaseModel):
     kind: Literal["ncf"] = "ncf"
     path: Path = Field(description="common prefix of the three files, without .train.rating")
     validation: Validation = Field("random", description="choice of each user's validation item")
-    seed: int = Field(default=0, ge=0, description="seed of a random validation item")
+    seed: int | None = Field(None, ge=0, description="seed of a random validation item; none: that of the run")
 
     def load(self) -> Interactions:
         """Return the interactions with the ids and negatives of the files; raise `UserError` that names a bad file."""
-        return read_ncf(self.path.name, self.path, validation=self.validation, seed=self.seed)
+        return read_ncf(self.path.name, self.path, validation=self.validation, seed=self.seed or 0)
 
 
 def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> Interactions:

@@ -21,7 +21,7 @@ class Pinterest(BaseModel):
 
     kind: Literal["pinterest"] = "pinterest"
     validation: Validation = Field("random", description="choice of each user's validation item")
-    seed: int = Field(default=0, ge=0, description="seed of a random validation item")
+    seed: int | None = Field(None, ge=0, description="seed of a random validation item; none: that of the run")
 
     def load(self) -> Interactions:
         """Return the interactions; raise `UserError` if the set is missing or malformed."""
@@ -32,4 +32,4 @@ class Pinterest(BaseModel):
                 f"{folder} lacks one of {files} (plain or .gz); "
                 f"move the folder away and run: narrowcast data fetch {self.kind}"
             )
-        return read_ncf(self.kind, folder / PINTEREST, validation=self.validation, seed=self.seed)
+        return read_ncf(self.kind, folder / PINTEREST, validation=self.validation, seed=self.seed or 0)

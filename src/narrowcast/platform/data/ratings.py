@@ -57,7 +57,9 @@ class Ratings(BaseModel):
     test_negatives: int = Field(
         default=NEGATIVES, ge=1, le=10_000, description="number of items that a held-out item is ranked against"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the validation items and ranking negatives")
+    seed: int | None = Field(
+        None, ge=0, description="seed of the validation items and ranking negatives; none: that of the run"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -99,7 +101,7 @@ class Ratings(BaseModel):
             users,
             items,
             validation=self.validation,
-            seed=self.seed,
+            seed=self.seed or 0,
             n_negatives=self.test_negatives,
         )
 
@@ -118,7 +120,7 @@ class Ratings(BaseModel):
             events,
             validation=self.validation,
             min_interactions=self.min_interactions,
-            seed=self.seed,
+            seed=self.seed or 0,
             n_negatives=self.test_negatives,
         )
         n_users = len(np.unique(events.users))

@@ -70,7 +70,7 @@ class Shakespeare(Classification):
                 f"but {max(clients, 1)} clients are requested; lower clients, min_examples or stride"
             )
         if isinstance(self.partition, Natural):
-            kept = np.sort(generator(self.seed, "characters").choice(kept, clients, replace=False))
+            kept = np.sort(generator(self.seed or 0, "characters").choice(kept, clients, replace=False))
         places = np.cumsum([0, *(len(texts[user]) for user in kept)])[:-1, np.newaxis]
         windows = sliding_window_view(np.concatenate([texts[user] for user in kept]), WINDOW + 1)
         train, validation, test = (self._starts((places + cuts[kept])[:, part : part + 2]) for part in range(3))

@@ -50,14 +50,14 @@ class Synthetic(Classification):
 
         Raise `UserError` if they would not fit in memory, or the partition does not fit them.
         """
-        randoms = [generator(self.seed, "synthetic", client=1 + user) for user in range(self.clients)]
+        randoms = [generator(self.seed or 0, "synthetic", client=1 + user) for user in range(self.clients)]
         sizes = np.array([50 + int(random.lognormal(4, 2)) for random in randoms])
         if sizes.sum() > MOST_SAMPLES:
             raise UserError(
                 f"synthetic: {self.clients} clients have {sizes.sum()} samples, but at most {MOST_SAMPLES} are "
                 "allowed; lower clients"
             )
-        shared = generator(self.seed, "synthetic")
+        shared = generator(self.seed or 0, "synthetic")
         model = (shared.normal(0, 1, (N_FEATURES, N_CLASSES)), shared.normal(0, 1, N_CLASSES)) if self.iid else None
         users = np.repeat(np.arange(self.clients), sizes)
         features = np.empty((len(users), N_FEATURES), dtype=np.float32)

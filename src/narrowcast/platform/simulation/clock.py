@@ -10,8 +10,8 @@ from narrowcast.platform.types import FloatArray, IntArray, Profiles
 class Clock(BaseModel):
     """T = S_down / B_down + R_comp T_sim + C_comp + S_up / B_up per client; a round takes the T of its slowest client.
 
-    Reference: Nguyen et al., WWW 2024 (arXiv:2401.03748), section 5.2 (2), with the constants of Wang et al., A Field
-    Guide to Federated Optimization, 2021: R_comp = 7, C_comp = 10 s.
+    Reference: Nguyen et al., WWW 2024 (arXiv:2401.03748), section 5.2 (2), with R_comp = 7 of Wang et al., A Field
+    Guide to Federated Optimization, 2021. Their C_comp is 10 s, next to which the links of small models hardly count.
 
     Differs from the paper: 1. T_sim is modelled as examples x epochs x `seconds_per_example` / compute_speed, where the
     paper measures it, so that simulated time is the same on every machine. 2. every client has its own links and
@@ -22,7 +22,7 @@ class Clock(BaseModel):
 
     seconds_per_example: float = Field(1e-6, ge=0, description="training time of one example on the reference device")
     compute_slowdown: float = Field(7.0, ge=0, description="R_comp, device time over modelled training time")
-    compute_overhead_seconds: float = Field(10.0, ge=0, description="C_comp, fixed time per participation")
+    compute_overhead_seconds: float = Field(0.0, ge=0, description="C_comp, fixed time per participation")
     server_seconds: float = Field(0.0, ge=0, description="T_server, added to the time of each round")
     idle_seconds: float = Field(60.0, ge=0, description="duration of a round in which no client is available")
 
