@@ -38,7 +38,7 @@ class TwoMoons(BaseModel):
         )
 
     def _points(self, client: int) -> Labelled:
-        random = generator((self.seed or 0), "two moons", client)
+        random = generator(self.seed or 0, "two moons", client)
         labels = np.arange(self.examples) % 2
         angle = np.pi * random.random(self.examples) + np.pi * labels
         points = np.stack([np.cos(angle) + labels, np.sin(angle) + labels / 2], axis=1)
