@@ -105,7 +105,7 @@ class OwnSamples(Classification):
             return len(ids), train, numbers
         if self.clients > len(ids):
             raise UserError(f"data.clients is {self.clients}, but the data have {len(ids)} users; omit it")
-        chosen = np.sort(generator(self.seed, "users").choice(len(ids), self.clients, replace=False))
+        chosen = np.sort(generator(self.seed or 0, "users").choice(len(ids), self.clients, replace=False))
         rows = np.flatnonzero(np.isin(numbers, chosen))
         return self.clients, train.take(rows), np.searchsorted(chosen, numbers[rows])
 
