@@ -75,7 +75,7 @@ class Experiment(Plan, metaclass=_Checked):
     fleet: Annotated[Fleet, FLEETS] = Field(Tiers(), description="uplink, downlink and compute speed of each client")
     radio: CellRadio | None = Field(
         None,
-        description="channel, budgets and allocation of a round's bits; none: the links of the fleet, without budgets",
+        description="channel, budgets and allocation of a round's bits; null: the links of the fleet, without budgets",
     )
     backend: Annotated[
         Backend, BACKENDS, Role(identity=False, shared=True, not_tuned="study.backend says where trials run")

@@ -39,7 +39,7 @@ class Plan(BaseModel):
         0, ge=0, lt=2**63, description="seed of the run; data sets have a seed of their own"
     )
     client_seed: Annotated[int | None, Role(not_tuned="it follows the seeds of a trial, study.seeds")] = Field(
-        None, ge=0, lt=2**63, description="seed of clients' private draws, such as negatives; none: derived from seed"
+        None, ge=0, lt=2**63, description="seed of clients' private draws, such as negatives; null: derived from seed"
     )
     rounds: Annotated[int, Role(identity=False)] = Field(100, ge=1, description="number of rounds")
     clients_per_round: int = Field(
@@ -56,7 +56,7 @@ class Plan(BaseModel):
         description="ratio of the clients sampled to the clients waited for, clients_per_round",
     )
     deadline_seconds: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="longest round on the virtual clock; none: no limit"
+        None, gt=0, allow_inf_nan=False, description="longest round on the virtual clock; null: no limit"
     )
     stragglers: Literal["drop", "partial"] = Field(
         "drop", description="late clients: drop their uploads, or let them do the epochs that meet the deadline"
@@ -69,7 +69,7 @@ class Plan(BaseModel):
     )
     clock: Clock = Field(Clock(), description="constants of the virtual clock")
     radio: Radio | None = Field(
-        None, description="channel, budgets and allocation of a round's bits; none: the links of the fleet"
+        None, description="channel, budgets and allocation of a round's bits; null: the links of the fleet"
     )
     schedule: AnySchedule = Field(Synchronous(), description="synchronous rounds, or buffered asynchronous steps")
     evaluate_every: Annotated[int, Role(identity=False, not_tuned="trials are compared after the same rounds")] = Field(
@@ -83,7 +83,7 @@ class Plan(BaseModel):
     )
     checkpoints_kept: Annotated[int, _KEPT] = Field(2, ge=1, description="number of checkpoints kept, the latest ones")
     checkpoint_path: Annotated[str | None, _KEPT] = Field(
-        None, description="folder of the checkpoints, or fsspec URL; none: in the run's folder"
+        None, description="folder of the checkpoints, or fsspec URL; null: in the run's folder"
     )
     name: Annotated[str, Role(identity=False, shared=True, not_tuned="trials are named after their study")] = Field(
         "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"

@@ -35,7 +35,7 @@ def _default(field: Schema) -> str:
         return ""
     default = field["default"]
     if "$ref" in field and isinstance(default, Mapping):
-        return in_yaml(default["kind"]) if "kind" in default else "its own"
+        return in_yaml(default["kind"]) if "kind" in default else "as below"
     return in_yaml(default)
 
 
@@ -61,9 +61,11 @@ def type_of(field: Schema, root: str) -> str:
 
 
 def _range(field: Schema) -> str:
+    if {"minimum", "maximum"} <= field.keys():
+        return f" from {_power(field['minimum'])} to {_power(field['maximum'])}"
     bounds = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
     said = [f"{sign} {_power(field[key])}" for key, sign in bounds if key in field]
-    return " " + ", ".join(said) if said else ""
+    return " " + " and ".join(said) if said else ""
 
 
 def _power(bound: float) -> str:

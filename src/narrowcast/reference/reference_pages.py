@@ -15,27 +15,27 @@ from narrowcast.reference.file_schemas import experiment_schema, study_schema
 from narrowcast.registry import REGISTRIES
 
 _TITLES = {
-    "algorithm": ("Algorithms", "algorithm"),
-    "codec": ("Codec stages", "algorithm.codec"),
-    "data": ("Data sets", "data"),
-    "partition": ("Partitions of data across clients", "data.partition"),
-    "model": ("Models", "model"),
-    "loss": ("Losses of networks", "model.loss"),
-    "metric": ("Metrics of networks", "model.metrics"),
-    "training": ("Local training", "training"),
-    "fleet": ("Fleets: links and compute speed of clients", "fleet"),
-    "channel": ("Channels", "radio.channel"),
-    "allocation": ("Allocation of uplink bits", "radio.allocation"),
-    "downlink": ("Downlink transmission", "radio.downlink"),
-    "availability": ("Availability of clients", "availability"),
-    "schedule": ("Schedules: synchronous and buffered asynchronous", "schedule"),
-    "secure": ("Secure aggregation", "secure"),
-    "rank_policy": ("Rank policies of SCoLR", "algorithm.rank_policy"),
-    "backend": ("Backends", "backend"),
-    "sampler": ("Samplers of studies", "study.sampler"),
-    "pruner": ("Pruners of studies", "study.pruner"),
+    "algorithm": ("Algorithms", "federated algorithm", "algorithm"),
+    "codec": ("Codec stages", "codec stage", "algorithm.codec"),
+    "data": ("Data sets", "data set", "data"),
+    "partition": ("Partitions of data across clients", "partition of data across clients", "data.partition"),
+    "model": ("Models", "model", "model"),
+    "loss": ("Losses of networks", "loss of a network", "model.loss"),
+    "metric": ("Metrics of networks", "metric of a network", "model.metrics"),
+    "training": ("Local training", "local training", "training"),
+    "fleet": ("Fleets: links and compute speed of clients", "fleet of clients", "fleet"),
+    "channel": ("Channels", "channel", "radio.channel"),
+    "allocation": ("Allocation of uplink bits", "allocation of uplink bits", "radio.allocation"),
+    "downlink": ("Downlink transmission", "downlink transmission", "radio.downlink"),
+    "availability": ("Availability of clients", "availability of clients", "availability"),
+    "schedule": ("Schedules: synchronous and buffered asynchronous", "schedule of the server's steps", "schedule"),
+    "secure": ("Secure aggregation", "secure aggregation", "secure"),
+    "rank_policy": ("Rank policies of SCoLR", "rank policy of SCoLR", "algorithm.rank_policy"),
+    "backend": ("Backends", "backend", "backend"),
+    "sampler": ("Samplers of studies", "sampler of a study", "study.sampler"),
+    "pruner": ("Pruners of studies", "pruner of a study", "study.pruner"),
 }
-"""By registry, in the order of the reference: the title of its page, and the section that it describes."""
+"""By registry, in the reference's order: its page's title, the words for one of its kinds, the section of a file."""
 
 _EXPERIMENT = """# Experiment files
 
@@ -85,7 +85,7 @@ def reference_pages() -> dict[str, str]:
         "study.md": _STUDY + _fields(searched, definitions, ""),
     }
     index = _INDEX
-    for name, (title, section) in _TITLES.items():
+    for name, (title, _, section) in _TITLES.items():
         registry = REGISTRIES[name]
         kinds = {kind: registry.resolve(kind) for kind in registry.known()}
         pages[f"{name}/index.md"] = _registry_page(registry, title, section, kinds)
@@ -111,15 +111,15 @@ def _registry_page(registry: Registry, title: str, section: str, kinds: dict[str
         f"or a class of your own as `package.module:Class` (see [plugins](../../plugins.md)).{default}\n\n"
         f"| kind | |\n|---|---|\n{rows}\n"
     )
-    return text + _TREE + "".join(f"{kind}\n" for kind in kinds) + "```\n"
+    return text + _TREE + "".join(f"{kind} <{kind}>\n" for kind in kinds) + "```\n"
 
 
 def _kind_page(registry: Registry, kind: str, found: type[BaseModel], definitions: dict[str, Schema]) -> str:
     namespace = next((name for name, of in REGISTRY_NAMES.items() if of == registry.name), None)
     python = f" In Python: `nc.{namespace}.{found.__name__}`." if namespace else ""
-    title, section = _TITLES[registry.name]
-    text = f"# {kind}\n\nA kind of [{title.lower()}](index.md): `{section}` in a file.{python}\n\n{_doc(found)}\n\n"
-    text += _fields(definitions[f"{registry.name}.{kind}"], definitions, "../")
+    title, one, section = _TITLES[registry.name]
+    text = f"# {kind}: {one}\n\nA kind of `{section}` in a file ([{title.lower()}](index.md)).{python}\n\n"
+    text += f"{_doc(found)}\n\n" + _fields(definitions[f"{registry.name}.{kind}"], definitions, "../")
     module = inspect.getdoc(sys.modules[found.__module__]) or ""
     sources = [each for each in module.split("\n\n") if each.startswith("Reference")]
     return text + "".join(f"\n\n{prose(each)}\n" for each in sources)

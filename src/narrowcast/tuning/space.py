@@ -47,7 +47,7 @@ class FloatRange(_Range):
     low: float = Field(description="least value")
     high: float = Field(description="largest value")
     log: bool = Field(False, description="sample the logarithm uniformly")
-    step: float | None = Field(None, gt=0, description="distance of the values; none: continuous")
+    step: float | None = Field(None, gt=0, description="distance of the values; null: continuous")
 
     def draw(self, trial: Trial, path: str) -> Any:
         """Draw the trial's value, as Optuna stores it."""

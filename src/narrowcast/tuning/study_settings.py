@@ -67,7 +67,7 @@ class StudySettings(BaseModel):
     pruner: AnyPruner = Field(NoPruning(), description="rule that stops trials early")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     seeds: int = Field(1, ge=1, description="runs of a trial, over which metrics are averaged")
-    trials: int | None = Field(None, ge=1, description="number of trials; none: 50, or every combination of a grid")
+    trials: int | None = Field(None, ge=1, description="number of trials; null: 50, or every combination of a grid")
     timeout_seconds: float | None = Field(None, gt=0, description="wall time after which no trial starts")
     parallel: int = Field(1, ge=1, le=4096, description="number of workers on Ray")
     trials_together: int = Field(1, ge=1, description="trials that a worker runs as one tensor program")
@@ -76,7 +76,7 @@ class StudySettings(BaseModel):
     backend: Literal["ray", "local"] = Field("ray", description="workers on Ray, or one worker in this process")
     address: str | None = Field(None, description="running Ray cluster to join, host:port or auto")
     storage: str | None = Field(
-        None, description="Optuna storage: database URL or journal file; none: a journal in the study's folder"
+        None, description="Optuna storage: database URL or journal file; null: a journal in the study's folder"
     )
     storage_timeout_seconds: float = Field(120.0, gt=0, description="longest wait for a storage that is down")
     stale_seconds: float = Field(60.0, ge=5, description="age of a heartbeat after which a process counts as dead")

@@ -61,7 +61,7 @@ class CellRadio(BaseModel):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="simulated time for all uploads of a round; none: uploads have no budget",
+        description="simulated time for all uploads of a round; null: uploads have no budget",
     )
 
     @model_validator(mode="after")

@@ -69,7 +69,7 @@ class AdaptiveAtomo(LocalThenUpload):
         None,
         gt=0,
         le=2,
-        description="expected number of values of the factors, over those of the matrix; none: chosen by budget",
+        description="expected number of values of the factors, over those of the matrix; null: chosen by budget",
     )
     server_learning_rate: ServerLearningRate = 1.0
     informs_allocation: bool = Field(False, description="tell the radio's allocation what bits are worth to clients")

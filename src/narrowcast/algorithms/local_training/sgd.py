@@ -41,7 +41,7 @@ class SGD(BaseModel):
     epochs: int = Field(1, ge=1, description="local epochs per participation")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local SGD, reset at each participation")
     weight_decay: float = Field(0.0, ge=0, description="coefficient of the parameters in the gradient")
-    clip_norm: float | None = Field(None, gt=0, description="largest L2 norm of a step's gradient; none: no clipping")
+    clip_norm: float | None = Field(None, gt=0, description="largest L2 norm of a step's gradient; null: no clipping")
     execution: Literal["auto", "batched", "per_client"] = Field(
         "auto", description="train a chunk as one tensor program, client by client, or the faster of the two"
     )

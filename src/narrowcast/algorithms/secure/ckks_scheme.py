@@ -35,7 +35,7 @@ class CKKS(Protection):
     ring: Literal[4096, 8192, 16384] = Field(8192, description="degree of the polynomial ring")
     prime_bits: tuple[int, int] = Field((60, 60), description="sizes of the ciphertext prime and of the special prime")
     scale_bits: int | None = Field(
-        None, ge=1, le=50, description="bits of scale below an integer; none: as many as the noise needs"
+        None, ge=1, le=50, description="bits of scale below an integer; null: as many as the noise needs"
     )
 
     @field_validator("prime_bits")

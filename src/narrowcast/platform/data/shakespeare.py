@@ -47,7 +47,7 @@ class Shakespeare(Classification):
 
     kind: Literal["shakespeare"] = "shakespeare"
     clients: int | None = Field(
-        default=None, ge=1, le=MOST_CLIENTS, description="number of clients; none: every character that qualifies"
+        default=None, ge=1, le=MOST_CLIENTS, description="number of clients; null: every character that qualifies"
     )
     partition: Partition = Field(default=Natural(), description="distribution of the training windows across clients")
     min_examples: int = Field(default=10, ge=1, description="characters with fewer training windows are dropped")

@@ -34,11 +34,11 @@ class NeuralNetwork(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: Annotated[Loss, LOSSES] | None = Field(
-        None, description="minimised by clients; none: cross_entropy for classes and tokens, squared_error for numbers"
+        None, description="minimised by clients; null: cross_entropy for classes and tokens, squared_error for numbers"
     )
     metrics: tuple[Annotated[Metric, METRICS], ...] | None = Field(
         None,
-        description="of held-out samples, besides the loss; none: accuracy for classes, accuracy and perplexity for "
+        description="of held-out samples, besides the loss; null: accuracy for classes, accuracy and perplexity for "
         "tokens, rmse, mae and r2 for numbers",
     )
 

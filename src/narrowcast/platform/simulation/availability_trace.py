@@ -30,7 +30,7 @@ class AvailabilityTrace(BaseModel):
     kind: Literal["trace"] = "trace"
     path: Path = Field(description="CSV file with the columns client, time, available")
     repeat_seconds: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="period after which the trace restarts; none: the last row holds"
+        None, gt=0, allow_inf_nan=False, description="period after which the trace restarts; null: the last row holds"
     )
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ class Tracking(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str | None = Field(
-        None, description="MLflow tracking URI; none: MLFLOW_TRACKING_URI, else mlflow.db in the output folder"
+        None, description="MLflow tracking URI; null: MLFLOW_TRACKING_URI, else mlflow.db in the output folder"
     )
     experiment: str = Field("narrowcast", min_length=1, description="name of the MLflow experiment")
     system_metrics: bool = Field(True, description="record the use of CPU, memory, disk and network")
