@@ -42,6 +42,7 @@ from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import cohort_size
 from narrowcast.platform.simulation.fleet import Tiers
+from narrowcast.platform.simulation.profile_limits import check_profiles
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
 from narrowcast.runs import packaged
@@ -89,7 +90,7 @@ class Experiment(Plan, metaclass=_Checked):
 
     def task(self, data: Dataset) -> Task:
         """Return the task of the client hosts; raise `UserError` if its parts do not fit together."""
-        profiles = self.fleet.profiles(data.examples, self.seed)
+        profiles = check_profiles(self.fleet.profiles(data.examples, self.seed), self.fleet.kind)
         task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed)
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()

@@ -52,6 +52,7 @@ class Plan(BaseModel):
     over_selection: float = Field(
         1.0,
         ge=1,
+        le=1e6,
         allow_inf_nan=False,
         description="ratio of the clients sampled to the clients waited for, clients_per_round",
     )

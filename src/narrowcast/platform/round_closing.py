@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,6 +75,10 @@ def commit(
     `beside` are the uplink and downlink bits of the round that no client's ledger has.
     """
     plan, before, round_index = live.run.plan, live.simulated_seconds, live.round_index + 1
+    if not math.isfinite(now):
+        raise RunFailed(
+            f"round {round_index}: its simulated time is {now}; lower the seconds of clock, or raise the rates"
+        )
     for result in results:
         live.population.put(result.ledger.client, result.state)
     live.population.last_round[ledger.client] = round_index - ledger.staleness

@@ -22,7 +22,7 @@ def rotation_of(sampling: Sampling, seed: int, n_clients: int) -> IntArray:
 
 def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -> int:
     """Return the number of clients sampled in a round, at most all clients."""
-    return min(math.ceil(round(clients_per_round * over_selection, 9)), n_clients)
+    return math.ceil(min(round(clients_per_round * over_selection, 9), n_clients))
 
 
 def next_in(order: IntArray, first: int, size: int, free: BoolArray | None) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,6 +17,7 @@ from narrowcast.platform.yaml_limits import read_limited
 
 logger = logging.getLogger(__name__)
 EXPERIMENTS = files("narrowcast") / "experiments"
+STUDIES = EXPERIMENTS / "studies"
 _RENAMED = {"executor": "backend"}  # top-level keys of version 0.1
 
 
@@ -34,14 +36,44 @@ def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
     try:
         return read_limited(path), str(path)
     except FileNotFoundError:
+        _refuse_other(name_or_path, what)
         known = list(summaries(folder))
         raise UserError(
             f'no {what} "{name_or_path}": neither a file nor a packaged {what}; packaged: '
             f"{', '.join(known)}{suggest(name_or_path, known)}"
         ) from None
     except OSError as error:
+        if (path / "config.yaml").is_file():
+            raise UserError(
+                f"{path} is the folder of a run; to run its experiment again give {path}/config.yaml, to resume it use "
+                f"narrowcast run --resume {path.name} --output {path.parent}"
+            ) from error
         article = "an" if what == "experiment" else "a"
-        raise UserError(f"{path}: cannot be read as {article} {what} file: {error}") from error
+        raise UserError(
+            f"{path}: cannot be read as {article} {what} file ({error.strerror}); give a YAML file"
+        ) from error
+
+
+def _refuse_other(word: str, what: str) -> None:
+    """Raise `UserError` for the name of a study in place of an experiment, or the reverse, and for an override."""
+    if what == "experiment" and word in summaries(STUDIES):
+        raise _is_a_study(word, word)
+    if what == "study" and word in summaries(EXPERIMENTS):
+        raise is_an_experiment(word, word)
+    if re.match(r"[\w.]+=", word):
+        raise UserError(f'"{word}" is an override; name the {what} before it: a YAML file, or a packaged one')
+
+
+def _is_a_study(origin: str, name: str) -> UserError:
+    return UserError(f"{origin} is a study, not an experiment; tune it with: narrowcast tune {name}")
+
+
+def is_an_experiment(origin: str, name: str) -> UserError:
+    """Return the error for an experiment in place of a study."""
+    return UserError(
+        f"{origin} is an experiment, not a study; run it with: narrowcast run {name}, or name it as experiment.base "
+        "in a study"
+    )
 
 
 def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
@@ -50,6 +82,8 @@ def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
     values = read_yaml(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
+    if values.keys() & {"study", "space"}:
+        raise _is_a_study(origin, name_or_path)
     values.setdefault("name", Path(origin).stem)
     for old in _RENAMED.keys() & values.keys():
         _announce(old, _RENAMED[old], origin)
@@ -79,9 +113,13 @@ def _announce(old: str, new: str, origin: str) -> None:
 
 def read_study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
     """Return the values of a study, packaged or from a file; None if the source has no section `study`."""
-    packaged = EXPERIMENTS / "studies" / f"{source}.yaml"
+    packaged = STUDIES / f"{source}.yaml"
     if "/" not in source and packaged.is_file():
         values = read_yaml(packaged.read_text(), source)
     else:
         values = read_yaml(read_limited(Path(source)), source) if Path(source).is_file() else None
-    return apply_overrides(values, overrides) if isinstance(values, dict) and "study" in values else None
+    if not isinstance(values, dict) or "study" not in values:
+        return None
+    if isinstance(values.get("experiment"), str):
+        values["experiment"] = {"base": values["experiment"]}
+    return apply_overrides(values, overrides)

@@ -50,10 +50,10 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     state = start(run)
     _check_targets(run, experiment, state)
     make_writable(output)
-    uri = _checked_store(experiment, output)
     folder = free_folder(output, experiment.name)
-    if experiment.checkpoint_path is not None:
+    if experiment.checkpoint_path is not None:  # before the store, of which a new file would be left
         check_place(checkpoint_place(experiment, folder))
+    uri = _checked_store(experiment, output)
     return PreparedRun(experiment, run, state, folder, uri)
 
 

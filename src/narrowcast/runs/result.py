@@ -28,7 +28,7 @@ from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.run_folder import MODEL, RESULT
+from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -300,7 +300,8 @@ def load_result(folder: Path) -> Result:
         raise UserError(f"{folder}: no such folder; give the folder of a run, the one with {RESULT} in it")
     for name in (RESULT, "rounds.parquet"):
         if not (folder / name).is_file():
-            raise UserError(f"{folder}: has no {name}, so it is no finished run; {_finish(folder)}")
+            advice = _finish(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
+            raise UserError(f"{folder}: has no {name}, so it is no finished run; {advice}")
     file = read_result(folder / RESULT)
     history = _read_table(folder / "rounds.parquet", ("round", plots.UPLINK.column, plots.TIME.column))
     last = int(plots.column(history, "round").max(initial=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -15,11 +16,13 @@ from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.state import Interrupted
 from narrowcast.runs.prepare import PreparedRun, prepare, prepare_lockstep, prepare_resume
-from narrowcast.runs.run_folder import CONFIG, has_run
+from narrowcast.runs.remarks import remarks
+from narrowcast.runs.run_folder import CONFIG, find_run, has_run
 
 if TYPE_CHECKING:
     from narrowcast.runs.recorder import OnRound
 
+logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 
@@ -46,13 +49,15 @@ def prepare_runs(
     if source is None and not resume:
         raise UserError("no experiment given; name a packaged one (narrowcast show lists them) or a YAML file")
     if resume:
-        runs = [_prepare_named(output / name, source, overrides) for name in resume]
+        runs = [_prepare_named(find_run(name, output), source, overrides) for name in resume]
     else:
         experiments = load_replicas(source or "", overrides)
         first = experiments[0]
         if resume_if_begun and len(experiments) == 1 and has_run(output / first.name):
             return [prepare_resume(output / first.name, first)]
         runs = [prepare(each, output, data) for each, data in zip(experiments, _load(experiments), strict=True)]
+        for remark in remarks(first, runs[0].task, runs[0].state):
+            logger.warning("%s", remark)
     return prepare_lockstep(runs) if len(runs) > 1 else runs
 
 

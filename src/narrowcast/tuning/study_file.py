@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +30,7 @@ from narrowcast.tuning.trial_runner import SharedData
 
 logger = logging.getLogger(__name__)
 
-PACKAGED = files("narrowcast") / "experiments" / "studies"
+PACKAGED = packaged.STUDIES
 _RENAMED = {"retest": "holdout", "patience_seconds": "storage_timeout_seconds", "executor": "backend"}
 """Keys of `study` in version 0.1, and their names now."""
 
@@ -137,13 +136,15 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
     if not values.keys() & {"experiment", "study", "space"} and values.keys() & {"data", "algorithm"}:
-        raise UserError(f"{origin} is an experiment; narrowcast run takes it, and a study names it as experiment.base")
+        raise packaged.is_an_experiment(origin, origin)
     values.setdefault("name", Path(origin).stem)
     values["experiment"] = _experiment(values.get("experiment"), origin)
     values.setdefault("study", {})
     for override in overrides:
         if override.startswith("space."):
             raise UserError(f'"{override}": paths in a space have dots themselves; change the space in the file')
+        if (key := override.partition("=")[0].partition(".")[0]) in Experiment.model_fields and key != "name":
+            raise UserError(f'"{override}" is a setting of the experiment; write experiment.{override}')
     _rename_keys(values["study"], origin)
     values = apply_overrides(values, overrides, Defaults(_Overridable, plugin_folders(origin)))
     _rename_keys(values["study"], origin)  # of the overrides

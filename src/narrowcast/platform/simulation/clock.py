@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
+_MOST = 1e9
+"""Bound of each constant; their products and sums over a run stay finite."""
+
 
 class Clock(BaseModel):
     """T = S_down / B_down + R_comp T_sim + C_comp + S_up / B_up per client; a round takes the T of its slowest client.
@@ -20,11 +23,13 @@ class Clock(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seconds_per_example: float = Field(1e-6, ge=0, description="training time of one example on the reference device")
-    compute_slowdown: float = Field(7.0, ge=0, description="R_comp, device time over modelled training time")
-    compute_overhead_seconds: float = Field(0.0, ge=0, description="C_comp, fixed time per participation")
-    server_seconds: float = Field(0.0, ge=0, description="T_server, added to the time of each round")
-    idle_seconds: float = Field(60.0, ge=0, description="duration of a round in which no client is available")
+    seconds_per_example: float = Field(
+        1e-6, ge=0, le=_MOST, description="training time of one example on the reference device"
+    )
+    compute_slowdown: float = Field(7.0, ge=0, le=_MOST, description="R_comp, device time over modelled training time")
+    compute_overhead_seconds: float = Field(0.0, ge=0, le=_MOST, description="C_comp, fixed time per participation")
+    server_seconds: float = Field(0.0, ge=0, le=_MOST, description="T_server, added to the time of each round")
+    idle_seconds: float = Field(60.0, ge=0, le=_MOST, description="duration of a round in which no client is available")
 
     def client_seconds(
         self, profiles: Profiles, examples: IntArray, download_seconds: FloatArray, upload_seconds: FloatArray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -10,6 +11,9 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from narrowcast.platform.config import flatten, suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import reaches
+
+_SHARE = re.compile(r"accuracy|(hr|ndcg|recall|precision)@\d+")
+"""Metrics between 0 and 1."""
 
 
 def _by_metric(value: Any) -> Any:
@@ -47,12 +51,16 @@ class Reached(BaseModel):
 
 
 def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str]) -> None:
-    """Raise `UserError` for a metric that the run does not measure."""
+    """Raise `UserError` for a metric that the run does not measure, or a value that it cannot have."""
     known = sorted(known)
-    for name in targets:
+    for name, values in targets.items():
         if name not in known:
             raise UserError(
                 f"targets.{name} is no metric of this run; it measures {', '.join(known)}{suggest(name, known)}"
+            )
+        if (highest := max(values)) > 1 and _SHARE.fullmatch(name.rpartition(".")[2]):
+            raise UserError(
+                f"targets.{name} = {highest:g}: the metric lies between 0 and 1, so no run reaches it; 0.8 is 80 %"
             )
 
 

@@ -1,0 +1,39 @@
+"""Settings that a run accepts although they have no effect in it, said before its first round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowcast.algorithms.codecs.factors import Factored
+from narrowcast.experiment import Experiment
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.schedule import Buffered
+from narrowcast.platform.state import RunState
+
+
+def remarks(experiment: Experiment, task: Task, state: RunState) -> Iterator[str]:
+    """Yield a line for each such setting of a new run, with what happens instead."""
+    schedule, clients = experiment.schedule, task.data.n_clients
+    if isinstance(schedule, Buffered):
+        if schedule.buffer_size > clients:
+            yield (
+                f"schedule.buffer_size = {schedule.buffer_size}: the data have {clients} clients, so each step uses "
+                f"{clients} updates"
+            )
+        elif schedule.concurrency < schedule.buffer_size:
+            yield (
+                f"schedule.concurrency = {schedule.concurrency} is below buffer_size = {schedule.buffer_size}: each "
+                f"step waits for {-(-schedule.buffer_size // schedule.concurrency)} groups of clients in turn"
+            )
+    elif "clients_per_round" in experiment.model_fields_set and experiment.clients_per_round > clients:
+        yield (
+            f"clients_per_round = {experiment.clients_per_round}: the data have {clients} clients, so all of them take "
+            "part in each round"
+        )
+    shapes = {name: values.shape for name, values in state.server.items()}
+    for place, stage in enumerate(getattr(experiment.algorithm, "codec", None) or ()):
+        if isinstance(stage, Factored) and not stage.factored(shapes):
+            yield (
+                f"algorithm.codec.{place}: no matrix of the model is smaller as two factors of rank {stage.rank}, so "
+                "all are sent whole; lower rank"
+            )
