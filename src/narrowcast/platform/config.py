@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ PLUGINS = "plugins"
 """The folder, beside a run's config.yaml, of the modules that its own classes come from."""
 _ERRORS_SHOWN = 4
 _MAY_HOLD_A_PASSWORD = ("tracking.uri", "study.storage")
+_LARGEST = 3.4e38
 _MOST_SHOWN = 200
 """Characters of a wrong value that an error shows."""
 _FIRST_WORDS = re.compile(r"^(Value error, |(Input|String|List|Tuple|Dictionary|Value|Data) (?=should))")
@@ -86,6 +88,8 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
     for path, value in flatten(dumped).items():
         if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers
             raise UserError(f"{origin}: {path} = {value}: should be a finite number")
+        if isinstance(value, float) and abs(value) > _LARGEST:
+            raise UserError(f"{origin}: {path} = {value:g}: should be at most {_LARGEST:g}, as in float32")
     return valid
 
 
@@ -122,13 +126,16 @@ def plugin_folders(origin: str) -> list[Path]:
 
 
 def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folders: list[Path]) -> str:
-    path, owner = _locate(model, problem["loc"], values, folders)
+    path, owner, registry = _locate(model, problem["loc"], values, folders)
     context = problem.get("ctx", {})
     got = problem["input"]
     match problem["type"]:
         case "extra_forbidden":
             known = sorted(owner.model_fields)
-            return f"{path} is unknown; known here: {', '.join(known)}{suggest(path.split('.')[-1], known)}"
+            word = path.split(".")[-1]
+            others = [kind for kind, each in (registry or {}).items() if word in each.model_fields]
+            elsewhere = f"; a field of the kind {' and '.join(others)}" if others else ""
+            return f"{path} is unknown; known here: {', '.join(known)}{elsewhere or suggest(word, known)}"
         case "union_tag_invalid":
             known = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
             tag = context["tag"]
@@ -160,7 +167,7 @@ def _causes(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _short(got: Any) -> str:
-    shown = repr(got)
+    shown = json.dumps(got) if got is None or isinstance(got, bool) else repr(got)
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]} ..."
 
 
@@ -181,18 +188,22 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 def _locate(
     model: type[BaseModel], location: tuple[int | str, ...], values: Any, folders: list[Path]
-) -> tuple[str, type[BaseModel]]:
-    """Return the dotted path of an error, without the union tags that pydantic adds, and the model that it is in."""
+) -> tuple[str, type[BaseModel], Registry | None]:
+    """Return the dotted path of an error, without the union tags that pydantic adds, and the model that it is in.
+
+    The third is the registry that this model is of, if any.
+    """
     path: list[str] = []
     owner = model
     registry: Registry | None = None
+    of_owner: Registry | None = None
     members: dict[str, type[BaseModel]] = {}
     for step in location:
         if str(step) in members and (not path or str(step) not in owner.model_fields):
             owner, members = members[str(step)], {}
             continue
         if not isinstance(step, int) and registry is not None:
-            owner, registry = registry.class_of(values, folders) or owner, None
+            owner, of_owner, registry = registry.class_of(values, folders) or owner, registry, None
         if not isinstance(step, int) and step not in owner.model_fields and not isinstance(values, Mapping):
             continue  # pydantic's name for an alternative of a union
         path.append(str(step))
@@ -204,8 +215,8 @@ def _locate(
         models = list(models_in(field.annotation))
         members = {str(each.model_fields["kind"].default): each for each in models if "kind" in each.model_fields}
         if len(models) == 1:
-            owner = models[0]
-    return ".".join(path), owner
+            owner, of_owner = models[0], None
+    return ".".join(path), owner, of_owner
 
 
 def inside(values: Any, step: int | str) -> Any:

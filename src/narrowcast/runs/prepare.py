@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from narrowcast.platform import plugins
 from narrowcast.platform.checkpoint import NoCheckpointError, check_place, load_checkpoint
 from narrowcast.platform.config import PLUGINS, read_yaml
 from narrowcast.platform.contracts import Dataset, Task
+from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.run import Run
@@ -49,11 +51,18 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     run = _checked(experiment, data)
     state = start(run)
     _check_targets(run, experiment, state)
+    created = not output.exists()
     make_writable(output)
     folder = free_folder(output, experiment.name)
-    if experiment.checkpoint_path is not None:  # before the store, of which a new file would be left
-        check_place(checkpoint_place(experiment, folder))
-    uri = _checked_store(experiment, output)
+    try:
+        if experiment.checkpoint_path is not None:  # before the store, of which a new file would be left
+            check_place(checkpoint_place(experiment, folder))
+        uri = _checked_store(experiment, output)
+    except UserError:
+        if created:
+            with suppress(OSError):
+                disk().remove_folder(output)
+        raise
     return PreparedRun(experiment, run, state, folder, uri)
 
 

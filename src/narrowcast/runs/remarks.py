@@ -30,6 +30,8 @@ def remarks(experiment: Experiment, task: Task, state: RunState) -> Iterator[str
             f"clients_per_round = {experiment.clients_per_round}: the data have {clients} clients, so all of them take "
             "part in each round"
         )
+    if idle := int((task.data.examples == 0).sum()):
+        yield f"{idle} of {clients} clients have no training samples; use fewer clients, or another partition"
     shapes = {name: values.shape for name, values in state.server.items()}
     for place, stage in enumerate(getattr(experiment.algorithm, "codec", None) or ()):
         if isinstance(stage, Factored) and not stage.factored(shapes):

@@ -19,6 +19,7 @@ from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric,
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 
+_MOST_PARAMETERS = 2**30
 _SAMPLES_AT_ONCE = 1000
 
 
@@ -74,6 +75,8 @@ class NeuralNetwork(BaseModel):
             raise UserError(
                 f"model.kind = {kind} needs samples with targets, but {data.name} has none; use another model"
             )
+        if type(self).__module__.startswith("narrowcast."):  # modules of others may refuse the meta device
+            self._check_size(data)
         module, loss, metrics = self.module(data), self.loss_on(data), self.metrics_on(data)
         if buffers := [name for name, _ in module.named_buffers()]:
             raise UserError(
@@ -104,6 +107,15 @@ class NeuralNetwork(BaseModel):
         if outputs.shape[1:] != wanted:
             raise UserError(f"model.kind = {kind} returns {list(outputs.shape)}, expected {expected}")
         _try_out(loss, metrics, outputs, torch.from_numpy(some.labels))
+
+    def _check_size(self, data: Samples) -> None:
+        with torch.device("meta"):  # shapes alone, without memory
+            count = sum(each.numel() for each in self.module(data).parameters())
+        if count > _MOST_PARAMETERS:
+            raise UserError(
+                f"this model has {count:,} parameters, {4 * count / 1e9:.0f} GB, a copy for each client in training; "
+                f"at most {_MOST_PARAMETERS:,}: make its layers smaller"
+            )
 
     def init_server(self, data: Samples, seed: int) -> Arrays:
         """Return the module's own initialisation, drawn from the seed."""

@@ -98,6 +98,17 @@ def check_store(uri: str) -> None:
     check_address(uri, "tracking.uri")
     if uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
+    if "://" in uri and (scheme := re.split(r"[+:]", uri)[0]) not in (
+        *_DATABASES,
+        "http",
+        "https",
+        "file",
+        "databricks",
+    ):
+        raise UserError(
+            f'tracking.uri = "{shown}": MLflow has no stores at {scheme}://; write http://HOST:PORT, '
+            "sqlite:///path/to/mlflow.db or postgresql://HOST/DATABASE"
+        )
     try:
         if urlsplit(uri).scheme in ("http", "https"):
             answer = requests.get(f"{uri.rstrip('/')}/version", timeout=_PROBE_SECONDS)
