@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from narrowcast.api.cluster_job import ClusterJob
-from narrowcast.platform.errors import LearnedNothing, RunFailed
+from narrowcast.platform.errors import RunFailed, UnresumableFailure
 from narrowcast.runs.result import Result, load_result
 from narrowcast.runs.run_folder import find_run
 
@@ -242,7 +242,7 @@ def _noting_resume(runs: Sequence[PreparedRun]) -> Iterator[None]:
     """Add the call that resumes these runs to what ends them early."""
     try:
         yield
-    except LearnedNothing:
+    except UnresumableFailure:
         raise
     except (RunFailed, KeyboardInterrupt) as error:
         names = [each.folder.name for each in runs]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
-from narrowcast.platform.errors import LearnedNothing, RunFailed
+from narrowcast.platform.errors import RunFailed, UnresumableFailure
 
 if TYPE_CHECKING:
     from narrowcast.runs.prepare import PreparedRun
@@ -58,7 +58,7 @@ def run(
     try:
         with ProgressDisplay.of(runs) as progress:
             results = session.run_all(runs, progress.show)
-    except LearnedNothing:
+    except UnresumableFailure:
         raise
     except RunFailed as error:
         raise RunFailed(f"{error} [{again}]") from error

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from narrowcast.platform.contracts import LocalCall
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.errors import UnresumableFailure
 from narrowcast.platform.open_round import TrainingCall
 from narrowcast.platform.run import Run
 from narrowcast.platform.secure_contracts import ClientKeyStore
@@ -20,7 +20,7 @@ _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyStore | None = None) -> ChunkResult:
     """Train a chunk, with its clients' secrets if there is a key store.
 
-    Raise `RunFailed` that names the chunk size if the memory does not suffice.
+    Raise `UnresumableFailure` that names the chunk size if the memory does not suffice.
     """
     if key_store is not None:
         secrets = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients})
@@ -33,13 +33,13 @@ def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyS
 
 @contextmanager
 def naming_chunk_size(round_index: int, clients: int) -> Iterator[None]:
-    """Raise `RunFailed` that says what to do if the memory does not suffice for this many clients at once."""
+    """Raise `UnresumableFailure` that says what to do if the memory does not suffice for this many clients at once."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
-        raise RunFailed(
+        raise UnresumableFailure(
             f"round {round_index}: not enough memory for {clients} clients at once; "
             "lower chunk_size and start the run again"
         ) from error

@@ -14,5 +14,9 @@ class RunFailed(RuntimeError):  # noqa: N818 - reads as the sentence the user se
     """A run with valid input that could not be completed (exit status 1)."""
 
 
-class LearnedNothing(RunFailed):
+class UnresumableFailure(RunFailed):
+    """A failed run that a resume would only repeat: a setting that its results depend on has to change."""
+
+
+class LearnedNothing(UnresumableFailure):
     """A run whose global model is not the result of its clients' training; resumed, it would end the same way."""

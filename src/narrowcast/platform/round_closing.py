@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowcast.platform.allocation_bits import allocation_bits
 from narrowcast.platform.contracts import Broadcast
-from narrowcast.platform.errors import LearnedNothing
+from narrowcast.platform.errors import LearnedNothing, UnresumableFailure
 from narrowcast.platform.evaluation import evaluate
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.open_round import OpenRound
@@ -76,7 +76,7 @@ def commit(
     """
     plan, before, round_index = live.run.plan, live.simulated_seconds, live.round_index + 1
     if not math.isfinite(now):
-        raise RunFailed(
+        raise UnresumableFailure(
             f"round {round_index}: its simulated time is {now}; lower the seconds of clock, or raise the rates"
         )
     for result in results:

@@ -106,8 +106,8 @@ def check_store(uri: str) -> None:
         "databricks",
     ):
         raise UserError(
-            f'tracking.uri = "{shown}": MLflow has no stores at {scheme}://; write http://HOST:PORT, '
-            "sqlite:///path/to/mlflow.db or postgresql://HOST/DATABASE"
+            f"no MLflow store answers at {shown} (none has the scheme {scheme}); set tracking.uri or "
+            "MLFLOW_TRACKING_URI to http://HOST:PORT, sqlite:///path/to/mlflow.db or postgresql://HOST/DATABASE"
         )
     try:
         if urlsplit(uri).scheme in ("http", "https"):
