@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,7 @@ from narrowcast.platform.config import flatten, plugin_folders, validate, write_
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import Role, role_of
+from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.plan import Plan
@@ -53,6 +55,11 @@ class _Checked(type(Plan)):  # type: ignore[misc]
 
     def __call__(cls, **values: Any) -> Experiment:
         return build_experiment({"name": "experiment", **values}, "Experiment")
+
+
+def _default_backend() -> Backend:
+    """Return the backend of an experiment that names none; RAY_ADDRESS says that there is a cluster."""
+    return RayBackend() if os.environ.get("RAY_ADDRESS") else LocalBackend()
 
 
 class Experiment(Plan, metaclass=_Checked):
@@ -80,7 +87,10 @@ class Experiment(Plan, metaclass=_Checked):
     )
     backend: Annotated[
         Backend, BACKENDS, Role(identity=False, shared=True, not_tuned="study.backend says where trials run")
-    ] = Field(RayBackend(), description="where clients train: in this process or on Ray actors")
+    ] = Field(
+        default_factory=_default_backend,
+        description="where clients train: in this process or on Ray actors, the default if RAY_ADDRESS is set",
+    )
     tracking: Annotated[
         Tracking, Role(identity=False, shared=True, not_tuned="all trials of a study go to one store")
     ] = Field(Tracking(), description="MLflow store of the run")

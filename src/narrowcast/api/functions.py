@@ -193,6 +193,8 @@ def submit(
     dashboard, settings = reach(address), _as_text(overrides)
     with TemporaryDirectory(prefix="narrowcast-") as folder:
         path = source if isinstance(source, str | Path) else source.save(Path(folder, f"{source.name}.yaml"))
+        if not isinstance(source, str | Path) and "backend" not in source.model_fields_set:
+            settings = [*settings, "backend=ray"]  # a saved experiment names its default
         check_capacity(str(path), settings, dashboard)
         variables = [f"{key}={value}" for key, value in (environment or {}).items()]
         sent = submission.prepare(str(path), settings, name=name, output=output, environment=variables)

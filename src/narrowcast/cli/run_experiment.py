@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,11 @@ def run(
     settings = session.with_backend(overrides, backend, address)
     runs = session.prepare_runs(experiment, settings, output, resume, resume_if_begun=resume_if_begun)
     again = session.resume_command(runs)
+    if "backend" not in runs[0].experiment.model_fields_set:
+        on_ray = runs[0].experiment.backend.kind == "ray"
+        where = "on Ray, since RAY_ADDRESS is set" if on_ray else "in this process (--backend ray: on Ray)"
+        with output_may_end():
+            click.echo(f"{runs[0].folder.name} names no backend: clients train {where}")
     try:
         with ProgressDisplay.of(runs) as progress:
             results = session.run_all(runs, progress.show)
@@ -71,6 +77,8 @@ def run(
 
 
 def _report(finished: list[tuple[PreparedRun, dict[str, Any]]]) -> None:
+    import psutil
+
     from narrowcast.cli.run_tables import replicas_table, result_table
     from narrowcast.platform.redaction import hide_secrets
     from narrowcast.runs.result import load_result
@@ -90,5 +98,7 @@ def _report(finished: list[tuple[PreparedRun, dict[str, Any]]]) -> None:
     else:
         terminal.print(replicas_table(results))
         lines.insert(0, f"runs    {', '.join(str(run.folder) for run, _ in finished)}")
+    whole = time.time() - psutil.Process().create_time()
+    lines.insert(0, f"time    {whole:.1f} s since the command was started")
     for line in lines:
         terminal.print(line, highlight=False, soft_wrap=True)

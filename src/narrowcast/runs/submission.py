@@ -75,6 +75,9 @@ def prepare(
     if (study := read_study(source, overrides)) is not None:
         return _prepare_study(study, source, name, where, variables)
     experiment = load_experiment(source, overrides)
+    if "backend" not in experiment.model_fields_set:  # on a cluster, a run that does not say otherwise is on Ray
+        overrides = [*overrides, "backend=ray"]
+        experiment = load_experiment(source, overrides)
     files = {f"files/{place}-{path.name}": path for place, (_, path) in enumerate(_files_of(experiment))}
     modules = plugins.files_of(experiment.plain())
     sha256 = _sha256([{**experiment.plain(), "name": ""}, output, _digests_of(files | modules)])
