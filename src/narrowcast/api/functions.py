@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from narrowcast.api.cluster_job import ClusterJob
 from narrowcast.platform.errors import RunFailed, UnresumableFailure
+from narrowcast.platform.extras import check_installed
 from narrowcast.runs.result import Result, load_result
 from narrowcast.runs.run_folder import find_run
 
@@ -144,6 +145,7 @@ def tune(
     """
     from rich.console import Console
 
+    check_installed("optuna", "tune")
     from narrowcast.tuning.study import prepare_study, run_study
     from narrowcast.tuning.study_display import StudyDisplay
     from narrowcast.tuning.study_file import load_study
@@ -186,6 +188,7 @@ def submit(
         RunFailed: the cluster refused the job, or does not answer.
 
     """
+    check_installed("ray", "submit")
     from narrowcast.cluster.dashboard import reach
     from narrowcast.runs import submission
     from narrowcast.runs.capacity import check_capacity

@@ -31,6 +31,7 @@ from narrowcast.cli.tune import tune
 from narrowcast.cli.ui import ui
 from narrowcast.cli.verify import verify
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.extras import EXTRA_OF, advice
 from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.redaction import redact
 from narrowcast.runs.broken_pipe import discard_unread
@@ -98,6 +99,11 @@ def main() -> NoReturn:
         sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRA_OF:
+            raise
+        _fail(advice(library, "this command"), 2)
     except RunFailed as error:
         _fail(str(error), 1)
     except (KeyboardInterrupt, click.Abort):

@@ -14,6 +14,7 @@ import click
 
 from narrowcast.cli.terminal import FOLDER
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.extras import check_installed
 
 _SECONDS_TO_END = 10.0
 
@@ -27,6 +28,7 @@ def ui(output: Path, port: int) -> None:
     from narrowcast.platform.tracking.mlflow_run import pages_of_runs
     from narrowcast.platform.tracking.store_address import Tracking
 
+    check_installed("mlflow", "narrowcast ui")
     uri = Tracking().resolve(output)
     if uri.startswith(("http://", "https://")):
         raise UserError(f"the runs are tracked at {hide_secrets(uri)}; open that address in a browser")

@@ -9,14 +9,16 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from narrowcast import __version__
-from narrowcast.cluster.ray_jobs import RayJob, RayJobs
 from narrowcast.platform.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from narrowcast.cluster.ray_jobs import RayJob, RayJobs
 
 SCRIPT = Path(__file__).with_name("node_probe.py")
 _SECONDS = 60.0

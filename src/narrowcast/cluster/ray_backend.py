@@ -17,6 +17,7 @@ from narrowcast.cluster.ray_token import check_token, ensure_token
 from narrowcast.cluster.resources import HostResources
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.extras import check_installed
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import cohort_size
@@ -48,6 +49,7 @@ class RayBackend(HostResources):
 
     def check(self, run: Run) -> None:
         """Join the cluster once; raise `UserError` within seconds if it does not answer or is too small."""
+        check_installed("ray", "backend.kind = ray (--backend local runs in this process)")
         if run.task.training.device == "cuda" and not self.gpus_per_actor:
             raise UserError("training.device = cuda: client hosts have no GPU; set backend.gpus_per_actor=0.5")
         if self.clients_per_actor is not None and run.plan.chunk_size > self.clients_per_actor:

@@ -68,7 +68,11 @@ def _packages() -> Finding:
         except PackageNotFoundError:
             bad.append(f"{needed} (has none)")
     python = ".".join(map(str, sys.version_info[:3]))
-    here = f"narrowcast {__version__}, Python {python}, Ray {version('ray')}, torch {torch.__version__}"
+    try:
+        ray = f"Ray {version('ray')}"
+    except PackageNotFoundError:
+        ray = "no Ray (extra ray)"
+    here = f"narrowcast {__version__}, Python {python}, {ray}, torch {torch.__version__}"
     if bad:
         return Finding(
             "packages", "wrong", f"{here}; needs {', '.join(bad)}", "pip install -c constraints.txt narrowcast"

@@ -25,7 +25,7 @@ COPY locks locks
 # Every file is checked against its sha256 in the lock{and_then}.
 RUN pip install --no-cache-dir {index}--require-hashes --no-deps -r locks/runtime.txt -r locks/torch-{build}.txt
 COPY src src
-RUN pip install --no-cache-dir --no-build-isolation {rest} ".[cluster,server,he]"
+RUN pip install --no-cache-dir --no-build-isolation {rest} ".[cluster,server,he,ui]"
 
 USER ray
 WORKDIR /home/ray
