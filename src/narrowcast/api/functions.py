@@ -58,7 +58,8 @@ def run(
         output: folder of all runs; the run writes `output/NAME`, or `NAME-2` and so on if that exists.
         resume: True to resume the run of the experiment's name if there is one in `output`; or the name of a run, or
             several, to resume, for which `experiment` may be left out.
-        progress: False for no output, or a function that is called with the journal's row of each round.
+        progress: False for no output, or a function that is called with the journal's row of each round
+            and, as `run`, the name of its run.
         renamed: `executor` is accepted as the former name of `backend`.
 
     Returns:

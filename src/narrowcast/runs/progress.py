@@ -1,63 +1,95 @@
-"""Progress of the runs of one command: a bar on a terminal, lines elsewhere."""
+"""Progress of the runs of one command: a bar for each run on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
+from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.runs.broken_pipe import output_may_end
 from narrowcast.runs.prepare import PreparedRun
 
-_PLAIN_LINES = 20  # progress lines of a run that does not write to a terminal
+_PLAIN_LINES, _FEWEST_LINES = 20, 3  # of all runs together that do not write to a terminal, and of one run at least
+
+
+@dataclass
+class _RunProgress:
+    rounds: int
+    bar: tqdm[Any] | None
+    metric: tuple[str, float, int] | None = None  # the last evaluation: name, value, round
+
+    def facts(self, row: Mapping[str, Any]) -> str:
+        """Return the state of a run after a round, with the age of its metric if it is not of this round."""
+        measured = {name: value for name, value in row.items() if value is not None}
+        name = primary_metric(measured)
+        if name is not None:
+            self.metric = (name, measured[name], row["round"])
+        facts = [
+            f"loss {row['loss']:.3f}",
+            f"up {format_bits(row['total_uplink_bits'])}",
+            f"down {format_bits(row['total_downlink_bits'])}",
+            f"simulated {format_seconds(row['simulated_seconds'])}",
+        ]
+        if self.metric is not None:
+            name, value, at_round = self.metric
+            age = "" if at_round == row["round"] else f" (round {at_round})"
+            facts.insert(0, f"{metric_label(name)} {format_metric(name, value)}{age}")
+        return "  ".join(facts)
 
 
 class ProgressDisplay:
-    """A bar on a terminal, about 20 lines otherwise."""
+    """A bar for each run on a terminal, about 20 lines in all otherwise."""
 
-    def __init__(self, title: str, done: int, rounds: int) -> None:
-        self._rounds = rounds
-        self._done = done
-        self._bar = tqdm(total=rounds, initial=done, desc=title, unit="round") if sys.stderr.isatty() else None
-        self._metrics = ""
-        if self._bar is None:
-            self._print(f"{title}: {rounds} rounds" + (f", resuming after round {done}" if done else ""))
+    def __init__(self, runs: Mapping[str, tuple[int, int]]) -> None:
+        """Show runs, given the rounds done and the rounds in all of each by its name."""
+        width = max(map(len, runs))
+        self._prefix = {name: f"{name:<{width}}  " if len(runs) > 1 else "" for name in runs}
+        self._lines = max(_FEWEST_LINES, _PLAIN_LINES // len(runs))
+        on_terminal = sys.stderr.isatty()
+        self._runs = {
+            name: _RunProgress(
+                rounds,
+                tqdm(total=rounds, initial=done, desc=f"{name:<{width}}", unit="round", position=place, leave=True)
+                if on_terminal
+                else None,
+            )
+            for place, (name, (done, rounds)) in enumerate(runs.items())
+        }
+        for name, (done, rounds) in runs.items():
+            if not on_terminal:
+                self._print(f"{name}: {rounds} rounds" + (f", resuming after round {done}" if done else ""))
 
     @classmethod
     def of(cls, runs: Sequence[PreparedRun]) -> ProgressDisplay:
-        """Return the display for runs that are about to start, the rounds of all replicas counted together."""
-        title = runs[0].folder.name if len(runs) == 1 else f"{len(runs)} replicas"
-        done, rounds = (sum(each.state.round_index for each in runs), sum(each.experiment.rounds for each in runs))
-        return cls(title, done, rounds)
+        """Return the display for runs that are about to start."""
+        return cls({each.folder.name: (each.state.round_index, each.experiment.rounds) for each in runs})
 
     def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            with output_may_end():
-                self._bar.close()
+        for each in self._runs.values():
+            if each.bar is not None:
+                with output_may_end():
+                    each.bar.close()
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Show a round, given its row of the journal."""
-        self._done += 1
-        for name, label in (("test.hr@10", "test HR@10"), ("test.accuracy", "test accuracy")):
-            if name in row:
-                self._metrics = f"{label} {row[name]:.4f}  "
-        facts = (
-            f"{self._metrics}loss {row['loss']:.3f}  up {format_bits(row['total_uplink_bits'])}  "
-            f"down {format_bits(row['total_downlink_bits'])}  "
-            f"simulated {format_seconds(row['simulated_seconds'])}"
-        )
-        if self._bar is not None:
+        """Show a round, given its row of the journal and the name of its `run`."""
+        name, index = row["run"], row["round"]
+        run = self._runs[name]
+        facts = run.facts(row)
+        if run.bar is not None:
             with output_may_end():
-                self._bar.set_postfix_str(facts, refresh=False)
-                self._bar.update()
-        elif self._done % max(1, self._rounds // _PLAIN_LINES) == 0 or self._done == self._rounds:
-            self._print(f"round {self._done}/{self._rounds}  {facts}")
+                run.bar.set_postfix_str(facts, refresh=False)
+                run.bar.update()
+        elif index % math.ceil(run.rounds / self._lines) == 0 or index == run.rounds:
+            self._print(f"{self._prefix[name]}round {index}/{run.rounds}  {facts}")
 
     def _print(self, line: str) -> None:
         with output_may_end():

@@ -28,7 +28,7 @@ from narrowcast.runs.run_folder import checkpoint_place, remove_checkpoints, wri
 
 logger = logging.getLogger(__name__)
 OnRound = Callable[[Mapping[str, Any]], None]
-"""Called with the journal's row of each round, once that is on disk."""
+"""Called with the journal's row of each round, and the name of its `run`, once that is on disk."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Recorder:
             self.sender.notify()
         if outcome.state is not None:
             self.checkpoint(outcome.state)
-        self.on_round(self.journal.rounds[outcome.record.round - 1])
+        self.on_round({"run": self.prepared.folder.name, **self.journal.rounds[outcome.record.round - 1]})
         self._log(outcome)
         if self.in_vain is not None:
             self.in_vain = None if outcome.record.delivered else self.in_vain + bool(outcome.record.clients)
