@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import signal
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import mlflow_run
+from narrowcast.platform.tracking.mlflow_run import pages_of_runs
+from narrowcast.platform.tracking.mlflow_view import set_up_view
 from narrowcast.runs import recorder as recording
 from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing
@@ -207,3 +211,31 @@ def test_a_store_that_does_not_know_the_run_is_said(finished: TrackedRun, tmp_pa
     prepared = prepare_resume(finished.folder, other)
     with pytest.raises(UserError, match=f"other.db cannot continue MLflow run {finished.run.info.run_id}"):
         session.run(prepared, nothing)
+
+
+def test_the_page_of_the_runs_has_columns_and_charts_of_what_they_measured(finished: TrackedRun) -> None:
+    experiment = finished.client.get_experiment(finished.run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert {"test.hr_at_10", "validation.ndcg_at_10"} <= set(experiment.tags["narrowcast.metrics"].split(","))
+    packed = experiment.tags["mlflow.sharedViewState.narrowcast"].removeprefix("deflate;")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    shown = [each for each in state["selectedColumns"] if each.startswith("metrics.")]
+    assert shown[:3] == ["metrics.`test.hr_at_10`", "metrics.`test.ndcg_at_10`", "metrics.`total_uplink_bits`"]
+    measured = finished.run.data.metrics
+    assert {each.split("`")[1] for each in shown} <= set(measured)
+    assert {chart["metricKey"] for chart in state["compareRunCharts"]} <= set(measured)
+    sections = {each["uuid"] for each in state["compareRunSections"]}
+    assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} <= sections
+    assert not any("/" in name for name in measured if not name.startswith("system/"))  # a section for each would be
+    assert pages_of_runs(f"sqlite:///{finished.folder.parent}/mlflow.db") == {
+        "narrowcast": f"#/experiments/{experiment.experiment_id}/runs"
+        "?workflowType=machine_learning&viewStateShareKey=narrowcast"
+    }
+
+
+def test_an_experiment_keeps_the_columns_of_its_earlier_runs(tmp_path: Path) -> None:
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment_id = client.create_experiment("both")
+    for measured in ({"test.accuracy": 1.0, "loss": 1.0}, {"test.hr_at_10": 1.0}):
+        set_up_view(client, experiment_id, measured)
+    assert client.get_experiment(experiment_id).tags["narrowcast.metrics"] == "test.accuracy,test.hr_at_10"

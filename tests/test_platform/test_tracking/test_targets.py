@@ -39,12 +39,12 @@ def test_the_first_evaluation_that_reaches_a_target_counts() -> None:
     assert [each.uplink_bits_to for each in got] == [200, 200, 400, 400, None]
     assert reached({}, ROWS) == []
     assert as_metrics(each.model_dump() for each in got[2:]) == {
-        "simulated_seconds_to/test.accuracy/0.51": 40.0,
-        "uplink_bits_to/test.accuracy/0.51": 400,
-        "rounds_to/test.accuracy/0.51": 4,
-        "simulated_seconds_to/test.accuracy/0.8": 40.0,
-        "uplink_bits_to/test.accuracy/0.8": 400,
-        "rounds_to/test.accuracy/0.8": 4,
+        "simulated_seconds_to.test.accuracy.0.51": 40.0,
+        "uplink_bits_to.test.accuracy.0.51": 400,
+        "rounds_to.test.accuracy.0.51": 4,
+        "simulated_seconds_to.test.accuracy.0.8": 40.0,
+        "uplink_bits_to.test.accuracy.0.8": 400,
+        "rounds_to.test.accuracy.0.8": 4,
     }
 
 
@@ -60,8 +60,8 @@ def test_a_target_as_version_0_1_wrote_it_is_read() -> None:
     written = {"metric": "test.accuracy", "at_least": 0.8}
     costs = {"simulated_seconds_to": 40.0, "uplink_bits_to": 400, "rounds_to": None}
     assert as_metrics([written | costs]) == {
-        "simulated_seconds_to/test.accuracy/0.8": 40.0,
-        "uplink_bits_to/test.accuracy/0.8": 400,
+        "simulated_seconds_to.test.accuracy.0.8": 40.0,
+        "uplink_bits_to.test.accuracy.0.8": 400,
     }
 
 
@@ -131,8 +131,8 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
         "rounds_to": None,
     }
     logged = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(result["mlflow_run_id"]).data.metrics
-    assert logged["rounds_to/test.accuracy/0.1"] == first["rounds_to"]
-    assert "rounds_to/test.accuracy/0.99" not in logged
+    assert logged["rounds_to.test.accuracy.0.1"] == first["rounds_to"]
+    assert "rounds_to.test.accuracy.0.99" not in logged
 
     console = Console(width=120, color_system=None)
     with console.capture() as capture:
@@ -150,7 +150,7 @@ def test_a_metric_whose_name_mlflow_refuses_is_a_target_too(tmp_path: Path) -> N
     settings = ["backend=local", "rounds=1", "targets={test.hr@10: 0}", "tracking.system_metrics=false"]
     result = session.run(prepare(load_experiment("scolr-ml100k", settings), tmp_path), lambda _: None)
     run = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(result["mlflow_run_id"]).data
-    assert run.metrics["rounds_to/test.hr_at_10/0"] == 1
+    assert run.metrics["rounds_to.test.hr_at_10.0"] == 1
     assert run.params["targets.test.hr_at_10"] == "[0.0]"
 
 

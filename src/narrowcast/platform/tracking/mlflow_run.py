@@ -49,6 +49,7 @@ from narrowcast.platform.host_time import host_time
 from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
+from narrowcast.platform.tracking.mlflow_view import PAGE, set_up_view
 from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
 from narrowcast.platform.tracking.store_address import Tracking
 
@@ -133,7 +134,7 @@ def pages_of_runs(uri: str) -> dict[str, str]:
     check_store(uri)
     client = MlflowClient(uri)
     return {
-        each.name: f"#/experiments/{each.experiment_id}/runs"
+        each.name: PAGE.format(experiment_id=each.experiment_id)
         for each in client.search_experiments()
         if client.search_runs([each.experiment_id], max_results=1)
     }
@@ -200,7 +201,9 @@ def experiment_id(client: MlflowClient, uri: str, name: str, output: Path) -> st
     if known is not None:
         return str(known.experiment_id)
     artifacts = (output.resolve() / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
-    return str(client.create_experiment(name, artifact_location=artifacts))
+    created = str(client.create_experiment(name, artifact_location=artifacts))
+    set_up_view(client, created)
+    return created
 
 
 def _dataset_input(data: ClientData) -> DatasetInput:
@@ -221,7 +224,7 @@ def send_rounds(client: MlflowClient, run_id: str, rows: Iterable[Mapping[str, A
     for row in rows:
         of_round = [
             Metric(metric_name(name), float(value), row["logged_at_ms"], row["round"])
-            for name, value in row.items()
+            for name, value in sorted(row.items(), key=_by_interest)
             if name not in ("round", "logged_at_ms") and value is not None
         ]
         if metrics and len(metrics) + len(of_round) > _METRICS_AT_ONCE:
@@ -230,6 +233,12 @@ def send_rounds(client: MlflowClient, run_id: str, rows: Iterable[Mapping[str, A
         sent += 1
     client.log_batch(run_id, metrics=metrics)
     return sent
+
+
+def _by_interest(entry: tuple[str, Any]) -> int:
+    """Order the metrics of a round: pages of MLflow that compare runs begin with the metric that came first."""
+    name, _ = entry
+    return 0 if name.startswith("test.") else 1 if name.startswith("validation.") else 2 if name == "loss" else 3
 
 
 def metric_name(name: str) -> str:
@@ -325,6 +334,8 @@ def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], m
             tags=[RunTag(key, value) for key, value in tags.items()],
         )
         client.set_terminated(cursor.run_id, cursor.status)
+        run = client.get_run(cursor.run_id)
+        set_up_view(client, run.info.experiment_id, run.data.metrics)
         replace(cursor, closed=True).save(folder)
     except STORE_ERRORS as error:
         logger.warning("the MLflow store is down (%s)", short_reason(error))

@@ -83,9 +83,12 @@ def _first(rounds: Sequence[Mapping[str, Any]], metric: str, value: float) -> Re
 
 
 def as_metrics(targets: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the `targets` of `result.json` as single numbers, such as `rounds_to/test.accuracy/0.8`, without nulls."""
+    """Return the `targets` of `result.json` as single numbers, such as `rounds_to.test.accuracy.0.8`, without nulls.
+
+    MLflow's pages make a section of what is before a slash, so there is none.
+    """
     return {
-        f"{cost}/{target.metric}/{target.value:g}": spent
+        f"{cost}.{target.metric}.{target.value:g}": spent
         for target in map(Reached.model_validate, targets)
         for cost in ("simulated_seconds_to", "uplink_bits_to", "total_bits_to", "rounds_to")
         if (spent := getattr(target, cost)) is not None

@@ -1,0 +1,133 @@
+"""The view of an experiment's runs in the MLflow UI: columns of test metrics and costs, charts in sections.
+
+MLflow opens an experiment as one of generative AI, without metric columns, unless a tag says otherwise. A shared view,
+which its button "Share" writes too, is another tag; the address of the page names it. The format of that tag is
+undocumented; it was checked in a browser with `mlflow_internals.CHECKED_VERSION`. A page that does not understand it
+says so and shows its own columns.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mlflow.exceptions import MlflowException
+
+from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_VIEW, _KIND, _MEASURED = "mlflow.sharedViewState.narrowcast", "mlflow.experimentKind", "narrowcast.metrics"
+PAGE = "#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=narrowcast"
+"""The address of the view, below that of the MLflow UI."""
+_PARAMS = ("algorithm.kind", "data.kind", "seed")
+_COSTS = ("total_uplink_bits", "total_bits", "simulated_seconds", "wall_seconds")
+_AGAINST = {"step": "round", "total_uplink_bits": "uplink", "total_bits": "total traffic", "simulated_seconds": "time"}
+
+
+def set_up_view(client: MlflowClient, experiment_id: str, measured: Iterable[str] = ()) -> None:
+    """Tag an experiment as one of model training, with a view of the metrics that its runs have measured so far.
+
+    `measured` are the names of a run's metrics, as MLflow has them. Nothing is sent if nothing is new.
+    """
+    tags: Mapping[str, str] = client.get_experiment(experiment_id).tags
+    known = [each for each in tags.get(_MEASURED, "").split(",") if each]
+    metrics = list(dict.fromkeys((*known, *(each for each in measured if each.startswith(("test.", "validation."))))))
+    wanted = {_KIND: "custom_model_development", _MEASURED: ",".join(metrics), _VIEW: _encoded(view(metrics))}
+    for key, value in wanted.items():
+        if tags.get(key) != value:
+            with suppress(MlflowException):  # a user who may log runs, and not change the experiment, has no view
+                client.set_experiment_tag(experiment_id, key, value)
+
+
+def view(metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the state of the UI's list of runs and of its charts."""
+    test = [f"test.{each}" for each in _ordered(metrics, "test")]
+    validation = [f"validation.{each}" for each in _ordered(metrics, "validation")]
+    columns = [f"params.`{each}`" for each in _PARAMS] + [f"metrics.`{each}`" for each in (*test, *_COSTS)]
+    shown = [
+        *((f"{metric_label(_plain(each))}", each, "step") for each in test),
+        *((f"{metric_label(_plain(test[0]))} by {_AGAINST[cost]}", test[0], cost) for cost in _COSTS[:3] if test),
+    ]
+    sections = {
+        "Test metrics": shown,
+        "Validation metrics": [(metric_label(_plain(each)), each, "step") for each in validation],
+        "Training loss": [("training loss", "loss", "step"), ("training loss by time", "loss", "simulated_seconds")],
+        "Costs": [(each.replace("_", " "), each, "step") for each in _COSTS],
+    }
+    sections = {name: charts for name, charts in sections.items() if charts}
+    return {
+        "searchFilter": "",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "selectedColumns": ["attributes.`Duration`", *columns],
+        "columnOrder": ["attributes.`Duration`", *columns],
+        "compareRunCharts": [
+            _line(f"{section}-{place}", section, *chart)
+            for section, charts in sections.items()
+            for place, chart in enumerate(charts)
+        ],
+        "compareRunSections": [
+            *(_section(name, shown=True) for name in sections),
+            _section("Model metrics", shown=False),
+            _section("System metrics", shown=False),
+        ],
+        "isAccordionReordered": True,
+    }
+
+
+def _ordered(metrics: Sequence[str], split: str) -> list[str]:
+    """Return the metrics of a split as MLflow has them, the primary one first."""
+    names = {_plain(each): each for each in metrics}
+    return [names[f"{split}.{each}"].removeprefix(f"{split}.") for each in metrics_of(names, split)]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_at_", "@")
+
+
+def _section(name: str, *, shown: bool) -> dict[str, Any]:
+    return {
+        "uuid": name,
+        "name": name,
+        "display": shown,
+        "isReordered": False,
+        "deleted": False,
+        "isGenerated": name in ("Model metrics", "System metrics"),
+    }
+
+
+def _line(uuid: str, section: str, label: str, metric: str, across: str) -> dict[str, Any]:
+    by_step = across == "step"
+    return {
+        "type": "LINE",
+        "uuid": uuid,
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": False,
+        "displayName": label,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "lineSmoothness": 0,
+        "scaleType": "linear",
+        "xAxisScaleType": "linear",
+        "xAxisKey": "step" if by_step else "metric",
+        "selectedXAxisMetricKey": "" if by_step else across,
+        "useGlobalXaxisKey": False,
+        "useGlobalLineSmoothing": True,
+        "range": {},
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "runsCountToCompare": 20,
+    }
+
+
+def _encoded(state: Mapping[str, Any]) -> str:
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
+    return f"deflate;{packed}"
