@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
-from narrowcast.cli.terminal import console
+from narrowcast.cli.terminal import FOLDER, console
 
 
 @click.group()
 def data() -> None:
-    """List and download data sets."""
+    """List, download and look at data sets."""
 
 
 @data.command("list")
@@ -34,3 +36,31 @@ def fetch_data(name: str) -> None:
     from narrowcast.platform.data import fetch
 
     click.echo(f"{name} is in {fetch.fetch(name, progress=sys.stderr.isatty())}")
+
+
+@data.command("show")
+@click.argument("named", metavar="EXPERIMENT|KIND|PATH")
+@click.argument("overrides", nargs=-1, metavar="[DATA.B=VALUE]...")
+@click.option("--output", type=FOLDER, help="Folder of the figures and tables; ./partition-NAME by default.")
+@click.option("--every-partition", is_flag=True, help="Draw each partition that the data set can have.")
+def show_data(named: str, overrides: tuple[str, ...], output: Path | None, every_partition: bool) -> None:
+    """Print the sizes of a data set, and draw its partition across clients: labels and sizes.
+
+    The data set is that of an EXPERIMENT (a YAML file, or a packaged one), a KIND such as digits, or a file or folder
+    at PATH: .csv, .parquet, .npz, images, or a Hugging Face data set. Values are set as for a run:
+    narrowcast data show digits data.partition=dirichlet data.partition.alpha=0.1
+    """
+    from narrowcast.platform.tracking.partition_report import write_partition
+    from narrowcast.runs.data_section import data_source, described, each_partition
+
+    source = data_source(named, overrides)
+    loaded = source.load()
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in described(loaded):
+        table.add_row(name, escape(value))
+    console().print(table)
+    folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))
+    figures = [("", loaded)] if not every_partition else each_partition(source, click.echo)
+    for kind, partitioned in figures:
+        _, figure = write_partition(partitioned, folder / kind)
+        click.echo(f"figure  {figure}")

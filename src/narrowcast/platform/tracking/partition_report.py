@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.tracking.run_plots import BLUE, log_axis, new_figure
@@ -61,26 +62,32 @@ def partition_table(data: Dataset) -> pa.Table:
 
 
 def partition_figure(data: Dataset) -> Figure:
-    """Return a figure of the classes and the sizes of the clients; sizes only if the data has no classes."""
+    """Return a figure of what the clients have and how much: classes, numbers to predict, or interactions per item."""
     title = f"{data.name}: {data.n_clients:,} clients, {int(data.examples.sum()):,} training examples"
-    if not has_classes(data):
-        figure, (sizes,) = new_figure(title, panels=1)
-        _draw_sizes(sizes, data.examples)
-        return figure
-    figure, (classes, sizes) = new_figure(title, panels=2)
-    if data.n_clients <= _MOST_BARS and data.n_classes <= _MOST_COLOURS:
-        _draw_bars(figure, classes, class_counts(data))
-    elif data.n_clients <= MOST_ROWS and data.n_clients * data.n_classes <= MOST_CELLS:
-        _draw_map(figure, classes, class_counts(data))
-    else:
-        _draw_variety(classes, classes_held(data))
-    _draw_sizes(sizes, data.examples)
+    with_targets = has_classes(data) or isinstance(data, Interactions) or _has_numbers(data)
+    figure, panels = new_figure(title, panels=2 if with_targets else 1)
+    if has_classes(data):
+        if data.n_clients <= _MOST_BARS and data.n_classes <= _MOST_COLOURS:
+            _draw_bars(figure, panels[0], class_counts(data))
+        elif data.n_clients <= MOST_ROWS and data.n_clients * data.n_classes <= MOST_CELLS:
+            _draw_map(figure, panels[0], class_counts(data))
+        else:
+            _draw_variety(panels[0], classes_held(data))
+    elif isinstance(data, Interactions):
+        _draw_popularity(panels[0], np.bincount(data.items, minlength=data.n_items))
+    elif _has_numbers(data):
+        _draw_numbers(panels[0], data)
+    _draw_sizes(panels[-1], data.examples)
     return figure
 
 
 def has_classes(data: Dataset) -> TypeGuard[Samples]:
     """Return whether the data has samples of classes; tokens and numbers are shown by the sizes of the clients."""
     return isinstance(data, Samples) and data.targets == "classes"
+
+
+def _has_numbers(data: Dataset) -> TypeGuard[Samples]:
+    return isinstance(data, Samples) and data.targets == "numbers"
 
 
 def owners(data: Samples) -> IntArray:
@@ -151,6 +158,36 @@ def _draw_variety(axes: Axes, held: IntArray) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlim(max(shown[0] - 2, -0.7), shown[-1] + 2)
     axes.set(xlabel="number of classes per client", ylabel="share of clients (%)")
+
+
+def _draw_popularity(axes: Axes, counts: IntArray) -> None:
+    """Draw the training interactions of each item, from the most to the least frequent."""
+    counts = np.sort(counts)[::-1]
+    some = counts[counts > 0]
+    axes.plot(1 + np.arange(len(some)), some, color=BLUE)
+    if len(some):
+        log_axis(axes, 1.0 + np.arange(len(some)))
+        log_axis(axes, some.astype(np.float64), "y")
+    axes.set(xlabel="item, by rank", ylabel="training interactions of the item")
+    if unseen := len(counts) - len(some):
+        axes.set_title(f"{unseen:,} of {len(counts):,} items have none", fontsize=9)
+
+
+def _draw_numbers(axes: Axes, data: Samples) -> None:
+    """Draw the first number to predict: a box for each client, or a histogram of the means of many clients."""
+    values = np.split(data.train.labels[data.order, 0], data.indptr[1:-1])
+    if data.n_clients <= _MOST_BARS:
+        axes.boxplot(
+            values, positions=np.arange(data.n_clients), widths=0.7, manage_ticks=False, medianprops={"color": BLUE},
+            flierprops={"markersize": 2, "markeredgecolor": "0.5"},
+        )  # fmt: skip
+        axes.grid(axis="x", visible=False)
+        axes.set_xlim(-0.7, data.n_clients - 0.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="client", ylabel="number to predict")
+        return
+    axes.hist([float(each.mean()) for each in values if len(each)], bins=_MOST_BINS, color=BLUE)
+    axes.set(xlabel="mean of the numbers to predict per client", ylabel="number of clients")
 
 
 def _draw_sizes(axes: Axes, examples: IntArray) -> None:

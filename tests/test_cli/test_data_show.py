@@ -1,0 +1,85 @@
+"""`narrowcast data show`: what a data set holds and how it is partitioned, before any run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from command_line import assert_refused, narrowcast
+from narrowcast.platform.tracking.partition_report import FIGURE, TABLE
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a file of each kind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path))
+    random = np.random.default_rng(0)
+    rows = [f"{user},{item},{item}\n" for user in range(9) for item in random.choice(200, 6, replace=False)]
+    (tmp_path / "shop.csv").write_text("user,item,timestamp\n" + "".join(rows))
+    x, y = random.random((200, 3)), random.random(200)
+    np.savez(tmp_path / "sensors.npz", x=x, y=y, devices=np.arange(200) % 8)
+    for part in ("train", "test"):
+        (tmp_path / "pets" / part / "cat").mkdir(parents=True)
+        Image.new("RGB", (4, 3)).save(tmp_path / "pets" / part / "cat" / "1.png")
+    (tmp_path / "mine.yaml").write_text("name: mine\ndata: {kind: digits, clients: 7}\nmodel: mlp\nalgorithm: fedavg\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["digits"], {"name": "digits", "classes": "10", "features": "[n, 64] float32", "clients": "20"}),
+        (["mine.yaml"], {"name": "digits", "clients": "7", "classes per client": "10 to 10, median 10"}),
+        (["mine.yaml", "data.partition=shards"], {"clients": "7", "classes per client": r"\d to 2, median 2"}),
+        (["fedavg-digits", "data.clients=5"], {"clients": "5"}),
+        (["shop.csv"], {"users": "9", "clients": "9", "training examples per client": "4 to 4, median 4"}),
+        (["sensors.npz", "data.clients=60", "data.partition=quantity"], {"targets": "numbers", "clients": "60"}),
+        (["sensors.npz", "data.users=devices"], {"targets": "numbers", "clients": "8"}),
+        (["pets", "data.clients=2", "data.validation_share=0"], {"name": "pets", "clients without examples": "1"}),
+        ([f"{EXAMPLES}/own_everything.yaml", "data.clients=3"], {"name": "two_moons", "clients": "3"}),
+    ],
+)
+def test_data_are_described_and_drawn(words: list[str], expected: dict[str, str], folder: Path) -> None:
+    said = narrowcast("data", "show", *words)
+    assert said.status == 0, said.err
+    for name, value in expected.items():
+        pattern = re.escape(value) if value.startswith("[") else value
+        assert re.search(rf"^{name} +{pattern} *$", said.out, re.MULTILINE), said.out
+    drawn = [path.name for path in folder.glob("partition-*/*")]
+    assert sorted(drawn) == sorted([FIGURE, TABLE])
+    assert re.search(r"^figure  partition-.*/partition.png$", said.out, re.MULTILINE)
+
+
+def test_every_partition_is_drawn(folder: Path) -> None:
+    said = narrowcast("data", "show", "digits", "--every-partition", "--output", "figures")
+    assert said.status == 0, said.err
+    assert sorted(path.name for path in (folder / "figures").iterdir()) == ["dirichlet", "iid", "quantity", "shards"]
+    assert "without natural: partition natural: the data set has no users" in said.out
+    table = pq.read_table(folder / "figures" / "shards" / TABLE).to_pandas()
+    assert ((table.filter(like="class_") > 0).sum(axis=1) <= 2).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], r'"nothing" is no experiment, no file or folder, and no kind of data; kinds: ml-100k, .*'),
+        (["no.csv"], r"data.path = no.csv does not exist \(looked for .*"),
+        (["digits", "data.clinets=3"], r".*data.clinets.*clients.*"),
+        (["digits", "rounds=3"], r".*rounds.*"),
+        (["shop.csv", "data.time=when"], r".*no column 'when', only user, item, timestamp; .*"),
+        (["shop.csv", "--every-partition"], r"ratings has a client for each user, .*; omit --every-partition"),
+        (["ratings"], r".*data.path.*"),
+    ],
+)
+def test_what_is_no_data_is_refused(words: list[str], message: str, folder: Path) -> None:
+    before = set(folder.iterdir())
+    assert_refused(narrowcast("data", "show", *words), message)
+    assert set(folder.iterdir()) <= {*before, folder / "partition-shop"}
