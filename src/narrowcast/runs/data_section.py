@@ -47,7 +47,7 @@ def data_source(named: str, overrides: Iterable[str]) -> DataSource:
             raise UserError(
                 f'"{named}" is no experiment, no file or folder, and no kind of data; kinds: {", ".join(DATA.known())}'
             )
-        return load_replicas(named, overrides)[0].data
+        return load_replicas(named, overrides)[0].data_source
     values = apply_overrides({"data": section}, overrides, Defaults(_DataSection, plugin_folders(named)))
     return validate(_DataSection, values, named).data
 
@@ -93,11 +93,12 @@ def each_partition(source: DataSource, say: Callable[[str], object]) -> Iterator
 
     Raise `UserError` if the data set has no partition.
     """
-    if "partition" not in type(source).model_fields:
+    if not isinstance(source, BaseModel) or "partition" not in type(source).model_fields:
         raise UserError(f"{source.kind} has a client for each user, and no other partition; omit --every-partition")
     for kind, partition in PARTITIONS.items():
+        partitioned: Any = source.model_copy(update={"partition": partition()})
         try:
-            yield kind, source.model_copy(update={"partition": partition()}).load()
+            yield kind, partitioned.load()
         except UserError as error:
             say(f"without {kind}: {error}")
 

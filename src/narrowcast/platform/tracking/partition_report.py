@@ -166,7 +166,7 @@ def _draw_popularity(axes: Axes, counts: IntArray) -> None:
     some = counts[counts > 0]
     axes.plot(1 + np.arange(len(some)), some, color=BLUE)
     if len(some):
-        log_axis(axes, 1.0 + np.arange(len(some)))
+        log_axis(axes, np.arange(1, 1 + len(some), dtype=np.float64))
         log_axis(axes, some.astype(np.float64), "y")
     axes.set(xlabel="item, by rank", ylabel="training interactions of the item")
     if unseen := len(counts) - len(some):
