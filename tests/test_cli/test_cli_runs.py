@@ -21,6 +21,7 @@ RESULT_KEYS = {
     *("name", "algorithm", "data", "backend", "execution", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
     *("full_uplink_bits", "simulated_seconds", "wall_seconds", "model_sha256", "mlflow_run_id", "seed", "git_commit"),
     "targets",
+    "lower_is_better",
     *("narrowcast_version", "total_bits", "touched_uplink_bits"),
 }
 FILES = {
@@ -75,7 +76,7 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
     assert lines[0] == "whole: 2 rounds"
     assert lines[2].startswith("round 2/2  test HR@10 0.")
     table = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines[3:-1])
-    assert table["test HR@10"].startswith(f"{100 * got['final']['test.hr@10']:.2f} % (best ")
+    assert table["test HR@10"].startswith(f"{100 * got['final']['test.hr@10']:.2f} % (")
     assert f"({got['uplink_bits']:,} bits)" in table["uplink"]
     assert table["model sha256"] == got["model_sha256"][:12]
     assert table["plots"] == str(folder / "plots")

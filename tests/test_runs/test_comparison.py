@@ -203,11 +203,27 @@ def test_runs_without_an_evaluation_have_no_figure(tmp_path: Path) -> None:
         compare([folder]).figure()
 
 
+def test_a_run_shows_the_test_metric_of_the_round_that_was_best_on_validation(tmp_path: Path) -> None:
+    best = {"validation.hr@10": {"value": 0.72, "round": 15}, "test.hr@10": {"value": 0.69, "round": 10}}
+    result = load_result(write_run(tmp_path / "run", best=best))
+    assert result.chosen == (15, {"test.hr@10": pytest.approx(0.6841 * 15 / N_ROUNDS)})
+    assert dict(result.summary())["test HR@10"] == "68.41 % (51.31 % in round 15, the best on validation)"
+    assert load_result(write_run(tmp_path / "none", best={})).chosen is None
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_what_is_best_follows_the_direction_that_the_model_declares(tmp_path: Path, lower: bool) -> None:
+    own = {"lower_is_better": ["misses"] if lower else []}
+    few, many = (write_run(tmp_path / f"{n}", final={"test.misses": n}, **own) for n in (3.0, 7.0))
+    text = results_table(compare([few, many]))
+    assert {row for row, _ in text.bold} == {0 if lower else 1}
+
+
 def test_the_result_of_a_run_in_two_columns(tmp_path: Path) -> None:
     table = result_table(load_result(write_run(tmp_path / "adaptive")))
     rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
     assert rows == {
-        "test HR@10": "68.41 % (best 69.02 % in round 15)",
+        "test HR@10": "68.41 %",  # its best on test is not shown
         "test NDCG@10": "40.12 %",
         "validation HR@10": "70.10 %",
         "validation NDCG@10": "41.33 %",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.metric_direction import lower_is_better
 from narrowcast.platform.tracking.metric_labels import primary_metric
 from narrowcast.runs.comparison_tables import measured_metrics, results_table
 from narrowcast.runs.result import Result
@@ -131,9 +132,9 @@ class Comparison:
         codecs = {each.folder: codec_kinds(its) for each, its in zip(self.runs, self.settings, strict=True)}
         of_data = [each for each in self.runs if each.file.data == run.file.data and each.file.algorithm in _BASELINES]
         plain = [each for each in of_data if not codecs[each.folder]]
-        least = {each.file.algorithm: _primary(each) - LEVEL for each in plain}
+        float32 = {each.file.algorithm: _primary(each) for each in plain}
         coded = [each for each in of_data if codecs[each.folder][-1:] == ["entropy"]]
-        level = [each for each in coded if _primary(each) >= least.get(each.file.algorithm, np.inf)]
+        level = [each for each in coded if _primary(each) >= float32.get(each.file.algorithm, np.inf) - LEVEL]
         return min(level, key=_share_of_full, default=None)
 
     def coded_ratio(self, run: Result) -> float:
@@ -176,7 +177,10 @@ class Comparison:
 
 
 def _primary(run: Result) -> float:
-    return run.final.get(primary_metric(run.final) or "", -np.inf)
+    """Return the primary metric, negated if it is better when lower."""
+    name = primary_metric(run.final) or ""
+    value = run.final.get(name, np.nan)
+    return -value if lower_is_better(name, run.file.lower_is_better) else value
 
 
 def _share_of_full(run: Result) -> float:

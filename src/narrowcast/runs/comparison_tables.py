@@ -117,7 +117,7 @@ def targets_table(comparison: Comparison) -> TextTable | None:
             rows.append(
                 [
                     group.label,
-                    goal(target),
+                    goal(target, group.runs[0].file.lower_is_better),
                     f"{len(reached)} of {len(group.runs)}",
                     _shown([each.rounds_to for each in reached], lambda value: f"{value:g}"),
                     _shown([each.uplink_bits_to for each in reached], units.format_bits),
@@ -146,7 +146,7 @@ def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
         if metric is None or not np.isfinite(value):
             continue
         known = best.get((group.runs[0].file.data, metric))
-        if known is None or is_better(metric, value, known[1]):
+        if known is None or is_better(metric, value, known[1], group.runs[0].file.lower_is_better):
             best[group.runs[0].file.data, metric] = (place, value)
     return {place: metric for (_, metric), (place, _) in best.items()}
 

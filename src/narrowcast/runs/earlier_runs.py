@@ -46,8 +46,9 @@ def with_earlier_defaults(experiment: Experiment) -> Experiment:
     These are `data.seed`, which was 0, and `clock.compute_overhead_seconds`, which was 10.
     """
     changed: dict[str, object] = {}
-    if getattr(experiment.data, "seed", 0) is None:
-        changed["data"] = experiment.data.model_copy(update={"seed": 0})  # type: ignore[attr-defined]
+    data: Any = experiment.data
+    if "seed" in type(data).model_fields and "seed" not in data.model_fields_set:
+        changed["data"] = data.model_copy(update={"seed": 0})
     if "compute_overhead_seconds" not in experiment.clock.model_fields_set:
         changed["clock"] = experiment.clock.model_copy(update={"compute_overhead_seconds": 10.0})
     return experiment.model_copy(update=changed)

@@ -22,6 +22,7 @@ from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import TABLES, Journal
+from narrowcast.platform.tracking.metric_direction import declared_by
 from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.run_plots import draw_plots
 from narrowcast.platform.tracking.targets import reached
@@ -46,6 +47,7 @@ def write_outputs(
         "backend": experiment.backend.kind,
         "execution": task.training.mode(task),
         **measured(journal, experiment, task),
+        "lower_is_better": None if (lower := declared_by(experiment.model)) is None else sorted(lower),
         "model_sha256": model_sha256(experiment.algorithm, state),
         "mlflow_run_id": run_id,
         "seed": experiment.seed,
@@ -59,12 +61,12 @@ def write_outputs(
 
 def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, Any]:
     """Return the entries of `result.json` that follow from the journal."""
-    last = journal.rounds[-1]
+    last, lower = journal.rounds[-1], declared_by(experiment.model)
     participations = sum(row["clients"] for row in journal.rounds)
     return {
         "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
-        "best": journal.best_metrics(),
-        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds)],
+        "best": journal.best_metrics(lower),
+        "targets": [each.model_dump() for each in reached(experiment.targets, journal.rounds, lower)],
         "rounds": last["round"],
         "uplink_bits": last["total_uplink_bits"],
         "downlink_bits": last["total_downlink_bits"],

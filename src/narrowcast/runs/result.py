@@ -24,7 +24,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metric_direction import relation
+from narrowcast.platform.tracking.metric_direction import Declared, relation
 from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
@@ -66,6 +66,7 @@ class ResultFile(BaseModel):
     final: Mapping[str, float]
     best: Mapping[str, Best]
     targets: tuple[Reached, ...] = ()
+    lower_is_better: tuple[str, ...] | None = None
     uplink_bits: int
     downlink_bits: int
     total_bits: int = 0
@@ -110,8 +111,22 @@ class Result:
 
     @property
     def best(self) -> Mapping[str, Best]:
-        """The best value of each metric and its round; the lowest of a loss."""
+        """The best value of each metric and its round; the lowest of a loss.
+
+        Rounds are chosen on validation, see `chosen`; the best of a test metric is too good an estimate.
+        """
         return self.file.best
+
+    @property
+    def chosen(self) -> tuple[int, Mapping[str, float]] | None:
+        """The round that was best on validation, by its first metric, and its metrics; None without validation."""
+        primary = next(iter(metrics_of(self.final, "validation")), None)
+        best = self.best.get(f"validation.{primary}")
+        if best is None:
+            return None
+        rows = {name: plots.column(self.history, name) for name in self.history.column_names if "." in name}
+        place = plots.column(self.history, "round") == best.round
+        return best.round, {name: float(values[place][0]) for name, values in rows.items() if place.any()}
 
     @property
     def targets(self) -> tuple[Reached, ...]:
@@ -253,14 +268,15 @@ class Result:
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""
         rows = []
+        chosen = self.chosen
         for split in ("test", "validation"):
             measured = metrics_of(self.final, split)
             for metric in [each for each in measured if each != "loss"] or measured:
-                name = f"{split}.{metric}"
-                best = self.best.get(name)
-                peak = f" (best {format_metric(name, best.value)} in round {best.round})" if best else ""
+                name, peak = f"{split}.{metric}", ""
+                if chosen is not None and name in chosen[1]:
+                    peak = f" ({format_metric(name, chosen[1][name])} in round {chosen[0]}, the best on validation)"
                 rows.append((metric_label(name), format_metric(name, self.final[name]) + peak))
-        rows += [(goal(each), target_cost(each)) for each in self.targets]
+        rows += [(goal(each, self.file.lower_is_better), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits not in (None, self.full_uplink_bits):
             lossless = units.format_compression(self.uplink_bits, self.touched_uplink_bits)
@@ -313,10 +329,10 @@ def load_result(folder: Path) -> Result:
     return Result(folder, file, history)
 
 
-def goal(target: Reached) -> str:
-    """Return a target as text, such as `test accuracy ≥ 80 %`."""
+def goal(target: Reached, declared: Declared = None) -> str:
+    """Return a target as text, such as `test accuracy ≥ 80 %`; `declared` metrics are better when lower."""
     value = f"{100 * target.value:g} %" if is_share(target.metric) and target.value <= 1 else f"{target.value:g}"
-    return f"{metric_label(target.metric)} {relation(target.metric)} {value}"
+    return f"{metric_label(target.metric)} {relation(target.metric, declared)} {value}"
 
 
 def target_cost(target: Reached) -> str:

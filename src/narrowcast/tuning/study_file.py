@@ -22,6 +22,7 @@ from narrowcast.platform.evaluation import measure
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.state import start
+from narrowcast.platform.tracking.metric_direction import declared_by
 from narrowcast.runs import packaged
 from narrowcast.runs.earlier_runs import of_one_seed, with_earlier_defaults
 from narrowcast.tuning.space import Dimension, Space
@@ -122,7 +123,7 @@ class StudyFile:
             except UserError as error:
                 raise UserError(f"{self.origin}: {label}: {str(error).removeprefix(f'{self.origin}: ')}") from error
         run = shared.run_of(base)
-        self.settings.check_measured(measure(run, start(run)))
+        self.settings.check_measured(measure(run, start(run)), declared_by(base.model))
 
 
 def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:

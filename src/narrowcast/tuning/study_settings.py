@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.metric_direction import Declared, lower_is_better
 from narrowcast.tuning.pruning import AnyPruner, Direction, NoPruning
 from narrowcast.tuning.samplers import TPE, AnySampler
 from narrowcast.tuning.space import Space
@@ -124,8 +125,11 @@ class StudySettings(BaseModel):
         only = next(iter(self.objectives)) if len(self.objectives) == 1 else None
         return getattr(self.pruner, "on", None) or only
 
-    def check_measured(self, measured: Collection[str]) -> None:
-        """Raise `UserError` for a name that no run of the experiment reports, or that selection must not see."""
+    def check_measured(self, measured: Collection[str], declared: Declared = None) -> None:
+        """Raise `UserError` for a name that no run reports or that selection must not see, and for a wrong direction.
+
+        `declared`: the metrics that the model declares as better when lower.
+        """
         known = [*sorted(name for name in measured if name.startswith("validation.")), *COSTS]
         for section in ("objectives", "constraints", "budget"):
             for name in getattr(self, section):
@@ -141,6 +145,12 @@ class StudySettings(BaseModel):
                     f"study.{section}.{name}: no run of this experiment reports it; it reports "
                     f"{', '.join(allowed)}{suggest(name, allowed)}"
                 )
+
+        for name, direction in self.objectives.items():
+            lower = name in COSTS or lower_is_better(name, declared)
+            if (direction == "minimize") != lower:
+                better, right = ("lower", "minimize") if lower else ("higher", "maximize")
+                raise UserError(f"study.objectives.{name} = {direction}: it is better when {better}; write {right}")
 
     def n_trials(self, space: Space) -> int:
         """Return the number of trials; raise `UserError` for a grid over an infinite range."""

@@ -85,6 +85,14 @@ def test_the_direction_of_a_metric_follows_from_its_name(metric: str, lower: boo
     assert not is_better(metric, float("nan"), 0.2)
 
 
+def test_a_declared_direction_goes_before_the_name() -> None:
+    assert lower_is_better("test.misses", ["misses"])
+    assert not lower_is_better("test.error_free_share", [])
+    rows = [{"round": 1, "test.misses": 9.0}, {"round": 2, "test.misses": 4.0}]
+    assert [each.rounds_to for each in reached({"test.misses": (5.0,)}, rows, ["misses"])] == [2]
+    assert [each.rounds_to for each in reached({"test.misses": (5.0,)}, rows)] == [1]
+
+
 def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
     check_targets({"test.accuracy": (0.5,)}, ["test.accuracy", "test.loss"])
     with pytest.raises(UserError) as caught:

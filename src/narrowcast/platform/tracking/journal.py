@@ -23,7 +23,7 @@ from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.tracking.journal_lines import Lines, encoded, read_lines
-from narrowcast.platform.tracking.metric_direction import is_better
+from narrowcast.platform.tracking.metric_direction import Declared, is_better
 from narrowcast.platform.types import Profiles
 
 logger = logging.getLogger(__name__)
@@ -185,12 +185,15 @@ class Journal:
             metrics |= evaluation(row)
         return metrics | ({"loss": self.rounds[-1]["loss"]} if self.rounds else {})
 
-    def best_metrics(self) -> dict[str, dict[str, float]]:
-        """Return the best value of each metric and the first round that had it; the lowest of a loss."""
+    def best_metrics(self, declared: Declared = None) -> dict[str, dict[str, float]]:
+        """Return the best value of each metric and the first round that had it; the lowest of a loss.
+
+        `declared`: the metrics that the model declares as better when lower.
+        """
         best: dict[str, dict[str, float]] = {}
         for row in self.rounds:
             for name, value in evaluation(row).items():
-                if name not in best or is_better(name, value, best[name]["value"]):
+                if name not in best or is_better(name, value, best[name]["value"], declared):
                     best[name] = {"value": value, "round": row["round"]}
         return best
 

@@ -1,32 +1,47 @@
-"""Direction of metrics: those that are better when lower, used for best values, targets and tables alike."""
+"""Direction of metrics: those that are better when lower, used for best values, targets and tables alike.
+
+A model may declare its own in `lower_is_better`, the names of those metrics without their split. `declared` is None
+for other models and for runs of version 0.1, whose metrics are known by the words in their names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from typing import Any
+
+Declared = Collection[str] | None
 
 _LOWER_IS_BETTER = frozenset(
     ("loss", "error", "errors", "mae", "mse", "rmse", "nll", "perplexity", "divergence", "crossentropy", "entropy")
 )
 
 
-def lower_is_better(metric: str) -> bool:
+def declared_by(model: Any) -> Declared:
+    """Return the names of the metrics that a model declares as better when lower, None if it declares nothing."""
+    return getattr(model, "lower_is_better", None)
+
+
+def lower_is_better(metric: str, declared: Declared = None) -> bool:
     """Return whether a metric, named `split.metric` or by its last part, measures an error: a loss, an RMSE, ..."""
-    name = metric.rpartition(".")[2].lower()
-    return not _LOWER_IS_BETTER.isdisjoint(re.split(r"[^a-z]+", name))
+    name = metric.rpartition(".")[2]
+    if declared is not None:
+        return name in declared
+    return not _LOWER_IS_BETTER.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
-def is_better(metric: str, value: float, than: float) -> bool:
+def is_better(metric: str, value: float, than: float, declared: Declared = None) -> bool:
     """Return whether a value of the metric is strictly better than another; NaN never is, and any number beats it."""
     if than != than:  # noqa: PLR0124 - NaN
         return value == value  # noqa: PLR0124
-    return value < than if lower_is_better(metric) else value > than
+    return value < than if lower_is_better(metric, declared) else value > than
 
 
-def reaches(metric: str, value: float, target: float) -> bool:
+def reaches(metric: str, value: float, target: float, declared: Declared = None) -> bool:
     """Return whether a value of the metric is as good as the target, or better."""
-    return value <= target if lower_is_better(metric) else value >= target
+    return value <= target if lower_is_better(metric, declared) else value >= target
 
 
-def relation(metric: str) -> str:
+def relation(metric: str, declared: Declared = None) -> str:
     """Return the sign between a metric and its target: `≤` where lower is better, else `≥`."""
-    return "≤" if lower_is_better(metric) else "≥"
+    return "≤" if lower_is_better(metric, declared) else "≥"

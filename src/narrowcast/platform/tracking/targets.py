@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from narrowcast.platform.config import flatten, suggest
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.tracking.metric_direction import reaches
+from narrowcast.platform.tracking.metric_direction import Declared, reaches
 
 _SHARE = re.compile(r"accuracy|(hr|ndcg|recall|precision)@\d+")
 """Metrics between 0 and 1."""
@@ -64,13 +64,19 @@ def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str]) 
             )
 
 
-def reached(targets: Mapping[str, Sequence[float]], rounds: Sequence[Mapping[str, Any]]) -> list[Reached]:
-    """Return the cost of each target from the rows of the journal; only evaluated rounds count."""
-    return [_first(rounds, metric, value) for metric, values in targets.items() for value in values]
+def reached(
+    targets: Mapping[str, Sequence[float]], rounds: Sequence[Mapping[str, Any]], declared: Declared = None
+) -> list[Reached]:
+    """Return the cost of each target from the rows of the journal; only evaluated rounds count.
+
+    `declared`: the metrics that the model declares as better when lower.
+    """
+    return [_first(rounds, metric, value, declared) for metric, values in targets.items() for value in values]
 
 
-def _first(rounds: Sequence[Mapping[str, Any]], metric: str, value: float) -> Reached:
-    row = next((row for row in rounds if row.get(metric) is not None and reaches(metric, row[metric], value)), None)
+def _first(rounds: Sequence[Mapping[str, Any]], metric: str, value: float, declared: Declared) -> Reached:
+    measured = (row for row in rounds if row.get(metric) is not None)
+    row = next((row for row in measured if reaches(metric, row[metric], value, declared)), None)
     spent = {} if row is None else row
     return Reached(
         metric=metric,
