@@ -23,16 +23,16 @@ class Block(nn.Module):
 
 
 class ResidualMLP(NeuralNetwork):
-    """A linear layer, `depth` residual blocks of `width` units, and a linear layer to the classes."""
+    """A linear layer, `depth` residual blocks of `width` units, and a linear layer to the outputs."""
 
     kind: Literal["residual_mlp"] = "residual_mlp"
     width: int = Field(32, ge=1)
     depth: int = Field(2, ge=1)
 
     def module(self, data: Samples) -> nn.Module:
-        """Build the module for the features and classes of this data set."""
+        """Build the module for the features and targets of this data set."""
         features = prod(data.train.features.shape[1:])
         blocks = (Block(self.width) for _ in range(self.depth))
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(features, self.width), *blocks, nn.Linear(self.width, data.n_classes)
+            nn.Flatten(), nn.Linear(features, self.width), *blocks, nn.Linear(self.width, self.n_outputs(data))
         )

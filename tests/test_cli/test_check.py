@@ -18,6 +18,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
         ("sign_codec:Sign", "codec"),
         ("two_moons:TwoMoons", "data"),
         ("residual_mlp:ResidualMLP", "model"),
+        ("focal_loss:FocalLoss", "loss"),
+        ("focal_loss:Brier", "metric"),
         ("city_fleet:CityFleet", "fleet"),
     ],
 )

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWar
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 OWN = EXAMPLES / "own_everything.yaml"
 QUIET = ("tracking.system_metrics=false", "rounds=4", "checkpoint_every=1", "evaluate_every=2")
-MODULES = ["city_fleet.py", "fedavgm.py", "residual_mlp.py", "sign_codec.py", "two_moons.py"]
+MODULES = ["city_fleet.py", "fedavgm.py", "focal_loss.py", "residual_mlp.py", "sign_codec.py", "two_moons.py"]
 
 
 def sha256(folder: Path) -> str:

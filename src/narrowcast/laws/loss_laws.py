@@ -14,7 +14,7 @@ from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import N_CLIENTS, sample_sets
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.metrics import Metric
+from narrowcast.platform.models.sample_measures import SampleMeasure
 
 _SAMPLES = 7
 
@@ -33,7 +33,7 @@ class Scored:
         return values
 
 
-def cases(measure: Loss | Metric) -> dict[str, Scored]:
+def cases(measure: SampleMeasure) -> dict[str, Scored]:
     """Return the loss or metric on each kind of targets that it takes."""
     found = {}
     random = np.random.default_rng(0)

@@ -9,24 +9,23 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from narrowcast.platform.data.samples import Samples, Targets
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
-from narrowcast.platform.models.losses import CrossEntropy, need_numbers, over_positions, per_position_mean
+from narrowcast.platform.models.losses import CrossEntropy
+from narrowcast.platform.models.sample_measures import SampleMeasure, differences, over_positions, per_position_mean
 from narrowcast.platform.types import FloatArray
 
 
-class Metric(BaseModel):
+class Metric(SampleMeasure):
     """Base of the metrics: a subclass gives values of each sample, and computes the metric from their means.
 
-    Outputs are those of the module, [n, ...]; targets are those of the data set: classes [n] int64, tokens [n, length]
-    int64, numbers [n, k] float32. A metric that is better when lower sets `lower_is_better`.
+    `per_sample` returns one value of each sample, [n], or several, [n, m]. A metric that is better when lower sets
+    `lower_is_better`, which best values, targets and studies follow.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[bool] = False
 
@@ -34,14 +33,6 @@ class Metric(BaseModel):
     def name(self) -> str:
         """The name of the metric in results, after `validation.` or `test.`; by default its kind."""
         return str(getattr(self, "kind", type(self).__name__.lower()))
-
-    def check(self, data: Samples) -> None:
-        """Raise `UserError` if the metric is not defined for the targets of this data set; any are allowed here."""
-        del data
-
-    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return a value of each sample, [n], or several, [n, m]."""
-        raise NotImplementedError
 
     def of_means(self, means: FloatArray) -> float:
         """Return the metric from the means [m] of the values over all held-out samples; by default the first mean."""
@@ -51,6 +42,7 @@ class Metric(BaseModel):
 class Accuracy(Metric):
     """Share of correct predictions; with `k`, of those whose class is among the k highest scores."""
 
+    takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens")
     kind: Literal["accuracy"] = "accuracy"
     k: int = Field(1, ge=1, description="highest scores among which the class has to be")
 
@@ -61,11 +53,7 @@ class Accuracy(Metric):
 
     def check(self, data: Samples) -> None:
         """Raise `UserError` unless the targets are classes or tokens, and more than k."""
-        if data.targets == "numbers":
-            raise UserError(
-                f"model.metrics: {self.name} needs targets that are classes or tokens, but those of {data.name} are "
-                "numbers; use rmse, mae or r2"
-            )
+        super().check(data)
         if self.k > data.n_classes:
             raise UserError(f"model.metrics: {self.name} of {data.n_classes} classes; use k up to {data.n_classes}")
 
@@ -79,12 +67,9 @@ class Accuracy(Metric):
 class Perplexity(Metric):
     """exp of the mean cross-entropy of a prediction."""
 
+    takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens")
     kind: Literal["perplexity"] = "perplexity"
     lower_is_better: ClassVar[bool] = True
-
-    def check(self, data: Samples) -> None:
-        """Raise `UserError` unless the targets are classes or tokens."""
-        CrossEntropy().check(data)
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy of each sample, [n]."""
@@ -98,16 +83,13 @@ class Perplexity(Metric):
 class RMSE(Metric):
     """Root of the mean squared error, in units of the target."""
 
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
     kind: Literal["rmse"] = "rmse"
     lower_is_better: ClassVar[bool] = True
 
-    def check(self, data: Samples) -> None:
-        """Raise `UserError` unless the targets are numbers."""
-        need_numbers("metrics", self.kind, data)
-
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the squared error of each sample, [n]."""
-        return (outputs - targets).square().flatten(1).mean(1)
+        return differences(outputs, targets).square().mean(1)
 
     def of_means(self, means: FloatArray) -> float:
         """Return the root."""
@@ -117,30 +99,24 @@ class RMSE(Metric):
 class MAE(Metric):
     """Mean absolute error, in units of the target."""
 
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
     kind: Literal["mae"] = "mae"
     lower_is_better: ClassVar[bool] = True
 
-    def check(self, data: Samples) -> None:
-        """Raise `UserError` unless the targets are numbers."""
-        need_numbers("metrics", self.kind, data)
-
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the absolute error of each sample, [n]."""
-        return (outputs - targets).abs().flatten(1).mean(1)
+        return differences(outputs, targets).abs().mean(1)
 
 
 class R2(Metric):
     """Coefficient of determination: 1 - mean squared error / variance of the targets, over all numbers together."""
 
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
     kind: Literal["r2"] = "r2"
-
-    def check(self, data: Samples) -> None:
-        """Raise `UserError` unless the targets are numbers."""
-        need_numbers("metrics", self.kind, data)
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the squared error, the target and its square of each number, [n, 3 k]."""
-        return torch.cat([(outputs - targets).square(), targets, targets.square()], dim=1)
+        return torch.cat([differences(outputs, targets).square(), targets, targets.square()], dim=1)
 
     def of_means(self, means: FloatArray) -> float:
         """Return 1 - error / variance, averaged over the numbers of a sample; 0 for a target that does not vary."""

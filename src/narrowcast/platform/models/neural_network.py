@@ -16,6 +16,7 @@ from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
+from narrowcast.platform.models.sample_measures import SampleMeasure
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 
@@ -83,7 +84,7 @@ class NeuralNetwork(BaseModel):
                 f"model.kind = {kind} has state besides its parameters ({', '.join(buffers[:3])}), which clients "
                 "would have to share; replace batch norm by group norm or layer norm"
             )
-        asked: tuple[Loss | Metric, ...] = (loss, *metrics)
+        asked: tuple[SampleMeasure, ...] = (loss, *metrics)
         for each in asked:
             each.check(data)
         if len(names := [metric.name for metric in metrics]) > len({"loss", *names}) - 1:
@@ -139,7 +140,7 @@ class NeuralNetwork(BaseModel):
         module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in server.items()})
         module.eval()
         loss, metrics = self.loss_on(data), self.metrics_on(data)
-        parts: list[tuple[str, Loss | Metric]] = [*((metric.name, metric) for metric in metrics), ("loss", loss)]
+        parts: list[tuple[str, SampleMeasure]] = [*((metric.name, metric) for metric in metrics), ("loss", loss)]
         sums: dict[str, Tensor] = {}
         with torch.no_grad():
             for start in range(0, len(samples), _SAMPLES_AT_ONCE):
@@ -159,7 +160,7 @@ class NeuralNetwork(BaseModel):
 def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> None:
     """Raise `UserError` unless loss and metrics take these outputs and targets of some samples."""
     n, outputs = len(targets), outputs.detach().requires_grad_()
-    parts: list[tuple[str, Loss | Metric]] = [*(("metrics", metric) for metric in metrics), ("loss", loss)]
+    parts: list[tuple[str, SampleMeasure]] = [*(("metrics", metric) for metric in metrics), ("loss", loss)]
     for section, each in parts:
         name, kind = f"model.{section}", getattr(each, "kind", type(each).__name__)
         try:
