@@ -67,6 +67,15 @@ def test_windows_are_cut_in_time_and_never_cross_a_cut(root: Path) -> None:
     assert (data.n_clients, data.n_classes, data.source) == (2, 80, str(root / NAME / BY_CHARACTER))
 
 
+@pytest.mark.usefixtures("root")
+def test_every_character_may_be_predicted() -> None:
+    last, every = Shakespeare(stride=1).load(), Shakespeare(stride=1, predict="every").load()
+    assert (last.targets, every.targets) == ("classes", "tokens")
+    assert np.array_equal(last.train.features, every.train.features)
+    assert np.array_equal(every.train.labels[:, :-1], every.train.features[:, 1:])
+    assert np.array_equal(every.train.labels[:, -1], last.train.labels)
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3, 7, 80])
 @pytest.mark.usefixtures("root")
 def test_every_stride_th_place_begins_a_window(stride: int) -> None:

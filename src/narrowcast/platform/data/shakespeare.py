@@ -36,6 +36,8 @@ _TOKENS[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY
 class Shakespeare(Classification):
     """Windows of 80 characters and the character that follows, as in LEAF; features [n, 80] are int64 tokens.
 
+    With `predict: every` the labels [n, 80] are the characters that follow each position.
+
     A window begins at every `stride`-th position of a text; LEAF uses stride 1, which gives 8 times as many. Each text
     is cut in time: the last `test_share` is for testing, the last `validation_share` of the rest for validation, and no
     window crosses a cut. Characters with fewer than `min_examples` training windows are dropped. With the natural
@@ -52,6 +54,9 @@ class Shakespeare(Classification):
     partition: Partition = Field(default=Natural(), description="distribution of the training windows across clients")
     min_examples: int = Field(default=10, ge=1, description="characters with fewer training windows are dropped")
     stride: int = Field(default=8, ge=1, description="characters between the starts of windows")
+    predict: Literal["last", "every"] = Field(
+        default="last", description="the character after the window, or after every position of it"
+    )
     test_share: float = Field(default=0.2, ge=0, lt=1, description="share of each text held out for testing")
 
     def load(self) -> Samples:
@@ -78,7 +83,7 @@ class Shakespeare(Classification):
             self.kind,
             str(path),
             len(VOCABULARY),
-            Splits(*(_labelled(windows, np.concatenate(starts)) for starts in (train, validation, test))),
+            Splits(*(self._labelled(windows, np.concatenate(starts)) for starts in (train, validation, test))),
             clients=clients,
             users=np.repeat(np.arange(len(kept)), [len(starts) for starts in train]),
         )
@@ -92,16 +97,16 @@ class Shakespeare(Classification):
         """Return the start of each window that lies in the span of its user; spans [U, 2]."""
         return [np.arange(begin, end - WINDOW, self.stride) for begin, end in spans.tolist()]
 
+    def _labelled(self, windows: IntArray, starts: IntArray) -> Labelled:
+        following = windows[:, 1:] if self.predict == "every" else windows[:, WINDOW]
+        return Labelled(windows[:, :WINDOW][starts], following[starts])
+
 
 def tokens(text: str) -> IntArray:
     """Return the tokens of a text; runs of blanks and tabs count as one blank."""
     text = re.sub(r"[ \t]+", " ", text)
     found = _TOKENS[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
     return found[found >= 0]
-
-
-def _labelled(windows: IntArray, starts: IntArray) -> Labelled:
-    return Labelled(windows[:, :WINDOW][starts], windows[:, WINDOW][starts])
 
 
 def _n_windows(lengths: IntArray, stride: int) -> IntArray:

@@ -170,9 +170,10 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
                 f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
                 f"{n} samples ({_first_line(error)}); use another {section.removesuffix('s')}, or mend it"
             ) from error
-        if len(values.shape) not in ((1,) if section == "loss" else (1, 2)) or len(values) != n:
+        if not isinstance(values, Tensor) or values.ndim not in ((1,) if section == "loss" else (1, 2)):
+            got = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise UserError(
-                f"{name}: {kind} returns {list(values.shape)} of {n} samples, expected one value each, [{n}]"
+                f"{name}: {kind} returns {got}, expected a tensor of one value for each of {n} samples, [{n}]"
             )
         if section == "loss" and not values.requires_grad:
             raise UserError(f"{name}: {kind} has no gradient; compute it from the outputs by torch's operations")
