@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -164,13 +164,14 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
     for section, each in parts:
         name, kind = f"model.{section}", getattr(each, "kind", type(each).__name__)
         try:
-            values = each.per_sample(outputs, targets)
+            values: Any = each.per_sample(outputs, targets)
         except Exception as error:
             raise UserError(
                 f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
                 f"{n} samples ({_first_line(error)}); use another {section.removesuffix('s')}, or mend it"
             ) from error
-        if not isinstance(values, Tensor) or values.ndim not in ((1,) if section == "loss" else (1, 2)):
+        shapes = (1,) if section == "loss" else (1, 2)
+        if not isinstance(values, Tensor) or values.ndim not in shapes or len(values) != n:
             got = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise UserError(
                 f"{name}: {kind} returns {got}, expected a tensor of one value for each of {n} samples, [{n}]"
