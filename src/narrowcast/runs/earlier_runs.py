@@ -22,12 +22,14 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "radio.channel.csi_error_decibel": 0.0,
     "radio.channel.back_off_decibel": 0.0,
 }
+_NEW_FIELDS_OF_DATA: Mapping[str, Mapping[str, Any]] = {"image_folder": {"data.size": None, "data.test_share": 0.2}}
 _NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {kind: {"algorithm.downlink_codec": []} for kind in ("colr", "scolr")}
 
 
 def new_fields(experiment: Experiment) -> Mapping[str, Any]:
     """Return the dotted paths of the fields that those versions lack, and the values that they imply."""
-    return {**_NEW_FIELDS, **_NEW_FIELDS_OF.get(experiment.algorithm.kind, {})}
+    of_data = _NEW_FIELDS_OF_DATA.get(experiment.data.kind, {})
+    return {**_NEW_FIELDS, **of_data, **_NEW_FIELDS_OF.get(experiment.algorithm.kind, {})}
 
 
 def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:

@@ -65,5 +65,26 @@ def test_images_that_do_not_fit_are_user_errors(pictures: Path) -> None:
     (pictures / "test" / "cow").mkdir()
     with pytest.raises(UserError, match="cow: train has no class of this name; rename or remove the folder"):
         ImageFolder(path=pictures).load()
-    with pytest.raises(UserError, match=r"has no train/CLASS/\*.png or \*.jpg"):
-        ImageFolder(path=pictures / "train").load()
+    with pytest.raises(UserError, match=r"has neither train/CLASS/\*.png or \*.jpg .* nor CLASS/\*.png"):
+        ImageFolder(path=pictures / "train" / "dog").load()
+    with pytest.raises(UserError, match=r"data.path = no/where does not exist"):
+        ImageFolder(path=Path("no/where")).load()
+
+
+def test_folders_of_classes_alone_are_split(pictures: Path) -> None:
+    (pictures / "train" / ".thumbnails").mkdir()
+    fields = {"path": pictures / "train", "clients": 2, "validation_share": 0, "test_share": 0.25}
+    data = ImageFolder(**fields).load()
+    check_dealt(data)
+    assert (data.n_classes, len(data.train), len(data.test)) == (2, 6, 2)
+    assert ImageFolder(seed=5, **fields).load().test.features.tolist() == data.test.features.tolist()
+
+
+def test_images_are_scaled_to_one_size_on_request(pictures: Path) -> None:
+    Image.new("RGB", (50, 30), (0, 255, 0)).save(pictures / "train" / "dog" / "9.png")
+    data = ImageFolder(path=pictures, clients=2, validation_share=0, size=8).load()
+    check_dealt(data)
+    assert data.train.features.shape == (9, 3, 8, 8)
+    assert data.train.features[8, 1].min() == 255
+    with pytest.raises(UserError, match=r"resize all images to one size, such as 4x4 with data.size=4"):
+        ImageFolder(path=pictures).load()
