@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -418,3 +421,46 @@ def test_the_latex_table_escapes_what_tex_would_read(tmp_path: Path) -> None:
     assert written[4].startswith(r"scolr\_8\% (2 seeds) & scolr & ml-1m & 2 & 20 & \textbf{61.00 $\pm$ 1.41 \%} & ")
     assert written[4].endswith(r"\\")
     assert written[-1] == r"\end{tabular}"
+
+
+def test_the_report_of_a_comparison_is_one_page_that_asks_for_nothing_else(tmp_path: Path) -> None:
+    folders = write_seeds(tmp_path, "scolr", [0, 1], [0.60, 0.62]) + write_seeds(tmp_path, "<b>x</b>", [0], [0.5])
+    path = compare(folders).report(tmp_path / "sent" / "report.html")
+    page = path.read_text(encoding="utf-8")
+    assert "61.00 ± 1.41 %" in page
+    assert "<h2>Settings that differ</h2>" in page
+    assert "&lt;b&gt;x&lt;/b&gt;" in page and "<b>x</b>" not in page
+    assert page.count("<details>") == 6
+    assert re.findall(r"(?:src|href)=.{11}", page) == ['src="data:image']
+    assert "<script" not in page
+    assert_is_png(page)
+
+
+def assert_is_png(page: str) -> None:
+    for packed in re.findall(r"base64,([^\"]+)", page):
+        assert matplotlib.image.imread(io.BytesIO(base64.b64decode(packed))).shape[1] > 500
+
+
+def test_the_report_of_a_run_has_its_figures_and_its_configuration(tmp_path: Path) -> None:
+    (folder,) = write_seeds(tmp_path, "scolr", [0], [0.6])
+    rounds = pq.read_table(folder / "rounds.parquet")
+    pq.write_table(rounds.append_column("loss", pa.array(np.ones(N_ROUNDS))), folder / "rounds.parquet")
+    clients = {"round": [1, 1], "client": [0, 1], "rank": [1, 4], "uplink_bits": [8, 32]}
+    pq.write_table(pa.table(clients | {"uplink_bits_per_second": [1e5, 1e6]}), folder / "clients.parquet")
+    page = load_result(folder).report(folder / "report.html").read_text(encoding="utf-8")
+    titles = re.findall("<h2>(.*?)</h2>", page)
+    assert titles == [
+        "Results",
+        "Test metrics by round",
+        "Test metrics against uplink",
+        "Test metrics against simulated time",
+        "Uplink of the clients",
+        "Training loss",
+        "Provenance",
+    ]
+    assert page.count("<img ") == 5
+    assert_is_png(page)
+    assert "kind: ml-1m" in page
+    assert "0123456789abcdef" * 4 in page
+    with pytest.raises(UserError, match=r"report\.pdf: not the name of a page; end it in \.html"):
+        load_result(folder).report(folder / "report.pdf")

@@ -21,6 +21,7 @@ from narrowcast.cli.jobs import jobs
 from narrowcast.cli.keys import keys
 from narrowcast.cli.log_format import write_log
 from narrowcast.cli.manifest import manifest
+from narrowcast.cli.report import report
 from narrowcast.cli.reproduce import reproduce
 from narrowcast.cli.run_experiment import run
 from narrowcast.cli.schema import schema
@@ -62,6 +63,7 @@ def cli(log_format: str) -> None:
     narrowcast run my.yaml --backend local            run your own file, without Ray
     narrowcast tune fedmf-ml1m-rates                  tune an experiment's hyperparameters
     narrowcast compare runs/a runs/b                  compare runs in a table and a plot
+    narrowcast report runs/a runs/b                   the same as one HTML file to mail
     narrowcast verify scolr-ml100k                    check a run's files, and repeat some rounds
     narrowcast export scolr-ml100k                    write the trained model to a file
     narrowcast reproduce colr-table4                  reproduce the table of a paper
@@ -74,7 +76,7 @@ def cli(log_format: str) -> None:
 
 
 _SUBCOMMANDS = (
-    *(run, show, schema, check, tune, compare, verify, export, reproduce),
+    *(run, show, schema, check, tune, compare, report, verify, export, reproduce),
     *(submit, jobs, manifest, doctor, data, keys, ui, sync),
 )
 for command in _SUBCOMMANDS:

@@ -172,6 +172,12 @@ class Comparison:
             figure.savefig(path, dpi=150)
         return figure
 
+    def report(self, path: str | Path) -> Path:
+        """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
+        from narrowcast.runs.html_report import comparison_report, write_report
+
+        return write_report(comparison_report(self), path)
+
     def _repr_html_(self) -> str:
         return str(self.table.drop(columns="model_sha256").to_html())
 

@@ -265,6 +265,12 @@ class Result:
             raise UserError(f"{self.name} has no figure {figure}; it has {', '.join(known)}")
         return known[figure]
 
+    def report(self, path: str | Path) -> Path:
+        """Write the run's results, figures and configuration to one HTML file and return its path."""
+        from narrowcast.runs.html_report import run_report, write_report
+
+        return write_report(run_report(self), path)
+
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""
         rows = []

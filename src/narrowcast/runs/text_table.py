@@ -36,11 +36,12 @@ class TextTable:
 
     def html(self) -> str:
         """Return an HTML table, all text escaped."""
-        heads = "".join(f"<th>{escape(each)}</th>" for each in self.heads)
+        kinds = ["word" if column < self.words else "number" for column in range(len(self.heads))]
+        heads = "".join(f"<th class='{kind}'>{escape(head)}</th>" for kind, head in zip(kinds, self.heads, strict=True))
         rows = []
         for row, cells in enumerate(self.rows):
             shown = [
-                f"<td class='{'word' if column < self.words else 'number'}'>"
+                f"<td class='{kinds[column]}'>"
                 + (f"<b>{escape(cell)}</b>" if (row, column) in self.bold else escape(cell))
                 + "</td>"
                 for column, cell in enumerate(cells)
