@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, get_args
 
 import jsonschema
@@ -14,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
+import narrowcast
 from narrowcast.cli.main import cli
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.config import read_yaml
@@ -134,6 +137,16 @@ def test_the_command_prints_a_schema(name: str) -> None:
     printed = CliRunner().invoke(cli, ["schema", name])
     assert printed.exit_code == 0
     assert json.loads(printed.stdout) == schema_of(name)
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    missing = [
+        name
+        for name in narrowcast.__all__
+        if not re.search(rf"autofunction:: {name}$|narrowcast\.{name}\b|`nc\.{name}`", text, re.MULTILINE)
+    ]
+    assert missing == []
 
 
 def test_units_are_on_the_pages() -> None:

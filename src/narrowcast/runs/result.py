@@ -185,12 +185,12 @@ class Result:
 
     @cached_property
     def rounds(self) -> DataFrame:
-        """One row per round: bits, seconds, loss, and the metrics of evaluated rounds (NaN elsewhere)."""
+        """One row per round, with bits, seconds, loss, and the metrics of evaluated rounds (NaN elsewhere)."""
         return self.history.to_pandas()
 
     @cached_property
     def clients(self) -> DataFrame:
-        """One row per participation of a client in a round: bits, rank, seconds, delivered, loss."""
+        """One row per participation of a client in a round, with bits, rank, seconds, delivered, loss."""
         return self._client_table.to_pandas()
 
     @cached_property
