@@ -74,12 +74,16 @@ class Experiment(Plan, metaclass=_Checked):
     data: Annotated[DataSource, DATA, Role(shared=True)] = Field(
         description="data set and its partition across clients"
     )
-    model: Annotated[Model, MODELS] = Field(MatrixFactorisation(), description="model that the clients train")
+    model: Annotated[Model, MODELS] = Field(
+        MatrixFactorisation(), description="model that the clients train; its default depends on the data set"
+    )
     algorithm: Annotated[Algorithm, ALGORITHMS] = Field(
         description="federated algorithm, with the codec of its uploads"
     )
     secure: AnyScheme = Field(NoProtection(), description="secure aggregation of the updates")
-    training: Annotated[Training, TRAININGS] = Field(FactorisationSGD(), description="local training of a client")
+    training: Annotated[Training, TRAININGS] = Field(
+        FactorisationSGD(), description="local training of a client; its defaults depend on the data set"
+    )
     fleet: Annotated[Fleet, FLEETS] = Field(Tiers(), description="uplink, downlink and compute speed of each client")
     radio: CellRadio | None = Field(
         None,
@@ -89,7 +93,7 @@ class Experiment(Plan, metaclass=_Checked):
         Backend, BACKENDS, Role(identity=False, shared=True, not_tuned="study.backend says where trials run")
     ] = Field(
         default_factory=_default_backend,
-        description="where clients train: in this process or on Ray actors, the default if RAY_ADDRESS is set",
+        description="where clients train: local, in this process, or ray; ray is the default if RAY_ADDRESS is set",
     )
     tracking: Annotated[
         Tracking, Role(identity=False, shared=True, not_tuned="all trials of a study go to one store")

@@ -114,7 +114,7 @@ def test_the_schema_takes_what_is_written_down() -> None:
         {"seeds": 1},
         {"fleet": {"kind": "tiers", "tiers": [{"name": "a", "share": 1}]}},
         {"radio": {"channel": {"kind": "rayleigh", "access": "none"}}},
-        {"model": {"hidden": [3]}},
+        {"model": {"hidden": [0]}},
         {"data": {"path": "x"}},
     ],
     ids=str,
@@ -125,6 +125,12 @@ def test_the_schema_refuses_what_narrowcast_refuses(change: dict[str, Any]) -> N
     overrides = [f"{key}={json.dumps(value)}" for key, value in {**GOOD, **change}.items()]
     with pytest.raises(UserError):
         load_experiment("fedavg-digits", overrides)
+
+
+def test_the_schema_takes_sections_whose_kind_follows_from_the_data() -> None:
+    change = {"model": {"hidden": [3]}, "training": {"momentum": 0.5}}
+    jsonschema.validate({**GOOD, **change}, schema_of("experiment"))
+    load_experiment("fedavg-digits", [f"{key}={json.dumps(value)}" for key, value in change.items()])
 
 
 def test_the_schema_takes_classes_of_ones_own() -> None:

@@ -32,7 +32,7 @@ def table(schema: Schema, root: str) -> str:
 def _default(field: Schema) -> str:
     """Return the default on one line; of a section its kind, or that it has its own defaults."""
     if "default" not in field:
-        return ""
+        return "computed"
     default = field["default"]
     if "$ref" in field and isinstance(default, Mapping):
         return in_yaml(default["kind"]) if "kind" in default else "as below"
@@ -70,7 +70,9 @@ def _range(field: Schema) -> str:
 
 def _power(bound: float) -> str:
     exponent = int(bound).bit_length() - 1
-    return f"2^{exponent}" if bound == 2**exponent and exponent > 10 else f"{bound:g}" if bound < 1e6 else f"{bound}"
+    if bound == 2**exponent and exponent > 10:
+        return f"2^{exponent}"
+    return f"{int(bound):,}" if bound == int(bound) and abs(bound) < 1e10 else f"{bound:g}"
 
 
 def in_yaml(value: Any) -> str:

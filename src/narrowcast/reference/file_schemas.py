@@ -18,6 +18,8 @@ from narrowcast.tuning.study_file import StudySections
 
 Schema = dict[str, Any]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_BY_DATA = ("model", "training")
+"""Sections whose default kind depends on the data set, so that any of their kinds may be written without one."""
 _OWN_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _REPLICAS = {
     "type": "object",
@@ -28,14 +30,14 @@ _REPLICAS = {
 
 def experiment_schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of an experiment file."""
-    schema = _schema_of(Experiment)
+    schema = _experiment()
     schema["properties"]["replicas"] = _REPLICAS
     return _document(schema, "narrowcast experiment")
 
 
 def study_schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of a study file."""
-    schema, experiment = _schema_of(StudySections), _schema_of(Experiment)
+    schema, experiment = _schema_of(StudySections), _experiment()
     base = {"type": "string", "description": "name or file of the experiment whose values the others replace"}
     section = {
         "type": "object",
@@ -50,6 +52,13 @@ def study_schema() -> Schema:
     for name in OF_EXPERIMENTS:  # a section without a kind has that of the base
         document["$defs"][name]["anyOf"].append({"type": "object", "not": {"required": ["kind"]}})
     return document
+
+
+def _experiment() -> Schema:
+    schema = _schema_of(Experiment)
+    for name in _BY_DATA:
+        del schema["properties"][name]["default"]
+    return schema
 
 
 def _document(schema: Schema, title: str) -> Schema:
@@ -72,10 +81,10 @@ def _definitions_of(registry: Registry) -> dict[str, Schema]:
     for kind in registry.known():
         schema = _schema_of(registry.resolve(kind))
         definitions |= schema.pop("$defs", {})
-        # The class of a kind that is the registry's default may be written without one.
         schema["properties"]["kind"] |= {"const": kind}
         required = [name for name in schema.get("required", ()) if name != "kind"]
-        schema["required"] = required if kind == registry.default else ["kind", *required]
+        optional = kind == registry.default or registry.name in _BY_DATA
+        schema["required"] = required if optional else ["kind", *required]
         definitions[f"{registry.name}.{kind}"] = schema
     own = {"type": "string", "pattern": _OWN_CLASS, "description": "a class of your own, package.module:Class"}
     definitions[registry.name] = {

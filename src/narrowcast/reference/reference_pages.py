@@ -9,8 +9,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from narrowcast.api.namespaces import REGISTRY_NAMES
+from narrowcast.catalog import MODEL_DEFAULTS, TRAINING_DEFAULTS
 from narrowcast.platform.kinds import Registry
-from narrowcast.reference.field_tables import Schema, prose, references, table
+from narrowcast.reference.field_tables import Schema, in_yaml, prose, references, table
 from narrowcast.reference.file_schemas import experiment_schema, study_schema
 from narrowcast.registry import REGISTRIES
 
@@ -119,10 +120,22 @@ def _kind_page(registry: Registry, kind: str, found: type[BaseModel], definition
     python = f" In Python: `nc.{namespace}.{found.__name__}`." if namespace else ""
     title, one, section = _TITLES[registry.name]
     text = f"# {kind}: {one}\n\nA kind of `{section}` in a file ([{title.lower()}](index.md)).{python}\n\n"
-    text += f"{_doc(found)}\n\n" + _fields(definitions[f"{registry.name}.{kind}"], definitions, "../")
+    text += (
+        f"{_doc(found)}\n\n"
+        + _by_data(registry, kind)
+        + _fields(definitions[f"{registry.name}.{kind}"], definitions, "../")
+    )
     module = inspect.getdoc(sys.modules[found.__module__]) or ""
     sources = [each for each in module.split("\n\n") if each.startswith("Reference")]
     return text + "".join(f"\n\n{prose(each)}\n" for each in sources)
+
+
+def _by_data(registry: Registry, kind: str) -> str:
+    """Return the default model and training of a data set, nothing for other kinds."""
+    if registry.name != "data":
+        return ""
+    model, training = MODEL_DEFAULTS.get(kind, "mlp"), dict(TRAINING_DEFAULTS.get(kind, {"kind": "sgd"}))
+    return f"Default model: [{model}](../model/{model}.md). Default local training: {in_yaml(training)}.\n\n"
 
 
 def _fields(schema: Schema, definitions: dict[str, Schema], root: str) -> str:

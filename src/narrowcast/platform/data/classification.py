@@ -42,7 +42,7 @@ class Classification(BaseModel):
         default=0.1, ge=0, lt=1, description="share of the training samples held out for validation on the server"
     )
     seed: int | None = Field(
-        None, ge=0, description="seed of the validation split and the partition; none: that of the run"
+        None, ge=0, description="seed of the validation split and the partition; null: that of the run"
     )
 
     def _dealt(

@@ -27,7 +27,7 @@ class _MovieLens(BaseModel):
     validation: Validation = Field("second_last", description="choice of each user's validation item")
     min_interactions: int = Field(default=MIN_INTERACTIONS, ge=3, description="users with fewer items are dropped")
     seed: int | None = Field(
-        None, ge=0, description="seed of the validation items and ranking negatives; none: that of the run"
+        None, ge=0, description="seed of the validation items and ranking negatives; null: that of the run"
     )
 
     def _split(

@@ -29,7 +29,7 @@ class NCF(BaseModel):
     kind: Literal["ncf"] = "ncf"
     path: Path = Field(description="common prefix of the three files, without .train.rating")
     validation: Validation = Field("random", description="choice of each user's validation item")
-    seed: int | None = Field(None, ge=0, description="seed of a random validation item; none: that of the run")
+    seed: int | None = Field(None, ge=0, description="seed of a random validation item; null: that of the run")
 
     def load(self) -> Interactions:
         """Return the interactions with the ids and negatives of the files; raise `UserError` that names a bad file."""

@@ -21,7 +21,7 @@ class Pinterest(BaseModel):
 
     kind: Literal["pinterest"] = "pinterest"
     validation: Validation = Field("random", description="choice of each user's validation item")
-    seed: int | None = Field(None, ge=0, description="seed of a random validation item; none: that of the run")
+    seed: int | None = Field(None, ge=0, description="seed of a random validation item; null: that of the run")
 
     def load(self) -> Interactions:
         """Return the interactions; raise `UserError` if the set is missing or malformed."""

@@ -58,7 +58,7 @@ class Ratings(BaseModel):
         default=NEGATIVES, ge=1, le=10_000, description="number of items that a held-out item is ranked against"
     )
     seed: int | None = Field(
-        None, ge=0, description="seed of the validation items and ranking negatives; none: that of the run"
+        None, ge=0, description="seed of the validation items and ranking negatives; null: that of the run"
     )
 
     @model_validator(mode="after")

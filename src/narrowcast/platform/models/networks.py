@@ -138,7 +138,7 @@ class TorchModule(NeuralNetwork):
 
     kind: Literal["torch"] = "torch"
     factory: str = Field(pattern=r"^[\w.]+:\w+$", description="import path, such as my_package.models:make")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+    arguments: dict[str, Any] = Field({}, description="keyword arguments of the factory")
 
     @field_validator("factory")
     @classmethod
