@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from narrowcast.cli.completion import names_of_runs
 from narrowcast.cli.terminal import FOLDER, console
 from narrowcast.platform.errors import UserError
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=names_of_runs)
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @click.option(
     "--axis",

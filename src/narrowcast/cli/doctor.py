@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from narrowcast.cli.completion import experiments
 from narrowcast.cli.terminal import FOLDER, console
 from narrowcast.platform.errors import RunFailed
 
@@ -14,7 +15,7 @@ _MARKS = {"ok": "ok", "note": "note", "wrong": "WRONG"}
 
 
 @click.command()
-@click.argument("experiment", required=False)
+@click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @click.option("--address", envvar="RAY_API_SERVER_ADDRESS", metavar="http://HEAD:8265", help="Also check this cluster.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from narrowcast.cli.completion import names_of_runs
 from narrowcast.cli.terminal import FOLDER
 
 _SUFFIXES = {"safetensors": "safetensors", "torch": "pt"}
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=names_of_runs)
 @click.option(
     "--format",
     "model_format",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from narrowcast.cli.completion import experiments
 from narrowcast.platform.errors import UserError
 
 
@@ -16,7 +17,7 @@ def keys() -> None:
 
 @keys.command("make")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("experiment")
+@click.argument("experiment", shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
     """Make keys in FOLDER for the scheme of EXPERIMENT's `secure` section.

@@ -19,6 +19,7 @@ from narrowcast.cli.doctor import doctor
 from narrowcast.cli.export import export
 from narrowcast.cli.jobs import jobs
 from narrowcast.cli.keys import keys
+from narrowcast.cli.list_kinds import list_kinds
 from narrowcast.cli.log_format import write_log
 from narrowcast.cli.manifest import manifest
 from narrowcast.cli.report import report
@@ -76,7 +77,7 @@ def cli(log_format: str) -> None:
 
 
 _SUBCOMMANDS = (
-    *(run, show, schema, check, tune, compare, report, verify, export, reproduce),
+    *(run, show, list_kinds, schema, check, tune, compare, report, verify, export, reproduce),
     *(submit, jobs, manifest, doctor, data, keys, ui, sync),
 )
 for command in _SUBCOMMANDS:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from narrowcast.cli.completion import experiments, names_of_runs
 from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
 from narrowcast.platform.errors import RunFailed, UnresumableFailure
 
@@ -16,13 +17,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("experiment", required=False)
+@click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @click.option("--backend", type=click.Choice(["local", "ray"]), help="Run in this process, or on Ray actors.")
 @EXECUTOR
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --backend ray.")
 @click.option(
-    "--resume", multiple=True, metavar="RUN", help="Resume a run of the output folder; several run in lockstep."
+    "--resume",
+    multiple=True,
+    metavar="RUN",
+    shell_complete=names_of_runs,
+    help="Resume a run of the output folder; several run in lockstep.",
 )
 @click.option("--continue", "resume_if_begun", is_flag=True, help="Resume the run of this name if there is one.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")

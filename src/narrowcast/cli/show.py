@@ -7,11 +7,12 @@ import sys
 import click
 from rich.table import Table
 
+from narrowcast.cli.completion import experiments
 from narrowcast.cli.terminal import console
 
 
 @click.command()
-@click.argument("experiment", required=False)
+@click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
     """List the packaged experiments, or print EXPERIMENT as it would run, with every default filled in."""
@@ -24,5 +25,8 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
         console().print(table)
         return
     from narrowcast.platform.config import write_yaml
+from narrowcast.runs.broken_pipe import output_may_end
 
-    write_yaml(load_experiment(experiment, overrides).plain(), sys.stdout)
+    values = load_experiment(experiment, overrides).plain()
+    with output_may_end():
+        write_yaml(values, sys.stdout)

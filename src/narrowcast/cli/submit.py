@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from narrowcast.cli.completion import experiments
 from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
 
 
 @click.command()
-@click.argument("source", metavar="EXPERIMENT|STUDY")
+@click.argument("source", metavar="EXPERIMENT|STUDY", shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @ADDRESS
 @click.option("--id", "name", metavar="NAME", help="Name of the job and its run; by default from the configuration.")

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from narrowcast.cli.completion import names_of_runs
 from narrowcast.cli.terminal import FOLDER
 
 
 @click.command()
-@click.argument("run_name", metavar="RUN")
+@click.argument("run_name", metavar="RUN", shell_complete=names_of_runs)
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @click.option("--tracking-uri", help="The MLflow store, if it is not the one that the run started with.")
 def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from narrowcast.cli.completion import studies
 from narrowcast.cli.terminal import FOLDER, console
 from narrowcast.platform.errors import RunFailed
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("study", required=False)
+@click.argument("study", required=False, shell_complete=studies)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @click.option("--dry-run", is_flag=True, help="Print the space, an estimate of the cost and a drawn configuration.")
 @click.option("--backend", type=click.Choice(["local", "ray"]), help="Run trials in this process, or on Ray workers.")

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from narrowcast.cli.completion import names_of_runs
 from narrowcast.cli.terminal import FOLDER, console
 
 
 @click.command()
-@click.argument("run_name", metavar="RUN")
+@click.argument("run_name", metavar="RUN", shell_complete=names_of_runs)
 @click.option("--rounds", type=click.IntRange(min=0), default=3, show_default=True, help="Rounds to repeat from each.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 def verify(run_name: str, rounds: int, output: Path) -> None:

@@ -1,0 +1,93 @@
+"""`narrowcast list`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+
+import click
+from rich import box
+from rich.table import Table
+
+from narrowcast.cli.terminal import console
+from narrowcast.platform.errors import UserError
+
+_FILES = {
+    "experiment": "packaged experiments: narrowcast run NAME",
+    "study": "packaged studies: narrowcast tune NAME",
+    "target": "tables and figures of papers: narrowcast reproduce NAME",
+}
+_REGISTRIES = {
+    "sampler": "kinds of study.sampler",
+    "pruner": "kinds of study.pruner",
+    "codec": "stages of a codec, such as algorithm.codec",
+    "partition": "kinds of data.partition",
+    "channel": "kinds of radio.channel",
+    "downlink": "kinds of radio.downlink",
+    "allocation": "kinds of radio.allocation",
+    "loss": "kinds of model.loss",
+    "metric": "kinds of model.metrics",
+    "rank_policy": "kinds of algorithm.rank_policy",
+}
+"""Where the kinds of a registry go, unless that is the field of its own name."""
+
+
+@click.command("list")
+@click.argument("topic", required=False)
+def list_kinds(topic: str | None) -> None:
+    """List what there is, with one line each: experiments, studies, data sets, algorithms, codecs, channels, ...
+
+    \b
+    narrowcast list             everything
+    narrowcast list codec       the stages of codecs
+    narrowcast list data        the data sets
+
+    A kind goes into a file, or an override, where the heading says: fleet=lognormal. Kinds of installed plugins are
+    listed too. narrowcast show EXPERIMENT prints an experiment with all of its values.
+    """  # noqa: D301 - click wants the character
+    from narrowcast.platform.config import suggest
+    from narrowcast.registry import REGISTRIES
+
+    topics = [*_FILES, *REGISTRIES]
+    if topic is not None and topic.removesuffix("s") in topics:
+        topic = topic.removesuffix("s")
+    if topic is not None and topic not in topics:
+        raise UserError(f'nothing is listed under "{topic}"; known: {", ".join(topics)}{suggest(topic, topics)}')
+    terminal = console()
+    for name in topics if topic is None else [topic]:
+        heading = _FILES.get(name) or _REGISTRIES.get(name) or f"kinds of {name}"
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(name, no_wrap=True)
+        table.add_column(heading)
+        for kind, summary in sorted(_entries(name)) if name in _FILES else _entries(name):
+            table.add_row(kind, summary)
+        terminal.print(table, "", markup=False)
+
+
+def _entries(topic: str) -> Iterator[tuple[str, str]]:
+    """Yield each name under a topic with one line about it."""
+    from narrowcast.platform import plugins
+    from narrowcast.registry import REGISTRIES
+
+    if topic in REGISTRIES:
+        registry = REGISTRIES[topic]
+        yield from ((kind, _first_line(found)) for kind, found in registry.kinds.items())
+        yield from ((kind, f"plugin {spec}") for kind, spec in plugins.entry_points(topic).items())
+    else:
+        yield from _named(topic).items()
+
+
+def _named(topic: str) -> Mapping[str, str]:
+    if topic == "target":
+        from narrowcast.reproduce.paper_results import TARGETS
+        from narrowcast.reproduce.study_targets import STUDY_TARGETS
+
+        papers = {name: each.what for name, each in TARGETS.items()}
+        return papers | {name: each.what for name, each in STUDY_TARGETS.items()}
+    from narrowcast.runs.packaged import EXPERIMENTS, STUDIES, summaries
+
+    return summaries(EXPERIMENTS if topic == "experiment" else STUDIES)
+
+
+def _first_line(found: type) -> str:
+    return (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")
