@@ -139,10 +139,8 @@ def test_a_failure_that_a_resume_would_repeat_offers_none(tmp_path: Path) -> Non
 
 
 def test_a_closed_pipe_ends_no_command(tmp_path: Path) -> None:
-    for words in (["show", "scolr-ml100k"], ["list"]):
-        command = subprocess.Popen(
-            [sys.executable, "-m", "narrowcast", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
-        )
+    words = [sys.executable, "-m", "narrowcast", "show", "scolr-ml100k"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as command:
         assert command.stdout is not None and command.stderr is not None
         command.stdout.close()
         assert command.stderr.read() == b""
