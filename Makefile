@@ -38,8 +38,8 @@ demo: venv ## SCoLR on MovieLens-100K with unequal links, on a local Ray
 	$(BIN)/narrowcast run scolr-ml100k --output $(RUNS)
 
 lint: venv ## style and types
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks hatch_build.py
+	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
 	$(BIN)/mypy
 
 test: lint ## style, types and all tests but the slow ones

@@ -20,7 +20,7 @@ RUN useradd --create-home --uid 1000 ray \\
  && install --directory --owner=ray {runs} {data}
 
 WORKDIR /opt/narrowcast
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY locks locks
 # Every file is checked against its sha256 in the lock{and_then}.
 RUN pip install --no-cache-dir {index}--require-hashes --no-deps -r locks/runtime.txt -r locks/torch-{build}.txt
