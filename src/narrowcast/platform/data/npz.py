@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -22,7 +23,11 @@ from narrowcast.platform.data.own_samples import (
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 
-_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (
+    OSError, ValueError, EOFError, LookupError, RuntimeError, MemoryError, OverflowError, zipfile.BadZipFile,
+    zlib.error, struct.error,
+)  # fmt: skip
+"""Errors of NumPy and zipfile on damaged, encrypted or newer files, of which NotImplementedError is a RuntimeError."""
 
 
 class NPZ(OwnSamples):
@@ -54,7 +59,8 @@ class NPZ(OwnSamples):
         except TypeError as error:  # an array is no context
             raise UserError(f"{path}: is a single array; write features and labels with numpy.savez") from error
         except _UNREADABLE as error:
-            raise UserError(f"{path}: {str(error).splitlines()[0]:.200}; write it anew with numpy.savez") from error
+            reason = (str(error).splitlines() or ["unreadable"])[0]
+            raise UserError(f"{path}: {reason:.200}; write it anew with numpy.savez") from error
         return self._samples(path.stem, str(path), parts)
 
     def _parts(self, path: Path, arrays: Any) -> dict[str, OwnPart]:

@@ -108,8 +108,15 @@ def read_rating_table(path: Path, names: Mapping[str, str], delimiter: str | Non
     try:
         if path.suffix.lower() in PARQUET:
             _check_columns(path, names, pq.read_schema(path).names)
-            return RatingTable(path, names, pq.read_table(path, columns=list(set(names.values()))), first_row=1)
-        return RatingTable(path, names, _read_csv(path, names, delimiter, header=header), first_row=1 + header)
+            table, first_row = pq.read_table(path, columns=list(set(names.values()))), 1
+        else:
+            table, first_row = _read_csv(path, names, delimiter, header=header), 1 + header
+        table.validate(full=True)
+        return RatingTable(path, names, table, first_row)
+    except UserError:
+        raise
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: its text is not UTF-8; write it in UTF-8") from error
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]:.300}; correct the file") from error
 
