@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,18 @@ from narrowcast.platform.errors import UserError
 
 SPLITS = {TRAIN: (TRAIN,), VALIDATION: (VALIDATION, "valid", "val", "dev"), TEST: (TEST,)}
 """The names that splits go by; others are not read."""
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+    SyntaxError,
+    zlib.error,
+)
+"""Errors of datasets, Arrow and Pillow on damaged files."""
 
 
 class HuggingFace(OwnSamples):
@@ -61,9 +74,17 @@ class HuggingFace(OwnSamples):
             raise UserError(f"data.kind = {self.kind} needs datasets; pip install 'narrowcast[datasets]'") from error
         path = located(self.path, "path")
         try:
-            loaded = library.load_from_disk(str(path))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: {str(error).splitlines()[0]:.200}; write it with save_to_disk") from error
+            splits = self._splits(path, library.load_from_disk(str(path), keep_in_memory=True))
+            parts = {part: self._part(f"{path} ({part})", split) for part, split in splits.items()}
+        except UserError:
+            raise
+        except _UNREADABLE as error:
+            reason = (str(error).splitlines() or ["unreadable"])[0]
+            raise UserError(f"{path}: {reason:.200}; write it with save_to_disk") from error
+        classes = getattr(splits[TRAIN].features[self.labels], "names", None)
+        return self._samples(path.name, str(path), parts, classes)
+
+    def _splits(self, path: Path, loaded: Any) -> dict[str, Any]:
         there = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
         splits = {
             part: next(there[name] for name in names if name in there)
@@ -72,9 +93,9 @@ class HuggingFace(OwnSamples):
         }
         if TRAIN not in splits:
             raise UserError(f"{path}: has no split train, only {', '.join(there)}; give the folder of one split")
-        parts = {part: self._part(f"{path} ({part})", split) for part, split in splits.items()}
-        classes = getattr(splits[TRAIN].features[self.labels], "names", None)
-        return self._samples(path.name, str(path), parts, classes)
+        for split in splits.values():
+            split.data.table.validate(full=True)  # reading what a damaged file points to would end the process
+        return splits
 
     def _part(self, where: str, split: Any) -> OwnPart:
         wanted = [*self.features, self.labels, *([self.users] if self.users else [])]
