@@ -36,7 +36,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     seed: Annotated[int, Role(not_tuned="the seeds of a trial are study.seeds")] = Field(
-        0, ge=0, lt=2**63, description="seed of the run; data sets have a seed of their own"
+        0, ge=0, lt=2**63, description="seed of the run, and of its data unless data.seed is set"
     )
     client_seed: Annotated[int | None, Role(not_tuned="it follows the seeds of a trial, study.seeds")] = Field(
         None, ge=0, lt=2**63, description="seed of clients' private draws, such as negatives; null: derived from seed"

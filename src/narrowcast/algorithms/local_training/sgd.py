@@ -17,7 +17,7 @@ from narrowcast.algorithms.local_training.device import Device, to_array, to_ten
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
 from narrowcast.platform.contracts import LocalCall, Task
-from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
@@ -69,7 +69,7 @@ class SGD(BaseModel):
         return _train_as_one([LocalCall(server, chunk, task, terms)])[0]
 
     def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the chunks of several runs that differ only in seed and learning rate.
+        """Train the chunks of several runs that differ only in data, seed and learning rate.
 
         Calls whose tensors have the same shapes are trained as one program; client-by-client training gains nothing
         from it.
@@ -101,8 +101,10 @@ def _shapes(call: LocalCall) -> tuple[object, ...]:
     terms, task = call.terms, call.task
     parts = (call.server, terms.gains or {}, terms.correction or {}, terms.frozen)
     rows = (0, 1, 1, 0)  # leading client axes, whose length may differ
+    features, labels = task.data.train.features, task.data.train.labels
     return (
-        id(task.data),
+        *(features.shape[1:], features.dtype, labels.shape[1:], labels.dtype, task.data.n_classes),
+        _padded_batch(task),
         task.model,
         task.training.model_copy(update={"learning_rate": 1.0}),
         terms.proximal,
@@ -114,19 +116,16 @@ def _shapes(call: LocalCall) -> tuple[object, ...]:
 
 
 def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-    """Train the clients of all calls as one program; the calls may differ in seed and learning rate."""
+    """Train the clients of all calls as one program; the calls may differ in data, seed and learning rate."""
     task = calls[0].task
-    data, training, terms = task.data, task.training, [call.terms for call in calls]
+    training, terms = task.training, [call.terms for call in calls]
     device: Device = training.device
-    clients = _joined([call.chunk.clients for call in calls])
-    counts = data.examples[clients]
+    counts = _joined([call.task.data.examples[call.chunk.clients] for call in calls])
     epochs = _joined([epochs_of(call.chunk, call.terms, training.epochs) for call in calls])
     keys = _joined(
         [call.task.private_seed.stream_keys("shuffle", call.chunk.round_index, call.chunk.clients) for call in calls]
     )
-    # Batches are padded to one size, which must not depend on the clients of the chunk, as rounding depends on it.
-    batch_size = min(training.batch_size, max(int(data.examples.max(initial=0)), 1))
-    schedule = draw_schedule(counts, epochs, batch_size, keys)
+    schedule = draw_schedule(counts, epochs, _padded_batch(task), keys)
     order = schedule.order
     sizes = [len(call.chunk.clients) for call in calls]
     owner = np.repeat(np.arange(len(calls)), sizes)[order]
@@ -146,9 +145,9 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     module = _module(task)
     changes, loss = train_network(
         module,
-        _model(task).loss_on(data),
+        _model(task).loss_on(task.data),
         of_calls([call.server for call in calls]),
-        Loader(data.train, _own(data, clients[order]), device),
+        Loader(*_samples(calls, order), device),
         schedule,
         Steps(
             learning_rate=training.learning_rate if (rates == rates[0]).all() else to_tensor(rates[owner], device),
@@ -200,6 +199,23 @@ def _batchable(module: nn.Module, task: Task[Samples, SGD]) -> str | None:
 
 def _joined(parts: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _padded_batch(task: Task[Samples, SGD]) -> int:
+    """Return the size to which batches are padded; rounding depends on it, so that it is the same for all chunks."""
+    return min(task.training.batch_size, max(int(task.data.examples.max(initial=0)), 1))
+
+
+def _samples(calls: Sequence[LocalCall], order: IntArray) -> tuple[Labelled, IntArray]:
+    """Return the samples of the calls' clients, and the rows of each client in turn, clients in the given order."""
+    data = calls[0].task.data
+    if all(call.task.data is data for call in calls):
+        return data.train, _own(data, _joined([call.chunk.clients for call in calls])[order])
+    taken = [call.task.data.train.take(_own(call.task.data, call.chunk.clients)) for call in calls]
+    counts = _joined([call.task.data.examples[call.chunk.clients] for call in calls])
+    rows = np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
+    joined = Labelled(_joined([each.features for each in taken]), _joined([each.labels for each in taken]))
+    return joined, np.concatenate([rows[client] for client in order])
 
 
 def _own(data: Samples, clients: IntArray) -> IntArray:
