@@ -165,7 +165,7 @@ def test_the_tables_have_the_rounds_and_the_clients(digits: nc.Result) -> None:
     assert (digits.seed, digits.config.name) == (0, "fedavg-digits")
     assert f"{100 * digits.final['test.accuracy']:.2f} %" in repr(digits)
     assert digits.plot("loss_time").axes
-    with pytest.raises(nc.UserError, match=r"has no figure accuracy; it has accuracy_uplink, "):
+    with pytest.raises(nc.UserError, match=r"has no figure accuracy; it has accuracy_round, "):
         digits.plot("accuracy")
 
 

@@ -30,7 +30,7 @@ FILES = {
     "checkpoint",
     "partition/partition.parquet",
     "partition/partition.png",
-    *(f"plots/accuracy_{cost}.png" for cost in ("time", "total", "uplink")),
+    *(f"plots/accuracy_{cost}.png" for cost in ("round", "time", "total", "uplink")),
     *(f"plots/{name}.png" for name in ("client_bits_ranks", "loss_time")),
 }
 METRICS = {f"{split}.{metric}@10" for split in ("validation", "test") for metric in ("hr", "ndcg")}
@@ -74,7 +74,7 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
 
     lines = said.out.splitlines()
     assert lines[0] == "whole: 2 rounds"
-    assert lines[2].startswith("round 2/2  test HR@10 0.")
+    assert re.match(r"round 2/2  test HR@10 \d+\.\d\d %  loss ", lines[2])
     table = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines[3:-1])
     assert table["test HR@10"].startswith(f"{100 * got['final']['test.hr@10']:.2f} % (")
     assert f"({got['uplink_bits']:,} bits)" in table["uplink"]

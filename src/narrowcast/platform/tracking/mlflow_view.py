@@ -49,9 +49,10 @@ def view(metrics: Sequence[str]) -> dict[str, Any]:
     """Return the state of the UI's list of runs and of its charts."""
     test = [f"test.{each}" for each in _ordered(metrics, "test")]
     validation = [f"validation.{each}" for each in _ordered(metrics, "validation")]
-    columns = [f"params.`{each}`" for each in _PARAMS] + [f"metrics.`{each}`" for each in (*test, *_COSTS)]
+    columns = [f"params.`{each}`" for each in _PARAMS]
+    columns += [f"metrics.`{each}`" for each in (*(test or validation), *_COSTS)]
     shown = [
-        *((f"{metric_label(_plain(each))}", each, "step") for each in test),
+        *((metric_label(_plain(each)), each, "step") for each in test),
         *((f"{metric_label(_plain(test[0]))} by {_AGAINST[cost]}", test[0], cost) for cost in _COSTS[:3] if test),
     ]
     sections = {

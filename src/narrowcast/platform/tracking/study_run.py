@@ -28,6 +28,7 @@ from narrowcast.platform.tracking.mlflow_run import (
     origin_tags,
     short_reason,
 )
+from narrowcast.platform.tracking.mlflow_view import set_up_view
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0
@@ -59,6 +60,7 @@ class StudyStore:
         self._experiment = ""
         self._closing = threading.Event()
         self._missed = 0
+        self._measured: dict[str, None] = {}
         self._thread: threading.Thread | None = None
 
     def open(self) -> dict[str, str]:
@@ -128,6 +130,7 @@ class StudyStore:
             for name, value in row.items()
             if name not in ("round", "logged_at_ms") and value is not None
         ]
+        self._measured |= dict.fromkeys(each.key for each in metrics)
         tags_now = [RunTag(key, value) for key, value in {**trial.tags, "state": trial.state}.items()]
         self._client.log_batch(run_id, metrics[:_BATCH], as_params(trial.params), tags_now)
         for start in range(_BATCH, len(metrics), _BATCH):
@@ -170,6 +173,7 @@ class StudyStore:
                 elif path.is_file():
                     self._client.log_artifact(self._parent, str(path))
             self._client.set_terminated(self._parent, status)
+            set_up_view(self._client, self._experiment, self._measured)
         except STORE_ERRORS as error:
             logger.warning("the MLflow store is down (%s)", short_reason(error))
             return False
