@@ -257,11 +257,15 @@ def test_bad_arrays_are_user_errors(root: Path, changes: dict[str, Any], fields:
 
 def test_bad_npz_files_are_user_errors(root: Path) -> None:
     path = write_npz(root / "bad.npz")
-    path.write_bytes(path.read_bytes()[:-40])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"NUMPY", b"NUMPI"))
     with pytest.raises(UserError, match=r"bad.npz: .*; write it anew with numpy.savez"):
         NPZ(path=path).load()
+    path.write_bytes(content[:-40])
+    with pytest.raises(UserError, match=r"bad.npz: is no .npz file; write features and labels with numpy.savez"):
+        NPZ(path=path).load()
     np.save(root / "one.npy", IMAGES)
-    with pytest.raises(UserError, match=r"one.npy: is a single array; write features and labels with numpy.savez"):
+    with pytest.raises(UserError, match=r"one.npy: is no .npz file; write features and labels with numpy.savez"):
         NPZ(path=root / "one.npy").load()
 
 

@@ -51,13 +51,13 @@ class NPZ(OwnSamples):
     def load(self) -> Samples:
         """Return the samples partitioned across clients; raise `UserError` if an array is missing or malformed."""
         path = located(self.path, "path")
+        if not zipfile.is_zipfile(path):
+            raise UserError(f"{path}: is no .npz file; write features and labels with numpy.savez")
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 parts = self._parts(path, arrays)
         except UserError:
             raise
-        except TypeError as error:  # an array is no context
-            raise UserError(f"{path}: is a single array; write features and labels with numpy.savez") from error
         except _UNREADABLE as error:
             reason = (str(error).splitlines() or ["unreadable"])[0]
             raise UserError(f"{path}: {reason:.200}; write it anew with numpy.savez") from error
