@@ -51,8 +51,8 @@ class OnOtherTargets(algorithm_laws.Trained):
 
 
 LAWS = (
-    algorithm_laws.results_do_not_depend_on_who_trains_which_chunk_and_when,
-    algorithm_laws.a_resumed_run_is_the_straight_run,
+    algorithm_laws.results_do_not_depend_on_the_placement_or_order_of_chunks,
+    algorithm_laws.a_resumed_run_equals_the_uninterrupted_run,
 )
 
 

@@ -111,7 +111,7 @@ def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
     return found
 
 
-def results_do_not_depend_on_who_trains_which_chunk_and_when(case: Trained) -> None:
+def results_do_not_depend_on_the_placement_or_order_of_chunks(case: Trained) -> None:
     """Train the chunks in reverse, on pickled copies with read-only arrays, and compare bit by bit."""
     shuffled = run(PLAN, case.algorithm, case.task, executor=Shuffled(case.algorithm, case.task))
     hold(sha256(case.algorithm, case.straight) == sha256(case.algorithm, shuffled), "the models differ")
@@ -119,7 +119,7 @@ def results_do_not_depend_on_who_trains_which_chunk_and_when(case: Trained) -> N
     hold([each.metrics for each in case.straight] == [each.metrics for each in shuffled], "the metrics differ")
 
 
-def a_resumed_run_is_the_straight_run(case: Trained) -> None:
+def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
     """Go on from the state after rounds 1 and 3."""
     for middle in (1, 3):
         resumed = run(PLAN, case.algorithm, case.task, state=case.straight[middle - 1].state)
@@ -133,13 +133,13 @@ def a_resumed_run_is_the_straight_run(case: Trained) -> None:
         )
 
 
-def another_seed_is_another_run(case: Trained) -> None:
+def another_seed_gives_another_result(case: Trained) -> None:
     """Run with seeds 0 and 1."""
     other = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, task_of(case.model, 1))
     hold(sha256(case.algorithm, case.straight) != sha256(case.algorithm, other), "seeds 0 and 1 give one model")
 
 
-def the_server_s_half_does_not_know_the_private_seed(case: Trained) -> None:
+def the_server_does_not_depend_on_the_private_seed(case: Trained) -> None:
     """Give the server's half another private seed than its clients have."""
     algorithm, task, everyone = case.algorithm, case.task, np.arange(N_CLIENTS)
     other = replace(task, private_seed=PrivateSeed(task.private_seed.value + 1))
@@ -157,7 +157,7 @@ def the_server_s_half_does_not_know_the_private_seed(case: Trained) -> None:
     hold(known[0] == known[1], "with another private seed the server expects uploads of other sizes")
 
 
-def the_server_learns_and_the_ledger_adds_up(case: Trained) -> None:
+def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     """Look at the parameters and the bits of every round."""
     state = case.straight[-1].state
     assert state is not None
@@ -175,7 +175,7 @@ def the_server_learns_and_the_ledger_adds_up(case: Trained) -> None:
         hold((ledger.downlink_bits % 8 == 0).all(), "downloads are not whole bytes")
 
 
-def what_clients_keep_has_a_row_for_each(case: Trained) -> None:
+def client_state_has_a_row_for_each_client(case: Trained) -> None:
     """Compare the clients' state with that before round 1."""
     initial, state = case.algorithm.init_clients(case.task), case.straight[-1].state
     assert state is not None
@@ -186,7 +186,7 @@ def what_clients_keep_has_a_row_for_each(case: Trained) -> None:
         hold(state.clients[name].shape == wanted, f"{name} has the shape {state.clients[name].shape}, not {wanted}")
 
 
-def permuting_the_clients_of_a_chunk_changes_no_ledger_line(case: Trained) -> None:
+def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
     """Train three clients in each order."""
     algorithm, task = case.algorithm, case.task
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
@@ -202,7 +202,7 @@ def permuting_the_clients_of_a_chunk_changes_no_ledger_line(case: Trained) -> No
     hold(len(lines) == 3, f"three clients have {len(lines)} different lines")
 
 
-def with_limits_results_depend_neither_on_who_trains_nor_on_a_resume(case: Trained) -> None:
+def with_limits_results_do_not_depend_on_placement_or_resume(case: Trained) -> None:
     """Give clients budgets from nothing to plenty, and lose some uploads."""
     algorithm, task, bits = case.algorithm, case.task, int(case.free.ledger.uplink_bits.max())
     plan = PLAN.model_copy(update={"rounds": 3})
@@ -214,7 +214,7 @@ def with_limits_results_depend_neither_on_who_trains_nor_on_a_resume(case: Train
     hold(sha256(algorithm, again) == sha256(algorithm, straight), "after a resume the model is another")
 
 
-def nobody_sends_more_than_its_budget(case: Trained) -> None:
+def no_client_exceeds_its_budget(case: Trained) -> None:
     """Give clients nothing, three tenths and all of what they would send."""
     free = case.free.ledger
     for share in (0.0, 0.3, 1.0):
@@ -230,7 +230,7 @@ def nobody_sends_more_than_its_budget(case: Trained) -> None:
             hold(not tight.delivered.any(), "without a codec, a client sends less than its update")
 
 
-def who_cannot_send_changes_nothing_and_keeps_what_its_codec_remembered(case: Trained) -> None:
+def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Trained) -> None:
     """Give nobody any bits."""
     nothing = train_everyone(case.algorithm, case.task, budget_bits=np.zeros(N_CLIENTS, dtype=np.int64))
     after = stepped(case.algorithm, case.task, nothing)
@@ -241,7 +241,7 @@ def who_cannot_send_changes_nothing_and_keeps_what_its_codec_remembered(case: Tr
             hold(not values.any(), f"{name} changed though nothing was sent")
 
 
-def a_lost_upload_is_paid_for_and_is_as_if_its_client_had_not_been_there(case: Trained) -> None:
+def a_lost_upload_is_counted_and_not_aggregated(case: Trained) -> None:
     """Lose the uploads of every third client."""
     algorithm, task, free = case.algorithm, case.task, case.free
     lost = np.arange(N_CLIENTS) % 3 == 1
@@ -260,7 +260,7 @@ def a_lost_upload_is_paid_for_and_is_as_if_its_client_had_not_been_there(case: T
             hold(np.array_equal(values, free.state[name]), f"{name} is not what it is after a delivered upload")
 
 
-def chunk_sizes_change_no_more_than_rounding(case: Trained) -> None:
+def chunk_sizes_change_results_by_rounding_alone(case: Trained) -> None:
     """Train six clients as one chunk and as six."""
     algorithm, task = case.algorithm, case.task
     whole, parts = (run(PLAN.model_copy(update={"rounds": 2, "chunk_size": size}), algorithm, task) for size in (6, 1))
@@ -271,7 +271,7 @@ def chunk_sizes_change_no_more_than_rounding(case: Trained) -> None:
         hold(np.allclose(one.ledger.uplink_bits, other.ledger.uplink_bits, rtol=0.01), "uploads have other sizes")
 
 
-def a_replica_gives_what_it_gives_alone(case: Trained) -> None:
+def a_replica_equals_its_single_run(case: Trained) -> None:
     """Run seeds 0 and 1 in lockstep."""
     tasks = [case.task, replace(case.task, seed=1)]
     plans = [PLAN.model_copy(update={"seed": task.seed, "rounds": 3}) for task in tasks]
@@ -286,7 +286,7 @@ def a_replica_gives_what_it_gives_alone(case: Trained) -> None:
         hold(bits[0] == bits[1], f"seed {place} sends {bits[0]} bits, alone {bits[1]}")
 
 
-def what_is_known_before_the_training_is_what_comes_of_it(case: Trained) -> None:
+def sizes_known_before_training_are_exact(case: Trained) -> None:
     """Compare examples and bits that were predicted with those of the ledger."""
     task, everyone, ledger = case.task, np.arange(N_CLIENTS), case.free.ledger
     predicted = task.training.samples(task, everyone) * task.training.epochs
@@ -298,7 +298,7 @@ def what_is_known_before_the_training_is_what_comes_of_it(case: Trained) -> None
     hold(bits is None or (bits == ledger.uplink_bits).all(), "clients send other numbers of bits than predicted")
 
 
-def updates_that_count_half_move_the_server_half_as_far(case: Trained) -> None:
+def updates_of_half_weight_move_the_server_half_as_far(case: Trained) -> None:
     """Scale a partial sum as stale updates are scaled."""
     algorithm, task, result = case.algorithm, case.task, case.free
     before, whole = algorithm.init(task), stepped_server(algorithm, task, result)
@@ -313,7 +313,7 @@ def updates_that_count_half_move_the_server_half_as_far(case: Trained) -> None:
         hold(half[name].dtype == whole[name].dtype, f"{name} is {half[name].dtype}, not {whole[name].dtype}")
 
 
-def through_a_fine_quantiser_the_result_is_that_of_float32(case: Trained) -> None:
+def with_a_fine_quantiser_the_result_is_close_to_float32(case: Trained) -> None:
     """Quantise updates to 2^14 levels."""
     if (fine := through_a_fine_quantiser(case)) is None:
         return
@@ -336,23 +336,23 @@ def through_a_fine_quantiser(case: Trained) -> Algorithm | None:
 
 
 UNCODED = (
-    results_do_not_depend_on_who_trains_which_chunk_and_when,
-    a_resumed_run_is_the_straight_run,
-    another_seed_is_another_run,
-    through_a_fine_quantiser_the_result_is_that_of_float32,
+    results_do_not_depend_on_the_placement_or_order_of_chunks,
+    a_resumed_run_equals_the_uninterrupted_run,
+    another_seed_gives_another_result,
+    with_a_fine_quantiser_the_result_is_close_to_float32,
 )
 """Laws that are tried without a codec only: with one, those with limits say more."""
 LAWS = (
-    the_server_s_half_does_not_know_the_private_seed,
-    the_server_learns_and_the_ledger_adds_up,
-    what_clients_keep_has_a_row_for_each,
-    permuting_the_clients_of_a_chunk_changes_no_ledger_line,
-    with_limits_results_depend_neither_on_who_trains_nor_on_a_resume,
-    nobody_sends_more_than_its_budget,
-    who_cannot_send_changes_nothing_and_keeps_what_its_codec_remembered,
-    a_lost_upload_is_paid_for_and_is_as_if_its_client_had_not_been_there,
-    chunk_sizes_change_no_more_than_rounding,
-    a_replica_gives_what_it_gives_alone,
-    what_is_known_before_the_training_is_what_comes_of_it,
-    updates_that_count_half_move_the_server_half_as_far,
+    the_server_does_not_depend_on_the_private_seed,
+    the_model_changes_and_the_bits_add_up,
+    client_state_has_a_row_for_each_client,
+    permuting_the_clients_of_a_chunk_changes_no_record,
+    with_limits_results_do_not_depend_on_placement_or_resume,
+    no_client_exceeds_its_budget,
+    a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state,
+    a_lost_upload_is_counted_and_not_aggregated,
+    chunk_sizes_change_results_by_rounding_alone,
+    a_replica_equals_its_single_run,
+    sizes_known_before_training_are_exact,
+    updates_of_half_weight_move_the_server_half_as_far,
 )

@@ -79,7 +79,7 @@ def cases(stage: Stage) -> dict[str, Chained]:
     }
 
 
-def what_is_sent_decodes_to_finite_tensors_of_the_same_shapes(case: Chained) -> None:
+def messages_decode_to_finite_tensors_of_the_same_shapes(case: Chained) -> None:
     """Encode and decode an update."""
     back = case.codec.decode(case.codec.encode(case.update, KEY, case.state).to_bytes(), case.shapes, KEY)
     shapes = {name: values.shape for name, values in back.items()}
@@ -89,7 +89,7 @@ def what_is_sent_decodes_to_finite_tensors_of_the_same_shapes(case: Chained) -> 
         hold(np.isfinite(values).all(), f"{name} comes back with values that are not finite")
 
 
-def wire_bits_are_those_of_the_bytes_and_at_most_max_bits(case: Chained) -> None:
+def wire_bits_are_the_length_of_the_bytes_and_at_most_max_bits(case: Chained) -> None:
     """Weigh an encoded update."""
     encoded = case.codec.encode(case.update, KEY, case.state)
     bits, most = 8 * len(encoded.to_bytes()), case.codec.max_bits(case.shapes)
@@ -97,7 +97,7 @@ def wire_bits_are_those_of_the_bytes_and_at_most_max_bits(case: Chained) -> None
     hold(bits <= most, f"{bits} bits are sent, and max_bits is {most}")
 
 
-def one_key_gives_one_message_and_one_state(case: Chained) -> None:
+def encoding_is_deterministic_in_its_key(case: Chained) -> None:
     """Encode an update twice, the second time with a pickled codec and the tensors in another order."""
     again = {name: np.asfortranarray(case.update[name]) for name in reversed(list(case.update))}
     first, after = case.codec.encode_with_state(case.update, KEY, case.state)
@@ -165,9 +165,9 @@ def an_update_that_is_not_finite_is_refused(case: Chained) -> None:
 
 
 LAWS = (
-    what_is_sent_decodes_to_finite_tensors_of_the_same_shapes,
-    wire_bits_are_those_of_the_bytes_and_at_most_max_bits,
-    one_key_gives_one_message_and_one_state,
+    messages_decode_to_finite_tensors_of_the_same_shapes,
+    wire_bits_are_the_length_of_the_bytes_and_at_most_max_bits,
+    encoding_is_deterministic_in_its_key,
     the_state_keeps_its_names_and_shapes,
     zeros_stay_zeros,
     hostile_bytes_raise_payload_error,

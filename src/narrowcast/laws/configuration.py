@@ -30,7 +30,7 @@ def pickling_gives_an_equal_object(case: Configured) -> None:
         hold(hash(back) == hash(case.value), "its hash is another")
 
 
-def yaml_gives_it_back(case: Configured) -> None:
+def a_yaml_round_trip_gives_an_equal_object(case: Configured) -> None:
     """Write the object to YAML under its kind, and read it again."""
     field: Any = (Annotated[Any, case.registry], ...)
     holder: type[BaseModel] = create_model("Holder", part=field)
@@ -58,15 +58,15 @@ def fields_cannot_be_changed(case: Configured) -> None:
     hold(condition=False, reason="kind was assigned")
 
 
-def the_class_says_what_it_is(case: Configured) -> None:
+def the_class_has_a_docstring(case: Configured) -> None:
     """Read the docstring of the class."""
     hold(type(case.value).__doc__, "it has no docstring")
 
 
 LAWS = (
     pickling_gives_an_equal_object,
-    yaml_gives_it_back,
+    a_yaml_round_trip_gives_an_equal_object,
     an_unknown_field_is_refused,
     fields_cannot_be_changed,
-    the_class_says_what_it_is,
+    the_class_has_a_docstring,
 )

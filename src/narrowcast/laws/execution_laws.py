@@ -51,7 +51,7 @@ def schedule_cases(schedule: Schedule) -> dict[str, Scheduled]:
     return {"": Scheduled(PLAN.model_copy(update={"schedule": schedule}))}
 
 
-def the_results_do_not_depend_on_who_trains(case: Scheduled) -> None:
+def the_results_do_not_depend_on_placement(case: Scheduled) -> None:
     """Train the chunks of a round in another order."""
     shuffled = run(case.plan, ALGORITHM, case.task, executor=Shuffled(ALGORITHM, case.task))
     hold(sha256(ALGORITHM, shuffled) == sha256(ALGORITHM, case.straight), "the models differ")
@@ -76,7 +76,7 @@ def rounds_are_numbered_and_time_does_not_run_backwards(case: Scheduled) -> None
 
 
 SCHEDULE_LAWS = (
-    the_results_do_not_depend_on_who_trains,
+    the_results_do_not_depend_on_placement,
     the_results_do_not_depend_on_a_resume,
     rounds_are_numbered_and_time_does_not_run_backwards,
 )
@@ -115,14 +115,14 @@ def the_model_is_that_of_the_local_backend(case: Hosted) -> None:
     hold([each.record for each in there] == [each.record for each in case.here], "the records differ")
 
 
-def it_goes_on_from_a_state(case: Hosted) -> None:
+def it_resumes_from_a_state(case: Hosted) -> None:
     """Go on there from a state that was reached here."""
     there = case.there(middle=2)
     hold([each.record for each in there] == [each.record for each in case.here[2:]], "the records differ")
     hold(sha256(ALGORITHM, there) == sha256(ALGORITHM, case.here), "the models differ")
 
 
-BACKEND_LAWS = (the_model_is_that_of_the_local_backend, it_goes_on_from_a_state)
+BACKEND_LAWS = (the_model_is_that_of_the_local_backend, it_resumes_from_a_state)
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,11 @@ def the_sum_of_those_that_arrive_is_exact(case: Protected) -> None:
     hold(sha256(ALGORITHM, protected) == sha256(ALGORITHM, clear), "the model differs from that of kind = plain")
 
 
-def protection_is_paid_for(case: Protected) -> None:
+def the_bits_of_protection_are_counted(case: Protected) -> None:
     """Compare the bits of an upload with those of an update in float32."""
     protected, plain = case.rounds(case.scheme, lossy=False), run(PLAN, ALGORITHM, case.task)
     least = plain[0].record.uplink_bits * case.scheme.bits / 32
     hold(protected[0].record.uplink_bits >= least, "an upload has fewer bits than its values need")
 
 
-SECURE_LAWS = (the_sum_is_exact, the_sum_of_those_that_arrive_is_exact, protection_is_paid_for)
+SECURE_LAWS = (the_sum_is_exact, the_sum_of_those_that_arrive_is_exact, the_bits_of_protection_are_counted)

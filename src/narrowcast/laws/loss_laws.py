@@ -63,7 +63,7 @@ def a_sample_does_not_depend_on_the_others(case: Scored) -> None:
     hold(torch.allclose(case.values(part), case.values()[part], atol=1e-6), "its value differs without the others")
 
 
-def the_same_again(case: Scored) -> None:
+def the_values_are_deterministic(case: Scored) -> None:
     """Compute the values twice."""
     hold(torch.equal(case.values(), case.values()), "the same outputs give other values")
 
@@ -85,6 +85,6 @@ def the_metric_of_the_means_is_a_number(case: Scored) -> None:
     hold(isinstance(value, float) and math.isfinite(value), f"it is {value!r}")
 
 
-_OF_BOTH = (every_sample_has_a_value, a_sample_does_not_depend_on_the_others, the_same_again)
+_OF_BOTH = (every_sample_has_a_value, a_sample_does_not_depend_on_the_others, the_values_are_deterministic)
 LOSS_LAWS = (*_OF_BOTH, it_has_a_finite_gradient)
 METRIC_LAWS = (*_OF_BOTH, the_metric_of_the_means_is_a_number)

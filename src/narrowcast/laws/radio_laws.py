@@ -112,7 +112,7 @@ def bits_are_inside_the_region(case: Shared) -> None:
         hold(contains(case.region, bits / case.seconds), f"with at least {lower} bits each, the rates are outside")
 
 
-def who_gets_bits_gets_its_least(case: Shared) -> None:
+def clients_with_bits_can_send_their_smallest_update(case: Shared) -> None:
     """Compare the bits with their lower bounds."""
     for lower in (1000, 40_000, 10**12):
         bits = case.bits(lower)
@@ -126,7 +126,11 @@ def allocating_again_gives_the_same(case: Shared) -> None:
     hold(np.array_equal(case.bits(100), again.bits(100)), "the bits differ")
 
 
-ALLOCATION_LAWS = (bits_are_inside_the_region, who_gets_bits_gets_its_least, allocating_again_gives_the_same)
+ALLOCATION_LAWS = (
+    bits_are_inside_the_region,
+    clients_with_bits_can_send_their_smallest_update,
+    allocating_again_gives_the_same,
+)
 
 
 def downlink_cases(downlink: Downlink) -> dict[str, Downlink]:

@@ -47,10 +47,10 @@ CASES = {
 }
 EXCEPT = {
     # A request is sent besides the upload, and may be all that is.
-    "matrix_factorisation-fedmf": algorithm_laws.nobody_sends_more_than_its_budget,
-    "matrix_factorisation-adaptive_svd": algorithm_laws.nobody_sends_more_than_its_budget,
+    "matrix_factorisation-fedmf": algorithm_laws.no_client_exceeds_its_budget,
+    "matrix_factorisation-adaptive_svd": algorithm_laws.no_client_exceeds_its_budget,
     # The numbers of the rounds in its history are no part of the model.
-    "mlp-fedavg": algorithm_laws.updates_that_count_half_move_the_server_half_as_far,
+    "mlp-fedavg": algorithm_laws.updates_of_half_weight_move_the_server_half_as_far,
 }
 
 
