@@ -236,7 +236,7 @@ def test_a_password_is_not_printed() -> None:
 
 @pytest.mark.parametrize("name", ["run 1", "../run", "a/b", "", ".hidden", "-x", "a\\b"])
 def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"name = '.*': .*should match pattern"):
+    with pytest.raises(UserError, match=r"name = '.*': .*should begin with a letter or digit"):
         load_experiment("scolr-ml100k", [f"name='{name}'"])
 
 
