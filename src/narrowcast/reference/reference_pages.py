@@ -57,15 +57,16 @@ _STUDY = """# Study files
 A study is a YAML file with these sections. `narrowcast schema study` prints its JSON Schema.
 
 """
-_INDEX = """# Reference
+_INDEX = """# Reference of experiment and study files
 
 The pages of this chapter are generated from the fields of the classes: every field with its type and range, its unit,
-its default and a description. A unit is empty for counts, ratios and names.
+its default and a description. A unit is empty for counts, ratios and names. See [experiment files](experiment.md) for
+all sections of a run, and [study files](study.md) for those of a study.
 
 | section | kinds |
 |---|---|
 """
-_TREE = "\n\n```{toctree}\n:maxdepth: 1\n"
+_TREE = "\n\n```{toctree}\n:hidden:\n"
 
 
 def write_pages(folder: Path) -> None:
@@ -110,7 +111,7 @@ def _registry_page(registry: Registry, title: str, section: str, kinds: dict[str
     text = (
         f"# {title}\n\n`{section}` in a file takes one of the kinds below, an entry point of the group `narrowcast`, "
         f"or a class of your own as `package.module:Class` (see [plugins](../../plugins.md)).{default}\n\n"
-        f"| kind | |\n|---|---|\n{rows}\n"
+        f"| kind | description |\n|---|---|\n{rows}\n"
     )
     return text + _TREE + "".join(f"{kind} <{kind}>\n" for kind in kinds) + "```\n"
 
