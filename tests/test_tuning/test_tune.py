@@ -213,6 +213,7 @@ def test_all_trials_failing_is_one_line(tmp_path: Path) -> None:
         ),
         (RATES, ("study.objectives={validation.hr@10: maximize}",), ["no run of this experiment reports", "accuracy"]),
         (RATES, ("study.objectives={test.accuracy: maximize}",), ["trials are chosen on validation"]),
+        (RATES, ("study.objectives={validation.loss: maximize}",), ["it is better when lower; write minimize"]),
         (
             RATES, ("study.objectives={validation.accuracy: maximise}",),
             ["study.objectives.validation.accuracy = 'maximise'", "'maximize' or 'minimize'"],
