@@ -50,7 +50,7 @@ def replicas_table(runs: Sequence[Result]) -> Table:
     metrics = measured_metrics(runs)
     table = Table(*differing, box=box.SIMPLE_HEAD, pad_edge=False, title="Replicas", title_justify="left")
     costs = ("uplink", "downlink", "total", "wall time of one")
-    for header in ("seeds", *(metric_label(name) + " (%)" * is_share(name) for name in metrics), *costs):
+    for header in ("seeds", *(metric_label(f"test.{name}") + " (%)" * is_share(name) for name in metrics), *costs):
         table.add_column(header, justify="right")
     for values, group in groups.items():
         final = [
