@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     secure: Namespace
     training: Namespace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [  # noqa: RUF022 - in the order of use
     "run",
     "tune",
