@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from mlflow.entities import (
     Experiment,
+    ExperimentTag,
     LifecycleStage,
     Metric,
     Param,
@@ -85,6 +86,15 @@ class SimulatedStore(AbstractStore):
 
     def get_experiment_by_name(self, experiment_name: str) -> Experiment | None:
         return self._call("get_experiment_by_name", lambda: self._experiments.get(experiment_name))
+
+    def get_experiment(self, experiment_id: str) -> Experiment:
+        return self._call("get_experiment", lambda: self._of(experiment_id))
+
+    def set_experiment_tag(self, experiment_id: str, tag: ExperimentTag) -> None:
+        self._call("set_experiment_tag", lambda: self._of(experiment_id)._add_tag(tag))
+
+    def _of(self, experiment_id: str) -> Experiment:
+        return next(each for each in self._experiments.values() if each.experiment_id == experiment_id)
 
     def create_experiment(self, name: str, artifact_location: Any = None, tags: Any = None) -> str:
         def apply() -> str:

@@ -318,7 +318,8 @@ def test_the_ui_says_where_the_runs_are_and_leaves_no_process(runs: Path, closed
     command = [sys.executable, "-m", "narrowcast", "ui", "--output", str(runs), "--port", str(closed_port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == f"narrowcast: http://127.0.0.1:{closed_port}/#/experiments/1/runs\n"
+        page = "/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=narrowcast"
+        assert process.stdout.readline() == f"narrowcast: http://127.0.0.1:{closed_port}{page}\n"
         until = time.monotonic() + 60
         while True:
             try:

@@ -37,7 +37,7 @@ def packaged_runs() -> list[list[str]]:
     """Packaged experiments with their overrides, as `run` and `show` are given them; classes of one's own are not."""
     found = []
     for line in commands():
-        context = click.Context(cli, resilient_parsing=True)
+        context = click.Context(cli, resilient_parsing=True, **cli.context_settings)
         _, name, *words = shlex.split(line)
         command = cli.get_command(context, name)
         if name not in ("run", "show") or command is None:
@@ -61,7 +61,7 @@ def experiments() -> list[str]:
 
 @pytest.mark.parametrize("line", commands())
 def test_a_command_and_its_options_exist(line: str) -> None:
-    context, command, words = click.Context(cli), cli, shlex.split(line)[1:]
+    context, command, words = click.Context(cli, **cli.context_settings), cli, shlex.split(line)[1:]
     while isinstance(command, click.Group):
         name, *words = words
         found = command.get_command(context, name)

@@ -249,6 +249,7 @@ def break_missing_folder(folder: Path) -> None:
 
 
 def break_no_result(folder: Path) -> None:
+    (folder / "config.yaml").touch()
     (folder / "result.json").unlink()
 
 

@@ -63,7 +63,9 @@ def write_files(folder: Path, backend: str = "local", at_least: float = 0.0) -> 
     (folder / "base").mkdir()
     (folder / "base" / "tune_method_plugin.py").write_text(METHOD)
     base = folder / "base" / "base.yaml"
-    base.write_text("data: {kind: digits, clients: 40}\nmodel: mlp\nalgorithm: tune_method_plugin:Halved\n")
+    base.write_text(
+        "data: {kind: digits, clients: 40}\nmodel: mlp\nclients_per_round: 10\nalgorithm: tune_method_plugin:Halved\n"
+    )
     (folder / "tune_search_plugin.py").write_text(SEARCH)
     (folder / "mine.yaml").write_text(STUDY % (base, backend, at_least))
     return folder / "mine.yaml"

@@ -80,6 +80,11 @@ class _Compiled:
         """The type that numba asks for where a compiled function calls this one."""
         return self._made()._numba_type_
 
+    @property
+    def signatures(self) -> Any:
+        """The types of arguments that it was compiled for."""
+        return self._made().signatures
+
     def _made(self) -> Any:
         import numba
 

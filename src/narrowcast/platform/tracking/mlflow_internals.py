@@ -1,4 +1,4 @@
-"""Parts of MLflow outside its documented interface: the monitor of this machine's load, and the tables of a new store.
+"""Parts of MLflow outside its documented interface: the load of this machine, the tables and the schemes of stores.
 
 The documented monitor, `mlflow.enable_system_metrics_logging`, works on the one active run of a process, and ends for
 good at the first call that the store does not answer. `CHECKED_VERSION` is the latest version that this was checked
@@ -23,6 +23,13 @@ def create_tables(engine: Engine) -> None:
     from mlflow.store.db.utils import _initialize_tables  # takes a while, and a store that is there has them
 
     _initialize_tables(engine)
+
+
+def has_store(scheme: str) -> bool:
+    """Return whether MLflow, or a plugin of it, has tracking stores of this scheme."""
+    from mlflow.tracking._tracking_service import utils  # imports every store
+
+    return scheme in utils._tracking_store_registry._registry
 
 
 class SystemMonitor:

@@ -48,7 +48,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
+from narrowcast.platform.tracking.mlflow_internals import SystemMonitor, has_store
 from narrowcast.platform.tracking.mlflow_view import PAGE, set_up_view
 from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
 from narrowcast.platform.tracking.store_address import Tracking
@@ -99,13 +99,7 @@ def check_store(uri: str) -> None:
     check_address(uri, "tracking.uri")
     if uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
-    if "://" in uri and (scheme := re.split(r"[+:]", uri)[0]) not in (
-        *_DATABASES,
-        "http",
-        "https",
-        "file",
-        "databricks",
-    ):
+    if "://" in uri and not has_store(scheme := re.split(r"[+:]", uri)[0]):
         raise UserError(
             f"no MLflow store answers at {shown} (none has the scheme {scheme}); set tracking.uri or "
             "MLFLOW_TRACKING_URI to http://HOST:PORT, sqlite:///path/to/mlflow.db or postgresql://HOST/DATABASE"
