@@ -211,7 +211,7 @@ def test_data_list_says_where_each_set_is(tmp_path: Path, monkeypatch: pytest.Mo
         (["show", "-h"], ["List the packaged experiments", "as it would run, with"]),
         (["export", "-h"], ["Write the trained global model", "--format [safetensors|torch]"]),
         (["compare", "-h"], ["Compare finished runs by accuracy, bits and time", "--plot"]),
-        (["data", "-h"], ["List and download data sets", "fetch  ", "list  "]),
+        (["data", "-h"], ["List, download and look at data sets", "fetch  ", "list  ", "show  "]),
         (["data", "list", "-h"], ["licences"]),
         (["data", "fetch", "-h"], ["Download the data set NAME, check it and unpack it"]),
         (["ui", "-h"], ["Open the MLflow UI", "--port"]),
