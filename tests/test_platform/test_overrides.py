@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides
 from narrowcast.tuning.study_file import load_study
+
+OWN = Path(__file__).parents[2] / "docs" / "examples" / "own_everything.yaml"
 
 
 @pytest.mark.parametrize(
@@ -84,3 +87,8 @@ def test_replicas_and_studies_reach_as_far(tmp_path: Any) -> None:
 def test_a_place_beyond_the_end_is_refused() -> None:
     with pytest.raises(UserError, match='"1" is not an element of a list of 0; use 0 to append the first'):
         apply_overrides({"algorithm": "fedavg"}, ["algorithm.codec.1.levels=3"], Defaults(Experiment))
+
+
+def test_a_field_of_a_backend_says_that_it_is_ray() -> None:
+    """The default, which this process is, has no fields."""
+    assert load_experiment(str(OWN), ["backend.actors=2"]).backend.kind == "ray"
