@@ -236,7 +236,11 @@ class _Simulation:
             self._break(f"left behind: {left}, {len(checkpoints)} checkpoints")
 
     def _is_sent(self) -> bool:
-        return bool(json.loads((self.folder / "tracking.json").read_text())["closed"])
+        try:
+            return bool(json.loads((self.folder / "tracking.json").read_text())["closed"])
+        except ValueError:
+            self._break("tracking.json is cut")
+            return True
 
     def _sync(self) -> None:
         self.machine.host.tell(f"process {self.history.processes}: sync")

@@ -42,12 +42,8 @@ class Defaults:
         if field is None or field.is_required() or field.default_factory_takes_validated_data:
             return None
         default = field.get_default(call_default_factory=True)
-        if (
-            field.default_factory
-            and isinstance(default, BaseModel)
-            and not type(default).model_fields.keys() - {"kind"}
-        ):
-            return {}  # its default depends on the machine and has no fields: one that is set is of the registry's kind
+        if field.default_factory and type(default).model_fields.keys() == {"kind"}:
+            return {}  # the default depends on the machine and has no fields: one that is set is of the registry's kind
         return _plain(default, next(registries_in(field.annotation, field.metadata), None))
 
 
