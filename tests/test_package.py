@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from email import message_from_string
 from importlib.metadata import distribution
 from pathlib import Path
@@ -31,17 +32,25 @@ def build(kind: str, tree: Path, target: Path, **environment: str) -> Path:
 
 
 def required(lines: list[str]) -> set[str]:
-    """Return the names of the packages that these requirements bring, extras aside."""
-    found: set[str] = set()
-    queue = [Requirement(line) for line in lines]
+    """Return the names of the packages that these requirements bring, without extras of the package itself."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    queue = wanted(lines, ())
     while queue:
         each = queue.pop()
-        name = canonicalize_name(each.name)
-        if name in found or (each.marker is not None and not each.marker.evaluate({"extra": ""})):
-            continue
-        found.add(name)
-        queue += [Requirement(line) for line in distribution(name).requires or ()]
-    return found
+        if (key := (canonicalize_name(each.name), frozenset(each.extras))) not in found:
+            found.add(key)
+            queue += wanted(distribution(each.name).requires or [], each.extras)
+    return {name for name, _ in found}
+
+
+def wanted(lines: Iterable[str], extras: Iterable[str]) -> list[Requirement]:
+    """Return the requirements that hold on this machine with these extras."""
+    all_of_them = [Requirement(line) for line in lines]
+    return [
+        each
+        for each in all_of_them
+        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]
 
 
 def environment_of(names: set[str], folder: Path) -> Path:
