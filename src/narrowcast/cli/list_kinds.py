@@ -29,7 +29,7 @@ _REGISTRIES = {
     "metric": "kinds of model.metrics",
     "rank_policy": "kinds of algorithm.rank_policy",
 }
-"""Where the kinds of a registry go, unless that is the field of its own name."""
+"""By registry, the fields that take its kinds, if they are not the field of its own name."""
 
 
 @click.command("list")

@@ -164,8 +164,8 @@ def channel_results(rows: Rows, ablation: Ablation) -> dict[Cell, list[Mapping[s
     for cell in ablation.cells:
         if name := winners.get((cell.scenario.name, cell.codec)):
             spec = ablation.run(cell, name)
-            seeds = (rows.get(key_of(spec, seed)) for seed in spec.seeds(TEST_SEEDS))
-            found[cell] = [each for each in takewhile(lambda each: each is not None, seeds) if each is not None]
+            keys = (key_of(spec, seed) for seed in spec.seeds(TEST_SEEDS))
+            found[cell] = [rows[key] for key in takewhile(rows.__contains__, keys)]
     return found
 
 

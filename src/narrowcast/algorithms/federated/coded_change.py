@@ -38,9 +38,9 @@ class CodedChange:
             return {}
         return {_KEY: stream_keys(seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))}
 
-    def message(self, server: Arrays, seed: int | None = None) -> CodedTensors:
-        """Return the message of the last round's change; `seed` is sent with it."""
-        return CodedTensors(0, 0, np.asarray(server[_SENT]).tobytes(), seed)
+    def message(self, server: Arrays, seed: int | None = None) -> CodedTensors | None:
+        """Return the message of the last round's change, None without a codec; `seed` is sent with it."""
+        return None if not self.stages else CodedTensors(0, 0, np.asarray(server[_SENT]).tobytes(), seed)
 
     def send(self, change: Tensors, server: Arrays, broadcast: Arrays) -> tuple[Tensors, Arrays]:
         """Return the change as clients decode it, and what the next server state keeps.

@@ -107,9 +107,9 @@ class FedMF(SizesDownloads, BaseModel):
             return self.download.broadcast({ITEM_FACTORS: item_factors}, server, task, round_index)
         changed = np.flatnonzero(server[_CHANGED])
         full = RowsPayload(len(item_factors), np.arange(len(item_factors)), item_factors, "all", mask=False)
-        update: Payload = RowsPayload(len(item_factors), changed, item_factors[changed], self.rows, mask=False)
-        if self.downlink_codec:
-            update = self._coded_change.message(server)
+        update: Payload = self._coded_change.message(server) or RowsPayload(
+            len(item_factors), changed, item_factors[changed], self.rows, mask=False
+        )
         arrays = {ITEM_FACTORS: item_factors, **self._coded_change.broadcast(task.seed, round_index)}
         return Broadcast(arrays, full, update if round_index > 1 else None)
 

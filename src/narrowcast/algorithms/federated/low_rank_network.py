@@ -83,11 +83,10 @@ class NetworkForm:
             name: draw_basis(self.algorithm.basis, factor.rank, factor.short, seed, name)
             for name, factor in self._factors(model).items()
         }
-        update: Payload = DensePayload.of(UPDATE.of(server), seed=seed)
-        if self.algorithm.downlink_codec:
-            update = self.algorithm.coded_change.message(server, seed)
+        coded = self.algorithm.coded_change
+        update: Payload = coded.message(server, seed) or DensePayload.of(UPDATE.of(server), seed=seed)
         return Broadcast(
-            {**model, **BASIS.add(bases), **self.algorithm.coded_change.broadcast(seed)},
+            {**model, **BASIS.add(bases), **coded.broadcast(seed)},
             full=DensePayload.of(model, seed=seed),
             update=None if first else update,
         )

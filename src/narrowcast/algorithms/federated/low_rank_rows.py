@@ -50,10 +50,9 @@ class RowForm:
         item_factors = np.asarray(server[ITEM_FACTORS])
         n_items, dimension = item_factors.shape
         algorithm, changed = self.algorithm, np.flatnonzero(server[_CHANGED])
-        rows = np.asarray(server[_UPDATE])[changed]
-        update: Payload = RowsPayload(n_items, changed, rows, algorithm.rows, mask=False, seed=seed)
-        if algorithm.downlink_codec:
-            update = algorithm.coded_change.message(server, seed)
+        update: Payload = algorithm.coded_change.message(server, seed) or RowsPayload(
+            n_items, changed, np.asarray(server[_UPDATE])[changed], algorithm.rows, mask=False, seed=seed
+        )
         return Broadcast(
             {
                 ITEM_FACTORS: item_factors,

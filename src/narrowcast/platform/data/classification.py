@@ -13,8 +13,7 @@ from narrowcast.platform.data.partition import IID, Dirichlet, Partition, Shards
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-
-IntArray = NDArray[np.int64]
+from narrowcast.platform.types import IntArray
 
 MOST_CLIENTS = 10_000_000
 DEFAULT_CLIENTS = 100

@@ -15,8 +15,7 @@ from narrowcast.platform.data.partition import Natural, Partition
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-
-IntArray = NDArray[np.int64]
+from narrowcast.platform.types import IntArray
 
 N_BYTES = 256
 MOST_TOKENS = 200_000_000

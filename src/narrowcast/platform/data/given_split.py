@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from narrowcast.platform.data.interactions import NO_ITEM, IntArray, Interactions
+from narrowcast.platform.data.interactions import NO_ITEM, Interactions, row_starts
 from narrowcast.platform.data.leave_one_out import Events, Validation, draw_negatives, hold_out, order_by_time
 from narrowcast.platform.data.numbered_ids import NumberedIds
 from narrowcast.platform.data.rating_table import RatingTable
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import IntArray
 
 
 def given_split(
@@ -56,7 +57,7 @@ def given_split(
     rows = order_by_time(train)
     n_items = len(items.ids)
     indptr, kept, drawn = hold_out(
-        _starts(train_users[rows], len(known)),
+        row_starts(train_users[rows], len(known)),
         train.items[rows],
         policy=validation if given is None else "none",
         n_items=n_items,
@@ -75,7 +76,7 @@ def given_split(
         test=test,
         negatives=draw_negatives(
             name,
-            _starts(pairs // n_items, len(known)),
+            row_starts(pairs // n_items, len(known)),
             pairs % n_items,
             n_items=n_items,
             seed=seed,
@@ -99,7 +100,3 @@ def _one_per_user(table: RatingTable, users: NumberedIds, items: NumberedIds, fi
     held_out = np.full(len(known), NO_ITEM, dtype=np.int64)
     held_out[np.searchsorted(known, who)] = items.numbers[field]
     return held_out
-
-
-def _starts(users: IntArray, n_users: int) -> IntArray:
-    return np.concatenate([[0], np.cumsum(np.bincount(users, minlength=n_users))])

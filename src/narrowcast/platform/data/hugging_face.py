@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from narrowcast.platform.data.own_files import located
+from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.data.own_samples import (
     TEST,
     TRAIN,
@@ -73,14 +73,9 @@ class HuggingFace(OwnSamples):
         except ImportError as error:
             raise UserError(f"data.kind = {self.kind} needs datasets; pip install 'narrowcast[datasets]'") from error
         path = located(self.path, "path")
-        try:
+        with readable(path, _UNREADABLE, "write it with save_to_disk"):
             splits = self._splits(path, library.load_from_disk(str(path), keep_in_memory=True))
             parts = {part: self._part(f"{path} ({part})", split) for part, split in splits.items()}
-        except UserError:
-            raise
-        except _UNREADABLE as error:
-            reason = (str(error).splitlines() or ["unreadable"])[0]
-            raise UserError(f"{path}: {reason:.200}; write it with save_to_disk") from error
         classes = getattr(splits[TRAIN].features[self.labels], "names", None)
         return self._samples(path.name, str(path), parts, classes)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from narrowcast.platform.types import IntArray
 
 NO_ITEM = -1
 """Marks a user without a validation item in `validation`."""
@@ -71,3 +71,8 @@ class Interactions:
                 hasher.update(f"\0{field.name}\0{value.shape}".encode())
                 hasher.update(np.ascontiguousarray(value, dtype="<i8").tobytes())
         return hasher.hexdigest()
+
+
+def row_starts(users: IntArray, n_users: int) -> IntArray:
+    """Return where the rows of each user begin among rows in the order of users, [n_users + 1]."""
+    return np.concatenate([[0], np.cumsum(np.bincount(users, minlength=n_users))])

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from narrowcast.platform.data.interactions import NO_ITEM, IntArray, Interactions
+from narrowcast.platform.data.interactions import NO_ITEM, Interactions, row_starts
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import IntArray
 
 Validation = Literal["second_last", "random", "none"]
 """Choice of a user's validation item: the last training item by time, a seeded random one, or none."""
@@ -104,7 +105,7 @@ def hold_out(
         held_out[able] = items[rows]
         left[rows] = False
     users = np.repeat(np.arange(len(counts)), counts)[left]
-    remaining = np.concatenate([[0], np.cumsum(np.bincount(users, minlength=len(counts)))])
+    remaining = row_starts(users, len(counts))
     return remaining, np.sort(users * n_items + items[left]) % n_items, held_out
 
 

@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from pyarrow import csv
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.data.interactions import IntArray, Interactions
+from narrowcast.platform.data.interactions import Interactions, row_starts
 from narrowcast.platform.data.leave_one_out import NEGATIVES, Events, Validation, hold_out, order_by_time
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import IntArray
 
 TRAIN, TEST, NEGATIVE = ".train.rating", ".test.rating", ".test.negative"
 RATING_COLUMNS = ("f0", "f1", "f3")
@@ -63,7 +64,7 @@ def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> I
     test_items, negatives = test_items[by_user], negatives[by_user]
     rows = order_by_time(Events(users, items, times))
     rows = rows[items[rows] != test_items[users[rows]]]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(users[rows], minlength=n_users))])
+    indptr = row_starts(users[rows], n_users)
     indptr, items, held_out = hold_out(indptr, items[rows], policy=validation, n_items=n_items, seed=seed)
     return Interactions(
         name=name,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from narrowcast.platform.data.own_files import located
+from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.data.own_samples import (
     TEST,
     TRAIN,
@@ -53,14 +53,12 @@ class NPZ(OwnSamples):
         path = located(self.path, "path")
         if not zipfile.is_zipfile(path):
             raise UserError(f"{path}: is no .npz file; write features and labels with numpy.savez")
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                parts = self._parts(path, arrays)
-        except UserError:
-            raise
-        except _UNREADABLE as error:
-            reason = (str(error).splitlines() or ["unreadable"])[0]
-            raise UserError(f"{path}: {reason:.200}; write it anew with numpy.savez") from error
+        with (
+            readable(path, _UNREADABLE, "write it anew with numpy.savez"),
+            path.open("rb") as file,
+            np.load(file, allow_pickle=False) as arrays,
+        ):
+            parts = self._parts(path, arrays)
         return self._samples(path.stem, str(path), parts)
 
     def _parts(self, path: Path, arrays: Any) -> dict[str, OwnPart]:

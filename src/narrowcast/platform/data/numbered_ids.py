@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from narrowcast.platform.data.interactions import IntArray
 from narrowcast.platform.data.rating_table import RatingTable
+from narrowcast.platform.types import IntArray
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from narrowcast.platform.data.fetch import roots
@@ -20,3 +22,15 @@ def located(path: Path, field: str) -> Path:
         searched = ", ".join(dict.fromkeys(str(place.absolute()) for place in places))
         raise UserError(f"data.{field} = {path} does not exist (looked for {searched}); give the path of the data")
     return found
+
+
+@contextmanager
+def readable(path: Path, errors: tuple[type[Exception], ...], advice: str) -> Iterator[None]:
+    """Raise `UserError`, with the path and the advice, for one of the errors that a library has on damaged files."""
+    try:
+        yield
+    except UserError:
+        raise
+    except errors as error:
+        reason = (str(error).splitlines() or ["unreadable"])[0]
+        raise UserError(f"{path}: {reason:.200}; {advice}") from error

@@ -14,7 +14,6 @@ from narrowcast.platform.data.classification import (
     DEFAULT_CLIENTS,
     MOST_CLIENTS,
     Classification,
-    IntArray,
     Splits,
     hold_out,
 )
@@ -22,6 +21,7 @@ from narrowcast.platform.data.partition import Natural
 from narrowcast.platform.data.samples import Labelled, Samples, Targets
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import IntArray
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 

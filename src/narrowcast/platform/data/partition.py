@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.seeds import generator
-
-IntArray = NDArray[np.int64]
+from narrowcast.platform.types import IntArray
 
 MOST_REDRAWS = 1000
 """Number of draws after which a Dirichlet partition with `min_examples` is refused."""

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from narrowcast.platform.data.interactions import IntArray
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import IntArray
 
 PARQUET = (".parquet", ".pq")
 _REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)

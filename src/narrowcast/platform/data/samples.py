@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from narrowcast.platform.types import IntArray
+
 Targets = Literal["classes", "tokens", "numbers"]
 """Classes are predicted in classification, tokens in next-token prediction, numbers in regression."""
 
@@ -56,7 +57,7 @@ class Samples:
 
     @property
     def targets(self) -> Targets:
-        """What is predicted, from the type and shape of the labels."""
+        """The kind of the predicted values, by the type and shape of the labels."""
         labels = self.train.labels
         if np.issubdtype(labels.dtype, np.floating):
             return "numbers"

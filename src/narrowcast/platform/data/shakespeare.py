@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.platform.data.classification import MOST_CLIENTS, Classification, Splits
@@ -21,8 +20,7 @@ from narrowcast.platform.data.plays import BY_CHARACTER
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-
-IntArray = NDArray[np.int64]
+from narrowcast.platform.types import IntArray
 
 NAME = "mit-shakespeare"
 WINDOW = 80

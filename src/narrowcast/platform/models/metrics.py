@@ -15,7 +15,7 @@ from torch import Tensor
 from narrowcast.platform.data.samples import Samples, Targets
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
-from narrowcast.platform.models.losses import CrossEntropy
+from narrowcast.platform.models.losses import CrossEntropy, SquaredLoss
 from narrowcast.platform.models.sample_measures import SampleMeasure, differences, over_positions, per_position_mean
 from narrowcast.platform.types import FloatArray
 
@@ -89,7 +89,7 @@ class RMSE(Metric):
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the squared error of each sample, [n]."""
-        return differences(outputs, targets).square().mean(1)
+        return SquaredLoss().per_sample(outputs, targets)
 
     def of_means(self, means: FloatArray) -> float:
         """Return the root."""
