@@ -1,7 +1,7 @@
 """A study in MLflow: a parent run with its plots, and a run nested in it for each trial, sent by a thread.
 
-Each message has the whole state of a trial, and a trial's run is found by its number, so sending a trial again, after a
-crash or an outage, creates no second run.
+Each message has the whole state of a trial, and a trial's run is found by its number in the store, so sending a trial
+again, after a crash, an outage or by another process, creates no second run.
 """
 
 from __future__ import annotations
@@ -71,11 +71,7 @@ class StudyStore:
             self._client.update_run(self._parent, status="RUNNING")
             token: str | None = None
             while True:
-                page = self._client.search_runs(
-                    [self._experiment],
-                    f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{self._parent}'",
-                    page_token=token,
-                )
+                page = self._client.search_runs([self._experiment], self._nested(), page_token=token)
                 for run in page:
                     if _TRIAL in run.data.tags:
                         self._runs[run.data.tags[_TRIAL]] = run.info.run_id
@@ -118,12 +114,20 @@ class StudyStore:
                         self._missed += 1
                         break
 
-    def _send(self, trial: TrialRun) -> None:
+    def _nested(self) -> str:
+        return f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{self._parent}'"
+
+    def _run_id(self, trial: TrialRun) -> str:
+        """Return the id of the trial's run, which another process of the study may have created."""
         if trial.key not in self._runs:
+            found = self._client.search_runs([self._experiment], f"{self._nested()} and tags.{_TRIAL} = '{trial.key}'")
             tags = {**origin_tags(trial.name), MLFLOW_PARENT_RUN_ID: self._parent, _TRIAL: trial.key}
-            run = self._client.create_run(self._experiment, run_name=trial.name, tags=tags)
+            run = found[0] if found else self._client.create_run(self._experiment, run_name=trial.name, tags=tags)
             self._runs[trial.key] = run.info.run_id
-        run_id = self._runs[trial.key]
+        return self._runs[trial.key]
+
+    def _send(self, trial: TrialRun) -> None:
+        run_id = self._run_id(trial)
         metrics = [
             Metric(metric_name(name), float(value), row["logged_at_ms"], int(row["round"]))
             for row in trial.rows
