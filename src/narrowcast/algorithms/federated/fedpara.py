@@ -28,7 +28,8 @@ class FedPara(Averaging):
     Differs from the paper: 1. all weights with two or more dimensions have factors if these are fewer values; the
     paper names its layers by hand. 2. factors are drawn so that the product has the variance of the model's own
     initial weight; the released code draws each by He's rule. 3. weight decay is that of W and not of the factors.
-    4. no tanh on the halves and no Jacobian correction, which the paper has as options.
+    4. no tanh on the halves and no Jacobian correction: the paper calls them optional, Table 4, and its experiments on
+    images use them.
     """
 
     kind: Literal["fedpara"] = "fedpara"
