@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shared_ray import ray_cluster
+
 # Read when Ray and narrowcast are imported, so set before any test module is.
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if _BESIDE.is_dir():
@@ -44,3 +46,11 @@ def _no_process_left() -> Iterator[None]:
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
     _, alive = psutil.wait_procs(left, timeout=20)
     assert not alive, f"processes left behind: {alive}"
+
+
+@pytest.fixture(scope="module")
+def shared_ray() -> Iterator[None]:
+    """Make all runs of a module that are to start a cluster join the same one."""
+    with ray_cluster() as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", address)
+        yield

@@ -86,14 +86,15 @@ def test_with_one_seed_the_results_are_those_of_version_0_1(case: str, tmp_path:
 
 
 ON_RAY = {"fedavg-digits", "scolr-mnist", "scolr-channel-ml1m"}
-"""One of each kind of model, and one with a radio, as starting Ray takes half a minute.
+"""One of each kind of model, and one with a radio, as joining Ray takes a quarter of a minute.
 
-Those with `secure` are compared in test_secure_on_ray.py, factorisation on more actors in test_ray_backend.py.
+Those with `secure` are compared in test_killed_actors.py, factorisation on more actors in test_ray_backend.py.
 """
 
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize(
     "row", [row for row in rows() if row["experiment"] in ON_RAY], ids=lambda row: row["experiment"]
 )

@@ -180,7 +180,8 @@ class Stage:
     """An account whose environment is full of secrets, a database for its stores, and all that its commands say."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
-        self.planted, self._database, self._folder = Planted(), Postgres(), folder
+        self.planted, self._database, self.folder, self.scratch = Planted(), Postgres(), folder, scratch
+        self.inputs = folder / "inputs"
         self.shown: list[str] = []
         self._database.start()
         with psycopg.connect(self._database.url, autocommit=True) as connection:
@@ -197,6 +198,16 @@ class Stage:
             "NARROWCAST_STORAGE": self.address("NARROWCAST_STORAGE").replace("/postgres", "/studies"),
             "PGPASSWORD": self.planted.secret("PGPASSWORD"),
         }
+        self._write_inputs()
+
+    def _write_inputs(self) -> None:
+        """Write an experiment and a study with a store of its own, which only their owner may read."""
+        self.inputs.mkdir()
+        experiment = {**read_experiment("fedavg-digits")[0], "name": "own", "rounds": 2}
+        (self.inputs / "own.yaml").write_text(json.dumps(experiment))
+        store = f"tracking: {{system_metrics: false, uri: '{self.address('experiment.tracking.uri')}'}}"
+        study = EXPERIMENT.replace("tracking: {system_metrics: false}", store)
+        write_study(self.inputs, study + ONE_OBJECTIVE + RATES)
 
     def address(self, place: str) -> str:
         """Return the database's address with a new password, which it does not ask for."""
@@ -207,79 +218,61 @@ class Stage:
         command = [sys.executable, "-m", "narrowcast", *map(str, words)]
         env = {**self.env, **more}
         done = subprocess.run(
-            command, check=False, env=env, cwd=self._folder, capture_output=True, text=True, timeout=300
+            command, check=False, env=env, cwd=self.folder, capture_output=True, text=True, timeout=300
         )
         self.shown.extend((done.stdout, done.stderr))
         return done.returncode
 
-    def assert_clean(self, but: Path) -> None:
+    def assert_clean(self) -> None:
         """Assert that no table, no file outside the folder of inputs, and no output has a secret."""
         dump = dumped(self._database.url) + dumped(self._database.url.replace("/postgres", "/studies"))
         assert b"accuracy" in dump
         assert self.planted.found_in(dump) == []
         assert self.planted.found_in("".join(self.shown)) == []
-        written = [each for each in self.planted.found_in_files([self._folder]) if but not in Path(each[0]).parents]
-        assert written == []
+        found = self.planted.found_in_files([self.folder])
+        assert [each for each in found if self.inputs not in Path(each[0]).parents] == []
 
     def end(self) -> None:
         """Take the database away."""
         self._database.remove()
 
 
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-def stage(tmp_path: Path, scratch: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path, scratch)
-    yield stage
-    stage.end()
-
-
-def inputs(stage: Stage, folder: Path) -> Path:
-    """Write an experiment and a study with a store of its own, which only their owner may read."""
-    folder.mkdir()
-    experiment = {**read_experiment("fedavg-digits")[0], "name": "own", "rounds": 2}
-    (folder / "own.yaml").write_text(json.dumps(experiment))
-    store = f"tracking: {{system_metrics: false, uri: '{stage.address('experiment.tracking.uri')}'}}"
-    write_study(folder, EXPERIMENT.replace("tracking: {system_metrics: false}", store) + ONE_OBJECTIVE + RATES)
-    return folder
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with short_folder() as scratch:
+        stage = Stage(tmp_path_factory.mktemp("stage"), scratch)
+        yield stage
+        stage.end()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_nothing_that_runs_and_studies_write_show_or_list_has_a_secret(
-    stage: Stage, tmp_path: Path, scratch: Path
-) -> None:
-    folder, output = inputs(stage, tmp_path / "inputs"), ("--output", tmp_path / "runs")
-    with Watched(stage.planted, scratch) as watched:
+def test_nothing_that_runs_and_studies_write_show_or_list_has_a_secret(stage: Stage) -> None:
+    output = ("--output", stage.folder / "runs")
+    with Watched(stage.planted, stage.scratch) as watched:
         assert stage.say("run", "fedavg-digits", "--backend", "ray", "rounds=3", *output) == 0, stage.shown
-        study = ("tune", folder / "digits.yaml", "study.trials=2", "experiment.rounds=4", *output)
+        study = ("tune", stage.inputs / "digits.yaml", "study.trials=2", "experiment.rounds=4", *output)
         assert stage.say("--log-format", "json", *study) == 0, stage.shown
         down = f"http://alice:{stage.planted.encoded('a store that is down')}@127.0.0.1:9"
-        assert stage.say("run", folder / "own.yaml", *output, MLFLOW_TRACKING_URI=down) == 2
-        _look_at_the_pages(stage.env, tmp_path)
+        assert stage.say("run", stage.inputs / "own.yaml", *output, MLFLOW_TRACKING_URI=down) == 2
+        _look_at_the_pages(stage.env, stage.folder)
     assert stage.planted.places >= 8
     assert watched.commands > 20
     assert watched.files > 5, "Ray's logs were looked at"
     assert watched.seen == set()
-    stage.assert_clean(but=folder)
+    stage.assert_clean()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_job_has_a_secret_in_its_packed_folder_only(stage: Stage, tmp_path: Path, scratch: Path) -> None:
-    folder = inputs(stage, tmp_path / "inputs")
+def test_a_job_has_a_secret_in_its_packed_folder_only(stage: Stage) -> None:
     nodes = RayNodes(1, token=stage.env["RAY_AUTH_TOKEN"])
     try:
         to = ("--address", nodes.address)
-        with Watched(stage.planted, scratch) as watched:
-            job = (folder / "own.yaml", "backend=local", "--id", "job", "--output", tmp_path / "jobs")
+        with Watched(stage.planted, stage.scratch) as watched:
+            job = (stage.inputs / "own.yaml", "backend=local", "--id", "job", "--output", stage.folder / "jobs")
             assert stage.say("submit", *job, *to) == 0, stage.shown
         assert stage.say("jobs", "list", *to) == 0
         for path in ("/api/jobs/", "/api/v0/tasks?detail=true", "/api/v0/workers?detail=true"):
@@ -287,9 +280,9 @@ def test_a_job_has_a_secret_in_its_packed_folder_only(stage: Stage, tmp_path: Pa
         of_ray = list(stage.planted.found_in_files(nodes.folders))
     finally:
         nodes.kill()
-    assert (tmp_path / "jobs" / "job" / "result.json").is_file()
+    assert (stage.folder / "jobs" / "job" / "result.json").is_file()
     assert watched.seen == set()
-    stage.assert_clean(but=folder)
+    stage.assert_clean()
     # See docs/shared-machine.md.
     assert {(Path(path).name, place) for path, place in of_ray} <= {("config.yaml", "MLFLOW_TRACKING_URI")}
 

@@ -19,6 +19,7 @@ from ray_actors import kill_one
 from running import begin
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+join = pytest.mark.usefixtures("shared_ray")  # the first test starts a cluster of its own
 
 ROUNDS = 6
 # Fifteen to a chunk makes four chunks; twelve epochs make a round last long enough to be killed in its midst.
@@ -57,6 +58,7 @@ def test_ray_gives_the_in_process_results(experiment: Experiment, in_process: li
     assert_same(experiment, list(play(experiment, RayBackend(actors=4))), in_process)
 
 
+@join
 def test_client_hosts_killed_in_mid_round_change_nothing(experiment: Experiment, in_process: list[Outcome]) -> None:
     outcomes, killed = [], []
     for outcome in play(experiment, RayBackend(actors=2)):
@@ -68,6 +70,7 @@ def test_client_hosts_killed_in_mid_round_change_nothing(experiment: Experiment,
     assert_same(experiment, outcomes, in_process)
 
 
+@join
 def test_a_killed_driver_starts_over_from_the_last_state(experiment: Experiment, in_process: list[Outcome]) -> None:
     outcomes = []
     for outcome in play(experiment, RayBackend(actors=1)):
@@ -77,6 +80,7 @@ def test_a_killed_driver_starts_over_from_the_last_state(experiment: Experiment,
     assert_same(experiment, outcomes, in_process)
 
 
+@join
 def test_too_many_failures_end_the_run_with_advice(experiment: Experiment) -> None:
     with pytest.raises(RunFailed, match=r"backend.max_failures"):
         for outcome in play(experiment, RayBackend(actors=1, max_failures=0)):

@@ -40,7 +40,7 @@ def start(*words: object) -> subprocess.Popen[str]:
 @have_ml1m
 @pytest.mark.slow
 def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
-    words = ("colr-table4", "--seeds", 1, "--rounds", 20, "--jobs", 2, "--output", tmp_path)
+    words = ("colr-table4", "--seeds", 1, "--rounds", 5, "--jobs", 2, "--output", tmp_path)
     first = start(*words)
     runs, deadline = tmp_path / "runs", time.monotonic() + SECONDS
     while not list(runs.glob("*/result.json")):
@@ -52,7 +52,7 @@ def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
     assert first.returncode == 1
     assert err.splitlines()[-1] == (
         f"narrowcast: interrupted; resume with: narrowcast reproduce colr-table4 --seeds 1 --output {tmp_path} "
-        "--rounds 20 --jobs 2"
+        "--rounds 5 --jobs 2"
     )
     assert "Traceback" not in err
     assert out.splitlines()[0] == "6 of 6 runs to do, 2 at a time"
@@ -65,10 +65,10 @@ def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
     assert out.splitlines()[0] == f"{6 - len(finished)} of 6 runs to do, {min(2, 6 - len(finished))} at a time"
     assert all((runs / name / "result.json").read_bytes() == content for name, content in finished.items())
     names = sorted(path.parent.name for path in runs.glob("*/result.json"))
-    assert names == sorted(f"scolr-ml1m-rank-{rank}-seed-0-rounds-20" for rank in (64, 32, 16, 8, 4, 2))
+    assert names == sorted(f"scolr-ml1m-rank-{rank}-seed-0-rounds-5" for rank in (64, 32, 16, 8, 4, 2))
     rows = rows_of(tmp_path / "colr-table4.csv")
     assert [row["what"] for row in rows[:2]] == ["HR@10, SCoLR r_g = 64", "HR@10, SCoLR r_g = 32"]
-    assert {row["verdict"] for row in rows} == {"shortened to 20 of 1000 rounds"}
+    assert {row["verdict"] for row in rows} == {"shortened to 5 of 1000 rounds"}
     assert not list(runs.glob("*/checkpoint"))
     result = json.loads((runs / names[0] / "result.json").read_text())
     shown = next(row for row in rows if row["what"] == "HR@10, SCoLR r_g = 16")
@@ -78,7 +78,7 @@ def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
 
     left = runs / names[0] / "checkpoint"  # as of a run killed between writing its result and removing them
     left.mkdir()
-    (left / "round-000000020.part").touch()
+    (left / "round-000000005.part").touch()
     assert narrowcast("reproduce", *words).out.splitlines()[0] == "all 6 runs are finished already"
     assert not left.exists()
 

@@ -147,9 +147,9 @@ def test_a_run_resumes_from_a_cut_at_each_step_before_its_first_round(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_resumes_from_200_states(tmp_path: Path, run: Recorded) -> None:
-    states = crash_states(run.operations, run.output, 200)
-    assert len(states) == 200
+def test_a_run_resumes_from_100_states(tmp_path: Path, run: Recorded) -> None:
+    states = crash_states(run.operations, run.output, 100)
+    assert len(states) == 100
     for number, state in enumerate(states):
         assert_it_resumes(run, state, tmp_path / str(number))
 

@@ -27,10 +27,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
 ]
 ON_RAY = (
-    "study: {objectives: {validation.accuracy: maximize}, trials: 8, parallel: 2, cpus_per_worker: 0.5, "
+    "study: {objectives: {validation.accuracy: maximize}, trials: 6, parallel: 2, cpus_per_worker: 0.5, "
     "holdout: {trials: 0}}\n"
 )
-LONG = ("experiment.rounds=300", "experiment.evaluate_every=20")
+LONG = ("experiment.rounds=200", "experiment.evaluate_every=20")
 
 
 @contextmanager
@@ -81,14 +81,14 @@ def test_killed_worker_and_killed_study(tmp_path: Path) -> None:
     with tuning(*words) as process:
         said, _ = process.communicate(timeout=200)
         assert process.returncode == 0, said
-    assert 1 <= len(check_whole(folder, tmp_path, 8)) <= 3  # the worker's one, and the study's two at most
+    assert 1 <= len(check_whole(folder, tmp_path, 6)) <= 3  # the worker's one, and the study's two at most
 
 
 def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
     postgres = Postgres()
     try:
         postgres.start()
-        local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 8", "trials: 16")
+        local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 6", "trials: 10")
         study, folders = write_study(tmp_path, EXPERIMENT + local + RATES), (tmp_path / "one", tmp_path / "two")
         store = f"experiment.tracking.uri=sqlite:///{tmp_path}/mlflow.db"
         one, two = ((study, "--output", folder, *LONG, store, "--storage", postgres.url) for folder in folders)
@@ -105,15 +105,15 @@ def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
                     assert "the study's storage is down" in said
                     assert "answers again" in said
         last = max(folders, key=lambda folder: (folder / "digits" / "trials.csv").stat().st_mtime)
-        assert check_whole(last / "digits", tmp_path, 16) == []
-        assert sum(ended(folder / "digits") for folder in folders) == 16
+        assert check_whole(last / "digits", tmp_path, 10) == []
+        assert sum(ended(folder / "digits") for folder in folders) == 10
     finally:
         postgres.remove()
 
 
 def test_an_mlflow_server_that_goes_away_misses_nothing(tmp_path: Path) -> None:
     server = MlflowServer(tmp_path)
-    local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 8", "trials: 4")
+    local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 6", "trials: 4")
     study, folder = write_study(tmp_path, EXPERIMENT + local + RATES), tmp_path / "digits"
     where = (f"experiment.tracking.uri={server.uri}", "experiment.tracking.flush_seconds=200")
     try:

@@ -1,0 +1,116 @@
+"""Killed hosts and drivers change no record and no state: client state, memories, schedules, secure sums."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.backend import Backend
+from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
+from ray_actors import kill_one
+from running import begin
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+
+# Forty epochs make a round last long enough to be killed in its midst.
+DIGITS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=5")
+
+# Algorithms with client state, or whose server needs every update.
+STATEFUL = {name: ("fedavg-digits", [*DIGITS, f"algorithm={name}"]) for name in ("scaffold", "median", "scolr")}
+
+# Channel-adapted ranks and levels on a shared band, and codecs with state per client.
+QUANTISED = "[{kind: quantise, levels: 10, norms: column, rounding: dithered, norm_type: bfloat16}, entropy]"
+CHANNEL = f"{{kind: scolr, rank: 16, rank_policy: channel, aggregation: per_component_mean, codec: {QUANTISED}}}"
+MEMORY = "{kind: fedmf, codec: [error_feedback, {kind: top_k, fraction: 0.1}, {kind: quantise, levels: 31}, entropy]}"
+RADIO = "radio={{channel: {{kind: rayleigh, access: shared}}, allocation: {}, upload_seconds: 0.05}}"
+FADING = {
+    name: ("scolr-ml100k", [*DIGITS, "training.epochs=8", "clients_per_round=20", f"algorithm={algorithm}", radio])
+    for name, algorithm, radio in (
+        ("channel", CHANNEL, RADIO.format("min_error")),
+        ("memory", MEMORY, RADIO.format("max_min")),
+    )
+}
+
+SECURE = {
+    scheme.strip("{").partition(",")[0]: (
+        "scolr-ml100k",
+        [
+            *("algorithm={kind: scolr, rank: 3, rank_policy: uniform}", f"secure={scheme}", "model.embedding_dim=8"),
+            *("clients_per_round=12", "chunk_size=4", "training.epochs=10"),
+            *("rounds=4", "checkpoint_every=2", "evaluate_every=4"),
+        ],
+    )
+    for scheme in ("{kind: ckks, ring: 4096, prime_bits: [48, 60], bits: 16}", "{kind: masked, bits: 16}")
+}
+
+FLEET = "fleet={kind: lognormal, uplink_mbit_per_second: {median: 0.1, sigma: 1}}"
+TIMED = {
+    name: ("fedavg-digits", [*DIGITS, FLEET, "algorithm={kind: fedavg}", *settings])
+    for name, settings in {
+        "trained-twice": [
+            "over_selection=1.3",
+            "deadline_seconds=25",
+            "algorithm.codec=quantise",
+            "training.epochs=20",
+        ],
+        "partial": [
+            *("deadline_seconds=20", "stragglers=partial", "clock.seconds_per_example=2e-3"),
+            "availability={kind: bernoulli, probability: 0.1}",
+        ],
+        "buffered": ["schedule={kind: buffered, concurrency: 20, buffer_size: 10}"],
+    }.items()
+}
+A_HOST, A_HOST_AND_A_DRIVER = {2: "ClientHost"}, {2: "ClientHost", 4: "Driver"}
+
+
+def play(experiment: Experiment, backend: Backend, kills: Mapping[int, str]) -> list[Outcome]:
+    algorithm, task = experiment.secured_algorithm, experiment.task(experiment.data.load())
+    outcomes = []
+    for outcome in backend.run(Run(experiment, algorithm, task), begin(algorithm, task)):
+        outcomes.append(outcome)
+        if victim := kills.get(outcome.record.round):
+            time.sleep(0.05)  # the driver is now at work on the next round
+            kill_one(victim)
+    return outcomes
+
+
+def played_twice(name: str, settings: list[str], kills: Mapping[int, str]) -> list[Outcome]:
+    """Return what happens in this process, the same as on two actors of which some are killed."""
+    experiment = load_experiment(name, settings)
+    alone, killed = play(experiment, LocalBackend(), {}), play(experiment, RayBackend(actors=2), kills)
+    assert [repr(outcome.record) for outcome in killed] == [repr(outcome.record) for outcome in alone]
+    states = [outcomes[-1].state for outcomes in (alone, killed)]
+    assert states[0] is not None
+    assert states[1] is not None
+    shas = [model_sha256(experiment.secured_algorithm, state) for state in states if state is not None]
+    assert shas[0] == shas[1]
+    assert states[0].clients.keys() == states[1].clients.keys()
+    for array, values in states[0].clients.items():
+        assert np.array_equal(values, states[1].clients[array])
+    return alone
+
+
+@pytest.mark.parametrize("case", {**STATEFUL, **FADING})
+def test_client_states_and_memories(case: str) -> None:
+    last = played_twice(*{**STATEFUL, **FADING}[case], A_HOST)[-1].state
+    assert last is not None
+    assert all(values.any() for values in last.clients.values())
+
+
+@pytest.mark.parametrize("case", SECURE)
+def test_secure_sums_whose_keys_have_an_actor_of_their_own(case: str) -> None:
+    played_twice(*SECURE[case], A_HOST)
+
+
+@pytest.mark.parametrize("case", TIMED)
+def test_stragglers_availability_and_buffers(case: str) -> None:
+    alone = played_twice(*TIMED[case], A_HOST_AND_A_DRIVER)
+    assert sum(outcome.record.late for outcome in alone) > 0 or case in ("buffered", "partial")
