@@ -44,6 +44,13 @@ def problems(folder: Path, rounds: int = 1) -> dict[str, str]:
     return {check.subject: check.problem for check in verify(folder, rounds) if check.problem}
 
 
+def test_a_run_that_keeps_its_first_checkpoint_is_whole(tmp_path: Path) -> None:
+    said = narrowcast("run", *RUN, "rounds=2", "--output", tmp_path)
+    assert said.status == 0, said.err
+    checks = {check.subject: check.problem for check in verify(tmp_path / NAME, 0)}
+    assert checks["checkpoint of round 0"] == checks["checkpoint of round 2"] == ""
+
+
 def change_lines(folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
     path = folder / "journal.jsonl"
     path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))

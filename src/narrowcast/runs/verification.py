@@ -121,7 +121,9 @@ class _Verification:
             "simulated_seconds": "simulated_seconds",
         }
         its = {name: getattr(saved.state, name) for name in names}
-        return Check(subject, compared, _difference(its, {name: row.get(each, 0) for name, each in names.items()}))
+        return Check(
+            subject, compared, _difference(its, {name: row.get(each, 0 * its[name]) for name, each in names.items()})
+        )
 
     def _repeated(self, state: RunState, count: int) -> Check:
         """Repeat rounds in this process and compare them with the journal."""
