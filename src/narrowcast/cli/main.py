@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TextIO, cast
 
 import click
 
@@ -36,7 +36,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.extras import EXTRA_OF, advice
 from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.redaction import redact
-from narrowcast.runs.broken_pipe import discard_unread
+from narrowcast.runs.broken_pipe import OutputUntilClosed, discard_unread
 
 
 class _Commands(click.Group):
@@ -88,6 +88,7 @@ def main() -> NoReturn:
     """Run the command line and exit with 0, 1 for a failed run, 2 for bad input, without a traceback."""
     logging.basicConfig()
     STOPPING.clear()
+    sys.stdout = cast(TextIO, OutputUntilClosed(sys.stdout))
     atexit.register(discard_unread)
     signal.signal(signal.SIGTERM, _stop)
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

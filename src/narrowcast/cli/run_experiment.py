@@ -52,7 +52,6 @@ def run(
     With --continue the same command starts the run and, after a crash, resumes it: for schedulers that restart jobs.
     """
     from narrowcast.runs import session
-    from narrowcast.runs.broken_pipe import output_may_end
     from narrowcast.runs.progress import ProgressDisplay
 
     # A word with a = is an override even if the experiment is left out.
@@ -64,8 +63,7 @@ def run(
     if "backend" not in runs[0].experiment.model_fields_set:
         on_ray = runs[0].experiment.backend.kind == "ray"
         where = "on Ray, since RAY_ADDRESS is set" if on_ray else "in this process (--backend ray: on Ray)"
-        with output_may_end():
-            click.echo(f"{runs[0].folder.name} names no backend: clients train {where}")
+        click.echo(f"{runs[0].folder.name} names no backend: clients train {where}")
     try:
         with ProgressDisplay.of(runs) as progress:
             results = session.run_all(runs, progress.show)
@@ -75,8 +73,7 @@ def run(
         raise RunFailed(f"{error} [{again}]") from error
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; resume with: {again}") from None
-    with output_may_end():
-        _report([(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)])
+    _report([(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)])
     if failed := session.failures(runs, results):
         raise RunFailed(failed)
 

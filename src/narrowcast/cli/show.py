@@ -25,8 +25,6 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
         console().print(table)
         return
     from narrowcast.platform.config import write_yaml
-    from narrowcast.runs.broken_pipe import output_may_end
 
     values = load_experiment(experiment, overrides).plain()
-    with output_may_end():
-        write_yaml(values, sys.stdout)
+    write_yaml(values, sys.stdout)

@@ -9,21 +9,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from narrowcast.runs.broken_pipe import discard_output
-
 FOLDER = click.Path(file_okay=True, path_type=Path)
 _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 
 
-class _Terminal(Console):
-    def on_broken_pipe(self) -> None:  # which would exit with status 1
-        self.quiet = True
-        discard_output()
-
-
 def console() -> Console:
     """Return the terminal, or a page of fixed width if the output goes elsewhere."""
-    return _Terminal(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
 def _take_as_backend(context: click.Context, parameter: click.Parameter, value: Any) -> None:

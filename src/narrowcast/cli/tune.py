@@ -73,7 +73,6 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
 
 def _run(file: StudyFile, output: Path, again: str) -> None:
     from narrowcast.platform.redaction import hide_secrets
-    from narrowcast.runs.broken_pipe import output_may_end
     from narrowcast.tuning.study import prepare_study, run_study
     from narrowcast.tuning.study_display import StudyDisplay
     from narrowcast.tuning.trial_record import counts
@@ -86,13 +85,12 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
             result = run_study(prepared, display)
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; continue with: {again}") from None
-    with output_may_end():
-        _print_result(file, result)
-        for path in result.files:
-            click.echo(path)
-        click.echo(f"MLflow  {hide_secrets(prepared.uri)}\n        look at it with: narrowcast ui --output {output}")
-        if result.best:
-            click.echo(f"        run the best again with: narrowcast run {result.folder / 'best.yaml'}")
+    _print_result(file, result)
+    for path in result.files:
+        click.echo(path)
+    click.echo(f"MLflow  {hide_secrets(prepared.uri)}\n        look at it with: narrowcast ui --output {output}")
+    if result.best:
+        click.echo(f"        run the best again with: narrowcast run {result.folder / 'best.yaml'}")
 
 
 def _print_result(file: StudyFile, result: StudyResult) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 _GONE = (errno.EPIPE, errno.EIO)  # EIO: the terminal was closed
 
@@ -28,6 +28,27 @@ def discard_unread() -> None:
             if error.errno not in _GONE:
                 raise
             _discard(stream)
+
+
+class OutputUntilClosed:
+    """A text stream for `sys.stdout` that takes what is printed, also once its reader has gone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the text, or discard it; return its length."""
+        with output_may_end():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written, or discard it."""
+        with output_may_end():
+            self._stream.flush()
 
 
 def _discard(stream: TextIO) -> None:
