@@ -409,7 +409,8 @@ def test_the_axes_and_the_metric_of_the_figure_can_be_chosen(tmp_path: Path) -> 
     for axes, metric, message in (
         (["total"], None, "a has not recorded cumulative uplink and downlink; leave the axis total out"),
         (["bits"], None, "no axis 'bits'; known: round, uplink, total, time"),
-        (None, "test.f1", "none of the runs measured test F1"),
+        (None, "test.f1", 'no run has the metric "test.f1"; measured: test.hr@10'),
+        (None, "test.hr@1", 'no run has the metric "test.hr@1"; measured: test.hr@10. Did you mean "test.hr@10"?'),
     ):
         with pytest.raises(UserError, match=message):
             comparison.figure(axes, metric)

@@ -51,22 +51,25 @@ def compare(
     from narrowcast.runs import comparison_tables as tables
 
     comparison = compare_runs(runs, output=output, by_seed=not each)
+    path = plot or output / "compare.png"
+    written = [_write(path, "plot", lambda: comparison.plot(path, axes=axes or None, metric=metric))]
+    if csv is not None:
+        written.append(_write(csv, "csv", lambda: comparison.table.to_csv(csv, index_label="run")))
+    if latex is not None:
+        written.append(_write(latex, "latex", lambda: latex.write_text(comparison.latex(), encoding="utf-8")))
     terminal = console()
     for make in (tables.differences_table, tables.results_table, tables.traffic_table, tables.targets_table):
         if (table := make(comparison)) is not None:
             terminal.print(as_table(table))
             terminal.print()
-    path = plot or output / "compare.png"
-    _write(path, "plot", lambda: comparison.plot(path, axes=axes or None, metric=metric))
-    if csv is not None:
-        _write(csv, "csv", lambda: comparison.table.to_csv(csv, index_label="run"))
-    if latex is not None:
-        _write(latex, "latex", lambda: latex.write_text(comparison.latex(), encoding="utf-8"))
+    for line in written:
+        click.echo(line)
 
 
-def _write(path: Path, option: str, write: Callable[[], object]) -> None:
+def _write(path: Path, option: str, write: Callable[[], object]) -> str:
+    """Write a file, and return the line that says where it is."""
     try:
         write()
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); give another file with --{option}") from error
-    click.echo(f"{'table' if option == 'csv' else option:<7} {path}")
+    return f"{'table' if option == 'csv' else option:<7} {path}"

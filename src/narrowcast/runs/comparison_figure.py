@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
@@ -32,6 +33,8 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
     The metric is each run's primary one by default. A band is one standard deviation over the seeds to both sides.
     Runs of version 0.1 have no total traffic, and a comparison with one of them no such panel by default.
     """
+    if metric is not None:
+        _check_metric(groups, metric)
     metrics = [metric or primary_metric(each.runs[0].final) or "test.hr@10" for each in groups]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
     costs = _costs(groups, axes)
@@ -64,6 +67,13 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
         panel.set(xlabel=cost.axis_label(unit), ylabel=f"{shown} (%)" if percent else shown)
     _add_legend(figure, [each.label for each in groups])
     return figure
+
+
+def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:
+    columns = dict.fromkeys(name for each in groups for run in each.runs for name in run.history.column_names)
+    known = [name for name in columns if name.startswith(("validation.", "test."))]
+    if metric not in known:
+        raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
 
 
 def _costs(groups: Sequence[SeedGroup], axes: Sequence[str] | None) -> list[plots.Cost]:
