@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metric_labels import is_share, metric_label
+from narrowcast.platform.tracking.metric_labels import metric_label
+from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_tables import measured_metrics
 from narrowcast.runs.result import Result
-from narrowcast.runs.run_settings import differing_settings
-from narrowcast.runs.text_table import TextTable
+from narrowcast.runs.text_table import TextTable, with_spread
 
 
 def result_table(result: Result) -> Table:
@@ -41,35 +40,18 @@ def as_table(text: TextTable) -> Table:
 
 
 def replicas_table(runs: Sequence[Result]) -> Table:
-    """Return a row per combination of settings but the seed: mean and standard deviation (n - 1) over the seeds."""
-    settings = [run.config.identity() for run in runs]
-    differing = [path for path in differing_settings(settings) if path != "seed"]
-    groups: dict[tuple[str, ...], list[Result]] = {}
-    for its_settings, run in zip(settings, runs, strict=True):
-        groups.setdefault(tuple(str(its_settings.get(path)) for path in differing), []).append(run)
-    metrics = measured_metrics(runs)
-    table = Table(*differing, box=box.SIMPLE_HEAD, pad_edge=False, title="Replicas", title_justify="left")
-    costs = ("uplink", "downlink", "total", "wall time of one")
-    for header in ("seeds", *(metric_label(f"test.{name}") + " (%)" * is_share(name) for name in metrics), *costs):
+    """Return a row per group of runs that differ in their seeds alone: the settings that differ, and the means."""
+    comparison = Comparison(tuple(runs))
+    settings, metrics = comparison.differences, [f"test.{name}" for name in measured_metrics(runs)]
+    table = Table(*settings.index, box=box.SIMPLE_HEAD, pad_edge=False, title="Replicas", title_justify="left")
+    for header in ("seeds", *map(metric_label, metrics), "uplink", "total", "wall time of one"):
         table.add_column(header, justify="right")
-    for values, group in groups.items():
-        final = [
-            [(100 if is_share(name) else 1) * run.final.get(f"test.{name}", np.nan) for run in group]
-            for name in metrics
-        ]
+    for group, (_, means) in zip(comparison.groups, comparison.means.iterrows(), strict=True):
         table.add_row(
-            *values,
-            str(len(group)),
-            *(_mean_and_spread(each) for each in final),
-            *(
-                units.format_bits(float(np.mean([getattr(run, name) for run in group])))
-                for name in ("uplink_bits", "downlink_bits", "total_bits")
-            ),
-            units.format_seconds(float(np.mean([run.wall_seconds for run in group]))),
+            *map(str, settings[group.label]),
+            str(len(group.runs)),
+            *(with_spread(name, means[name], means[f"{name} std"]) for name in metrics),
+            *(units.format_bits(means[name]) for name in ("uplink_bits", "total_bits")),
+            units.format_seconds(group.statistics(lambda run: run.wall_seconds)[0]),
         )
     return table
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    mean = f"{np.mean(values):.2f}"
-    return f"{mean} ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else mean
