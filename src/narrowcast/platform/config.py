@@ -35,14 +35,6 @@ _SHOULD = {
     "path_type": "should be a path",
 }
 """By pydantic's type of an error, in the words of YAML."""
-_PATTERNS = {
-    r"^[A-Za-z0-9][\w.-]*$": "should begin with a letter or digit, and have only letters, digits, '.', '_' and '-'",
-    r"^[\w.]+:\w+$": "should be package.module:name, such as my_models:make",
-    r"^[a-z]([a-z0-9-]{0,48}[a-z0-9])?$": "should have at most 50 lower-case letters, digits and '-', a letter first",
-    r"^[A-Za-z][A-Za-z0-9_.-]*$": "should begin with a letter, and have only letters, digits, '.', '_' and '-'",
-    r"^/\S+$": "should be an absolute path without spaces",
-}
-"""By pattern, the words for it."""
 
 
 def read_yaml(text: str, origin: str) -> Any:
@@ -151,7 +143,7 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
         case "missing":
             message = f"{path} is missing"
         case _:
-            said = _SHOULD.get(problem["type"]) or _PATTERNS.get(context.get("pattern", "")) or problem["msg"]
+            said = _SHOULD.get(problem["type"]) or problem["msg"]
             message = f"{path} = {redact(_short(got))}: {_FIRST_WORDS.sub('', said)}"
     return message
 

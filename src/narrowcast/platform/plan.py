@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from narrowcast.platform.contracts import Radio
 from narrowcast.platform.field_roles import Role
+from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.sampling import Sampling
 from narrowcast.platform.schedule import AnySchedule, Synchronous
@@ -86,8 +87,8 @@ class Plan(BaseModel):
     checkpoint_path: Annotated[str | None, _KEPT] = Field(
         None, description="folder of the checkpoints, or fsspec URL; null: in the run's folder"
     )
-    name: Annotated[str, Role(identity=False, shared=True, not_tuned="trials are named after their study")] = Field(
-        "run", pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=100, description="name of the run and of its folder"
+    name: Annotated[Name, Role(identity=False, shared=True, not_tuned="trials are named after their study")] = Field(
+        "run", max_length=100, description="name of the run and of its folder"
     )
 
     @field_validator("stragglers")

@@ -20,6 +20,7 @@ from narrowcast.platform.config import plugin_folders, read_yaml, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
+from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.state import start
 from narrowcast.platform.tracking.metric_direction import declared_by
@@ -45,11 +46,7 @@ class StudySections(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][\w.-]*$",
-        max_length=80,
-        description="name of the study; in a file, by default the file's",
-    )
+    name: Name = Field(max_length=80, description="name of the study; in a file, by default the file's")
     experiment: dict[str, Any] = Field(
         description="experiment of every trial: its name, or `base` with values on top, or all of its sections"
     )

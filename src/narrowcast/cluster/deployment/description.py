@@ -8,11 +8,23 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from narrowcast import __version__
+from narrowcast.platform.patterns import Matches
 
-Name = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,48}[a-z0-9])?$")]
+Name = Annotated[
+    str,
+    Matches(
+        r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?",
+        "should have at most 50 lower-case letters, digits and '-', a letter first",
+    ),
+]
 """A name that both Kubernetes and Docker accept."""
 
-Resource = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")]
+Resource = Annotated[
+    str,
+    Matches(r"[A-Za-z][A-Za-z0-9_.-]*", "should begin with a letter, and have only letters, digits, '.', '_' and '-'"),
+]
+
+Image = Annotated[str, Matches(r"\S+", "should be the name of an image, without spaces")]
 
 
 class _Part(BaseModel):
@@ -38,7 +50,7 @@ class Workers(NodeDescription):
 class Disk(_Part):
     """A shared folder: a claim on Kubernetes, a named volume with Compose, a path on plain machines."""
 
-    path: str = Field(pattern=r"^/\S+$")
+    path: Annotated[str, Matches(r"/\S+", "should be an absolute path without spaces")]
     volume: Name
 
 
@@ -46,7 +58,7 @@ class SecretKey(_Part):
     """A reference to a secret, never its value."""
 
     secret: Name
-    key: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    key: Annotated[str, Matches(r"[A-Za-z0-9._-]+", "should have only letters, digits, '.', '_' and '-'")]
 
 
 class MlflowServer(_Part):
@@ -55,7 +67,13 @@ class MlflowServer(_Part):
     port: int = Field(5000, ge=1, le=65535)
     workers: int = Field(2, ge=1)
     postgres_image: str = "postgres:17"
-    artifacts: str = Field("s3://narrowcast/mlflow", pattern=r"^(s3|gs|wasbs|abfss|hdfs|file)://\S+$|^/\S+$")
+    artifacts: Annotated[
+        str,
+        Matches(
+            r"(s3|gs|wasbs|abfss|hdfs|file)://\S+|/\S+",
+            "should be an absolute path or an address of s3, gs, wasbs, abfss, hdfs or file, such as s3://bucket/mlflow",
+        ),
+    ] = "s3://narrowcast/mlflow"
     object_store_endpoint: str | None = Field(None, description="endpoint of an S3-compatible store other than AWS")
 
 
@@ -73,14 +91,15 @@ class Deployment(_Part):
     """A Ray cluster for narrowcast."""
 
     name: Name = "narrowcast"
-    image: str = Field(f"narrowcast:{__version__}", pattern=r"^\S+$")
-    base_image: str = Field(
+    image: Image = f"narrowcast:{__version__}"
+    base_image: Image = Field(
         "python:3.11-slim-bookworm",
-        pattern=r"^\S+$",
         description="base image of the Dockerfile; NAME@sha256:... for one that never changes",
     )
     namespace: Name = "default"
-    ray_version: str = Field(version("ray"), pattern=r"^\d+\.\d+\.\d+$", description="must be that of the image")
+    ray_version: Annotated[str, Matches(r"\d+\.\d+\.\d+", "should be three numbers, such as 2.40.0")] = Field(
+        version("ray"), description="must be that of the image"
+    )
     head: NodeDescription = NodeDescription(cpus=0, memory_gib=8)
     workers: tuple[Workers, ...] = Field((Workers(),), min_length=1)
     runs: Disk = Disk(path="/runs", volume="narrowcast-runs")

@@ -13,6 +13,7 @@ from narrowcast.platform.data.own_samples import TEST, TRAIN, VALIDATION, OwnPar
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
+from narrowcast.platform.patterns import Factory
 
 
 class TorchDataset(OwnSamples):
@@ -26,7 +27,7 @@ class TorchDataset(OwnSamples):
     """
 
     kind: Literal["torch"] = "torch"
-    factory: str = Field(pattern=r"^[\w.]+:\w+$", description="import path, such as my_package.data:make")
+    factory: Factory = Field(description="import path, such as my_package.data:make")
     arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
 
     @field_validator("factory")

@@ -14,6 +14,7 @@ from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.patterns import Factory
 
 Width = Annotated[int, Field(ge=1, le=65536)]
 """Number of units or channels of a layer."""
@@ -137,7 +138,7 @@ class TorchModule(NeuralNetwork):
     """
 
     kind: Literal["torch"] = "torch"
-    factory: str = Field(pattern=r"^[\w.]+:\w+$", description="import path, such as my_package.models:make")
+    factory: Factory = Field(description="import path, such as my_package.models:make")
     arguments: dict[str, Any] = Field({}, description="keyword arguments of the factory")
 
     @field_validator("factory")
