@@ -148,4 +148,4 @@ def _checked_store(experiment: Experiment, output: Path) -> str:
 def _check_targets(run: Run, experiment: Experiment, state: RunState) -> None:
     """Raise `UserError` for a target whose metric an evaluation does not give; evaluate only if there are targets."""
     if experiment.targets:
-        check_targets(experiment.targets, measure(run, state))
+        check_targets(experiment.targets, measure(run, state), getattr(experiment.model, "shares", ()))

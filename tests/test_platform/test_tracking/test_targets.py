@@ -103,6 +103,16 @@ def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
     )
 
 
+def test_a_target_above_1_is_refused_for_the_shares_that_a_model_declares_alone() -> None:
+    measured = ["test.accuracy", "test.recall@3"]
+    check_targets({"test.accuracy": (80.0,), "test.recall@3": (5.0,)}, measured)
+    check_targets({"test.recall@3": (5.0,)}, measured, shares=["accuracy"])
+    with pytest.raises(UserError, match=r"targets.test.accuracy = 80: the metric lies between 0 and 1"):
+        check_targets({"test.accuracy": (0.5, 80.0)}, measured, shares=["accuracy"])
+    assert getattr(load_experiment("fedavg-digits").model, "shares", ()) == {"accuracy"}
+    assert getattr(load_experiment("scolr-ml100k").model, "shares", ()) == {"hr@10", "ndcg@10"}
+
+
 @pytest.mark.parametrize("written", ["targets.test.accuracy=[0.2,0.9]", "targets={test.accuracy: [0.2, 0.9]}"])
 def test_targets_are_written_as_a_path_or_as_a_name(written: str) -> None:
     experiment = load_experiment("fedavg-digits", [written])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ class MatrixFactorisation(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shares: ClassVar[frozenset[str]] = frozenset(("hr@10", "ndcg@10"))
 
     kind: Literal["matrix_factorisation"] = "matrix_factorisation"
     embedding_dim: int = Field(64, ge=1, le=1024, description="d, the length of user and item vectors")

@@ -24,10 +24,12 @@ class Metric(SampleMeasure):
     """Base of the metrics: a subclass gives values of each sample, and computes the metric from their means.
 
     `per_sample` returns one value of each sample, [n], or several, [n, m]. A metric that is better when lower sets
-    `lower_is_better`, which best values, targets and studies follow.
+    `lower_is_better`, which best values, targets and studies follow; one that lies between 0 and 1 sets `is_share`, so
+    that a target above 1 is refused.
     """
 
     lower_is_better: ClassVar[bool] = False
+    is_share: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -43,6 +45,7 @@ class Accuracy(Metric):
     """Share of correct predictions; with `k`, of those whose class is among the k highest scores."""
 
     takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens")
+    is_share: ClassVar[bool] = True
     kind: Literal["accuracy"] = "accuracy"
     k: int = Field(1, ge=1, description="highest scores among which the class has to be")
 

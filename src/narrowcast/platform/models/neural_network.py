@@ -66,8 +66,16 @@ class NeuralNetwork(BaseModel):
     @property
     def lower_is_better(self) -> frozenset[str]:
         """The names of the metrics that are better when lower."""
-        metrics = DEFAULT_METRICS if self.metrics is None else self.metrics
-        return frozenset(("loss", *(metric.name for metric in metrics if metric.lower_is_better)))
+        return frozenset(("loss", *(metric.name for metric in self._named_metrics if metric.lower_is_better)))
+
+    @property
+    def shares(self) -> frozenset[str]:
+        """The names of the metrics that lie between 0 and 1."""
+        return frozenset(metric.name for metric in self._named_metrics if metric.is_share)
+
+    @property
+    def _named_metrics(self) -> tuple[Metric, ...]:
+        return DEFAULT_METRICS if self.metrics is None else self.metrics
 
     def check(self, data: Dataset) -> None:
         """Raise `UserError` unless module, loss and metrics fit the data, and the module keeps no other state."""

@@ -26,7 +26,7 @@ def metric_label(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Return whether a metric is known to be a share between 0 and 1, which is shown in percent."""
+    """Return whether a metric is one that is shown in percent, by its name: a table of runs knows no more of it."""
     words = re.split(r"[._ @-]+", name.rpartition(".")[2].lower())
     return not _SHARES.isdisjoint(words)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
@@ -11,9 +10,6 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from narrowcast.platform.config import flatten, suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import Declared, reaches
-
-_SHARE = re.compile(r"accuracy|(hr|ndcg|recall|precision)@\d+")
-"""Metrics between 0 and 1."""
 
 
 def _by_metric(value: Any) -> Any:
@@ -50,15 +46,18 @@ class Reached(BaseModel):
     rounds_to: int | None
 
 
-def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str]) -> None:
-    """Raise `UserError` for a metric that the run does not measure, or a value that it cannot have."""
+def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str], shares: Collection[str] = ()) -> None:
+    """Raise `UserError` for a metric that the run does not measure, or a target above 1 for one of `shares`.
+
+    `shares`: the metrics, without their split, that the model declares to lie between 0 and 1.
+    """
     known = sorted(known)
     for name, values in targets.items():
         if name not in known:
             raise UserError(
                 f"targets.{name} is no metric of this run; it measures {', '.join(known)}{suggest(name, known)}"
             )
-        if (highest := max(values)) > 1 and _SHARE.fullmatch(name.rpartition(".")[2]):
+        if (highest := max(values)) > 1 and name.rpartition(".")[2] in shares:
             raise UserError(
                 f"targets.{name} = {highest:g}: the metric lies between 0 and 1, so no run reaches it; 0.8 is 80 %"
             )
