@@ -54,7 +54,7 @@ class ChannelTable:
 
     def plot(self, path: Path) -> None:
         """Plot the accuracy of each cell, and the accuracy against the bits of the same cells."""
-        title = f"What the channel adds: {self.ablation.name.removeprefix('channel-')}"
+        title = f"Adaptation to the channel: {self.ablation.name.removeprefix('channel-')}"
         figure, (left, right) = new_figure(title, panels=2)
         figure.set_size_inches(13, 1.5 + 0.22 * len(self._cells))
         for place, cell in enumerate(self._cells):
