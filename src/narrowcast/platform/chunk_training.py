@@ -41,7 +41,7 @@ def naming_chunk_size(round_index: int, clients: int) -> Iterator[None]:
             raise
         raise UnresumableFailure(
             f"round {round_index}: not enough memory for {clients} clients at once; "
-            "lower chunk_size and start the run again"
+            "lower chunk_size, or training.batch_size, and start the run again"
         ) from error
 
 

@@ -152,6 +152,16 @@ def test_fused_equals_the_slow_reference(kind: str) -> None:
     assert relative_error(result.loss, wanted.loss[samples.order]) <= BOUND
 
 
+@pytest.mark.parametrize("kind", ["fedmf", "colr-4"])
+def test_full_batches_are_one_step_per_epoch_in_both_programs(kind: str) -> None:
+    cohort = small_cohort(synthetic([20, 3, 11]), batch_size="all", epochs=2)
+    part, samples = low_rank_part(kind, 3, 8), draw(cohort)
+    batches = draw_batches(cohort.task, cohort.chunk.clients, cohort.chunk.round_index)
+    assert batches.steps.tolist() == [2, 2, 2]
+    assert batches.sizes.tolist() == [*samples.samples, *samples.samples]
+    assert_close(train_fused(cohort, samples, part), train_float64(cohort, part))
+
+
 @pytest.mark.parametrize("kind", ["fedmf", "colr-4", "colr-gaussian"])
 @pytest.mark.parametrize("item_weight_decay", [0.0, 0.05, None])
 def test_item_weight_decay_moves_q_alone_and_zero_leaves_it(item_weight_decay: float | None, kind: str) -> None:

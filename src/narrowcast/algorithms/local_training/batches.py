@@ -110,7 +110,9 @@ def draw_batches(
     if epochs is None:
         epochs = np.full(len(clients), training.epochs)
     shuffle_keys = task.private_seed.stream_keys("shuffle", round_index, clients)
-    schedule = draw_schedule(samples, epochs, training.batch_size, shuffle_keys)
+    # Rounding depends on the size to which batches are padded, so that it is the same for all chunks.
+    padded_batch = training.step_samples(data.examples * (1 + training.negatives))
+    schedule = draw_schedule(samples, epochs, padded_batch, shuffle_keys)
     order = schedule.order
     clients, examples, drawn, samples = clients[order], examples[order], drawn[order], samples[order]
     known, allowed_counts = known[order], allowed_counts[order]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.local_training.batches import draw_batches, known_items, sample_counts
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.factorisation import train_rows
-from narrowcast.algorithms.local_training.minibatch_schedule import epochs_of
+from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize, epochs_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
@@ -39,7 +39,9 @@ class FactorisationSGD(BaseModel):
 
     kind: Literal["factorisation_sgd"] = "factorisation_sgd"
     learning_rate: float = Field(0.5, gt=0, description="step size of local SGD")
-    batch_size: int = Field(256, ge=1, description="samples per step")
+    batch_size: BatchSize = Field(
+        256, description="samples per step; all: every sample of the client, one step per epoch"
+    )
     epochs: int = Field(2, ge=1, description="local epochs per participation")
     weight_decay: float = Field(5e-4, ge=0, description="coefficient of the squared L2 norm of p and q in the loss")
     item_weight_decay: float | None = Field(
@@ -68,6 +70,10 @@ class FactorisationSGD(BaseModel):
     def item_decay(self) -> float:
         """Return the coefficient of the squared L2 norm of q in the loss."""
         return self.weight_decay if self.item_weight_decay is None else self.item_weight_decay
+
+    def step_samples(self, samples: IntArray) -> int:
+        """Return the most samples of a step, for clients with so many samples [C]."""
+        return max(int(samples.max(initial=0)), 1) if self.batch_size == "all" else self.batch_size
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is matrix factorisation and the program runs on the device."""

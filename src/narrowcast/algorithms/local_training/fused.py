@@ -120,7 +120,7 @@ def train_low_rank_fused(
         read_only(gram if mixes else gram[:0], np.float32),
         read_only(steps, np.float32),
         samples,
-        training.batch_size,
+        training.step_samples(samples.samples),
         training.epochs,
         np.float32(training.learning_rate),
         np.float32(2 * training.weight_decay),

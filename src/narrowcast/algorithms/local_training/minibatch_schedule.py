@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from narrowcast.platform.seeds import Words, uniform_bits
 from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalTerms
+
+BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
+"""The samples of a step; all: those of the client, one step per epoch."""
 
 
 @dataclass(frozen=True)

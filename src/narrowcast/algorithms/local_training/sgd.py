@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Literal, TypeVar
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +16,7 @@ from torch import nn
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
 from narrowcast.algorithms.local_training.chain_gradients import Tensors, chain_gradient
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
-from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule, epochs_of
+from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize, draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Labelled, Samples
@@ -37,7 +39,9 @@ class SGD(BaseModel):
 
     kind: Literal["sgd"] = "sgd"
     learning_rate: float = Field(0.1, gt=0, description="step size of local SGD")
-    batch_size: int = Field(10, ge=1, description="samples per step")
+    batch_size: BatchSize = Field(
+        10, description="samples per step; all: every sample of the client, one step per epoch"
+    )
     epochs: int = Field(1, ge=1, description="local epochs per participation")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local SGD, reset at each participation")
     weight_decay: float = Field(0.0, ge=0, description="coefficient of the parameters in the gradient")
@@ -143,6 +147,9 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
 
     rates = np.array([call.task.training.learning_rate for call in calls], dtype=np.float32)
     module = _module(task)
+    batched = training._batches(module, task)
+    if batched and training.batch_size == "all":
+        _check_memory(task, len(order))
     changes, loss = train_network(
         module,
         _model(task).loss_on(task.data),
@@ -160,7 +167,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             rebuild=terms[0].rebuild,
             frozen=of_calls([each.frozen for each in terms]),
         ),
-        batched=training._batches(module, task),
+        batched=batched,
     )
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -203,7 +210,15 @@ def _joined(parts: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
 
 def _padded_batch(task: Task[Samples, SGD]) -> int:
     """Return the size to which batches are padded; rounding depends on it, so that it is the same for all chunks."""
-    return min(task.training.batch_size, max(int(task.data.examples.max(initial=0)), 1))
+    most, size = max(int(task.data.examples.max(initial=0)), 1), task.training.batch_size
+    return most if size == "all" else min(size, most)
+
+
+def _check_memory(task: Task[Samples, SGD], n_clients: int) -> None:
+    """Raise `MemoryError` if one step's features do not fit: each client's are padded to those of the largest one."""
+    features = 4 * n_clients * _padded_batch(task) * prod(task.data.train.features.shape[1:])
+    if features > psutil.virtual_memory().available:
+        raise MemoryError(f"{features / 1e9:.0f} GB for the features of one step")
 
 
 def _samples(calls: Sequence[LocalCall], order: IntArray) -> tuple[Labelled, IntArray]:

@@ -85,7 +85,7 @@ def draw_samples(
         n_rows,
     )
     over_clients(draw, positives, threads)
-    order = np.argsort(samples // -training.batch_size, kind="stable")  # clients with most batches first
+    order = np.argsort(samples // -training.step_samples(samples), kind="stable")  # clients with most batches first
     return ChunkSamples(
         order=order,
         row_items=np.concatenate([row_items[starts[place] : starts[place] + n_rows[place]] for place in order]),

@@ -206,5 +206,5 @@ def _local_updates(cohort: RowCohort, result: FusedResult) -> LocalUpdates:
         state={USER_FACTORS: result.user_factors[places]},
         loss=result.loss[places],
         examples=n_samples * training.epochs,
-        steps=-(-n_samples // training.batch_size) * training.epochs,
+        steps=-(-n_samples // training.step_samples(n_samples)) * training.epochs,
     )
