@@ -132,7 +132,7 @@ class LocalTerms:
     `proximal` is mu of mu/2 ||y - x||^2. Shapes: correction [C, ...] for each parameter, added to every gradient;
     epochs [C], if clients deviate from the training's; gains [C, ...], factors of the gradients of the tensors they
     name. If values other than the module's own parameters are trained, `rebuild` computes the parameters from these
-    values and `frozen`.
+    values and `frozen`. `start_loss` asks for `LocalUpdates.start_loss`, at the cost of one more forward pass.
     """
 
     proximal: float = 0.0
@@ -141,6 +141,7 @@ class LocalTerms:
     gains: Arrays | None = None
     rebuild: Rebuild | None = None
     frozen: Arrays = field(default_factory=dict)
+    start_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ class LocalUpdates:
     """Result of local training before anything is sent: y - x for each parameter.
 
     Shapes: changes and state [C, ...] each, `state` being the model's private parameters; loss [C] over the last local
-    epoch; examples [C] trained in all epochs; steps [C] taken.
+    epoch; examples [C] trained in all epochs; steps [C] taken; start_loss [C], the mean loss over all of a client's
+    training samples of the parameters that it starts from, 0 without samples, None unless the terms ask for it.
     """
 
     changes: Mapping[str, NDArray[np.float32]]
@@ -156,6 +158,7 @@ class LocalUpdates:
     loss: FloatArray
     examples: IntArray
     steps: IntArray
+    start_loss: FloatArray | None = None
 
 
 NO_RANK = -1

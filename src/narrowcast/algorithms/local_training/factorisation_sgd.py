@@ -104,6 +104,11 @@ class FactorisationSGD(BaseModel):
         self, server: Arrays, chunk: Chunk, task: Task[Interactions, FactorisationSGD], terms: LocalTerms
     ) -> LocalUpdates:
         """Train whole rows; `changes` holds every row of Q [C, N, d], zero for rows that the client did not touch."""
+        if terms.start_loss:
+            raise UserError(
+                f'training.kind = "{self.kind}" does not compute the loss before training, which the algorithm needs; '
+                "use another algorithm, or a neural network"
+            )
         epochs = epochs_of(chunk, terms, self.epochs)
         batches = draw_batches(task, chunk.clients, chunk.round_index, epochs)
         item_factors = to_tensor(np.asarray(server[ITEM_FACTORS]), self.device)

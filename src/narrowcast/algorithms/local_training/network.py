@@ -121,10 +121,10 @@ def train_network(
         losses = train(module, loss, start, values, loader, schedule, steps)
     for name, tensor in values.items():
         tensor.sub_(start[name])
-    return values, _last_epoch_means(losses, schedule)
+    return values, last_epoch_means(losses, schedule)
 
 
-def _last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray:
+def last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray:
     """Return each client's mean loss [C] over the samples of its last epoch, from the mean of every batch [B]."""
     active, n_clients = schedule.active, len(schedule.order)
     client = np.arange(len(losses)) - np.repeat(np.cumsum(active) - active, active)
@@ -151,10 +151,10 @@ def _train_batched(
     losses = []
     for batch in loader.batches(schedule):
         training = slice(0, batch.labels.shape[0])
-        now = _rows(values, training)
+        now = rows_of(values, training)
         gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
         losses.append(of_samples)
-        _step(now, _rows(start, training), gradients, velocity, steps, training)
+        _step(now, rows_of(start, training), gradients, velocity, steps, training)
     if not losses:
         return np.empty(0)
     valid, sizes = to_tensor(schedule.valid, loader.device), to_tensor(schedule.sizes, loader.device)
@@ -173,7 +173,7 @@ def _recorded(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> Ch
         values: Mapping[str, Tensor], features: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Tensors, Tensor]:
         now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
-        parameters = rebuild(now, _rows(frozen, slice(0, len(labels)))) if rebuild else now
+        parameters = rebuild(now, rows_of(frozen, slice(0, len(labels)))) if rebuild else now
         losses = sample_losses(loss, forward(parameters, features), labels)
         objective = (losses * weights).sum() + _decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
@@ -197,7 +197,7 @@ def _train_each(
     for client, n_steps in enumerate(schedule.steps):
         velocity: Tensors = {}
         mine = slice(client, client + 1)
-        begin, frozen = _rows(start, mine), {name: values[0] for name, values in _rows(steps.frozen, mine).items()}
+        begin, frozen = rows_of(start, mine), {name: values[0] for name, values in rows_of(steps.frozen, mine).items()}
         leaves: Tensors
         if own_module:
             leaves = dict(own_module.named_parameters())
@@ -230,7 +230,7 @@ def _with_values(module: nn.Module, device: Device) -> nn.Module:
     return copy
 
 
-def _rows(tensors: Tensors, rows: slice) -> Tensors:
+def rows_of(tensors: Tensors, rows: slice) -> Tensors:
     """Return the rows of some clients; a tensor that all clients share has one row and is returned whole."""
     whole = (1, rows.stop - rows.start)
     return {name: tensor if tensor.shape[0] in whole else tensor[rows] for name, tensor in tensors.items()}

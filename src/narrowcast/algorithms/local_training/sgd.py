@@ -18,6 +18,7 @@ from narrowcast.algorithms.local_training.chain_gradients import Tensors, chain_
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize, draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
+from narrowcast.algorithms.local_training.start_losses import mean_losses
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
@@ -112,6 +113,7 @@ def _shapes(call: LocalCall) -> tuple[object, ...]:
         task.model,
         task.training.model_copy(update={"learning_rate": 1.0}),
         terms.proximal,
+        terms.start_loss,
         *(
             tuple((name, values.shape[skip:]) for name, values in part.items())
             for part, skip in zip(parts, rows, strict=True)
@@ -132,14 +134,14 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     schedule = draw_schedule(counts, epochs, _padded_batch(task), keys)
     order = schedule.order
     sizes = [len(call.chunk.clients) for call in calls]
-    owner = np.repeat(np.arange(len(calls)), sizes)[order]
+    owner = np.repeat(np.arange(len(calls)), sizes)
 
-    def of_calls(parts: Sequence[Arrays]) -> Tensors:
+    def of_calls(parts: Sequence[Arrays], order: IntArray = order) -> Tensors:
         """Return tensors [1, ...] for a single call, else [C, ...] in the order of the schedule."""
         if len(calls) == 1:
             return {name: to_tensor(np.asarray(values)[None], device) for name, values in parts[0].items()}
         stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
-        return {name: to_tensor(values[owner], device) for name, values in stacked.items()}
+        return {name: to_tensor(values[owner[order]], device) for name, values in stacked.items()}
 
     def of_clients(parts: Sequence[Arrays]) -> Tensors:
         """Return tensors [C, ...] in the order of the schedule."""
@@ -150,14 +152,30 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     batched = training._batches(module, task)
     if batched and training.batch_size == "all":
         _check_memory(task, len(order))
+    servers, of_loss = [call.server for call in calls], _model(task).loss_on(task.data)
+    start_loss = None
+    if terms[0].start_loss:
+        whole = draw_schedule(counts, np.ones_like(epochs), _padded_batch(task), keys)
+        start_loss = mean_losses(
+            module,
+            of_loss,
+            of_calls(servers, whole.order),
+            Loader(*_samples(calls, whole.order), device),
+            whole,
+            rebuild=terms[0].rebuild,
+            frozen=of_calls([each.frozen for each in terms], whole.order),
+            batched=batched,
+        )[_places(whole.order)]
     changes, loss = train_network(
         module,
-        _model(task).loss_on(task.data),
-        of_calls([call.server for call in calls]),
+        of_loss,
+        of_calls(servers),
         Loader(*_samples(calls, order), device),
         schedule,
         Steps(
-            learning_rate=training.learning_rate if (rates == rates[0]).all() else to_tensor(rates[owner], device),
+            learning_rate=training.learning_rate
+            if (rates == rates[0]).all()
+            else to_tensor(rates[owner[order]], device),
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             clip_norm=training.clip_norm,
@@ -169,8 +187,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         ),
         batched=batched,
     )
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    place = _places(order)
     stops = np.cumsum(sizes)
     return [
         LocalUpdates(
@@ -179,10 +196,18 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             loss=loss[part],
             examples=(counts * epochs)[start:stop],
             steps=schedule.steps[part],
+            start_loss=None if start_loss is None else start_loss[start:stop],
         )
         for start, stop in zip([0, *stops[:-1]], stops, strict=True)
         for part in [place[start:stop]]
     ]
+
+
+def _places(order: IntArray) -> IntArray:
+    """Return the place of each client in `order`."""
+    places = np.empty(len(order), dtype=np.int64)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _model(task: Task[Samples, SGD]) -> NeuralNetwork:

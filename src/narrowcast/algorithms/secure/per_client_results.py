@@ -40,4 +40,5 @@ def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
         loss=updates.loss[only],
         examples=updates.examples[only],
         steps=updates.steps[only],
+        start_loss=None if updates.start_loss is None else updates.start_loss[only],
     )
