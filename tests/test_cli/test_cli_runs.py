@@ -196,7 +196,7 @@ def test_data_list_says_where_each_set_is(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "ml-1m" / "ratings.dat").touch()
     said = narrowcast("data", "list")
     assert (said.status, said.err) == (0, "")
-    assert said.out.splitlines()[-1] == f"looked in {tmp_path}, then /h/.cache/narrowcast/data"
+    assert said.out.splitlines()[-1] == f"searched in {tmp_path}, then /h/.cache/narrowcast/data"
     words = " ".join(said.out.split())
     assert all(phrase in words for phrase in ("ml-100k", "ml-1m", "ml-latest-small", "GroupLens", "no: narrowcast"))
     assert narrowcast("data", "fetch", "ml-1m").out == f"ml-1m is in {tmp_path}/ml-1m\n"

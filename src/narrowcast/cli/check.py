@@ -12,17 +12,17 @@ from narrowcast.cli.terminal import console
 @click.command()
 @click.argument("spec", metavar="PACKAGE.MODULE:CLASS")
 @click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
-@click.option("--kind", metavar="REGISTRY", help="What it is, where its methods leave that open: algorithm, fleet, ...")
+@click.option("--kind", metavar="REGISTRY", help="Kind of the class, if its methods fit several: algorithm, fleet, ...")
 def check(spec: str, fields: tuple[str, ...], kind: str | None) -> None:
-    """Try a class of your own against the laws of its kind: placement, resumes, bits, budgets, pickling and YAML.
+    """Test a plugin class against the laws of its kind: placement, resumes, bits, budgets, pickling and YAML.
 
     \b
     narrowcast check my_methods:FedAvgM
     narrowcast check my_methods:FedAvgM momentum=0.5
     narrowcast check my_data:Sensors path=sensors.csv --kind data
 
-    The module is looked for in the current directory and among installed packages. A kind of the catalog, such as
-    fedavg, can be tried too, with --kind. Status 1 if a law does not hold.
+    The module is searched for in the current directory and among installed packages. Built-in kinds, such as fedavg,
+    can be tested too, with --kind. The exit status is 1 if a law fails.
     """  # noqa: D301 - click wants the character
     from rich.table import Table
 

@@ -23,7 +23,7 @@ from narrowcast.platform.errors import UserError
     help="Horizontal axis of the plot; repeat it for several panels. All by default.",
 )
 @click.option("--metric", metavar="NAME", help="Metric of the plot, such as validation.accuracy.")
-@click.option("--each", is_flag=True, help="Show runs that differ in their seeds alone one by one.")
+@click.option("--each", is_flag=True, help="Show runs that differ only in their seeds separately.")
 @click.option("--plot", type=FOLDER, help="File of the figure; compare.png in the output folder by default.")
 @click.option("--csv", type=FOLDER, help="Write a row per run, with the settings that differ, to this CSV file.")
 @click.option("--latex", type=FOLDER, help="Write the table of results to this LaTeX file, for the package booktabs.")
@@ -39,8 +39,8 @@ def compare(
 ) -> None:
     """Compare finished runs by accuracy, bits and time: the settings that differ, tables, and a plot.
 
-    RUN is the name of a run in the output folder, or the path of a run's folder. Runs that differ in their seeds alone
-    are one row: mean ± standard deviation, in the plot a line with a band.
+    RUN is the name of a run in the output folder, or the path of a run's folder. Runs that differ only in their seeds
+    are one row, mean ± standard deviation, and one line with a band in the plot.
 
     \b
     narrowcast compare fedavg-seed-0 fedavg-seed-1 scolr-seed-0 scolr-seed-1

@@ -14,7 +14,7 @@ from narrowcast.cli.terminal import FOLDER, console
 
 @click.group()
 def data() -> None:
-    """List, download and look at data sets."""
+    """List, download and inspect data sets."""
 
 
 @data.command("list")
@@ -26,7 +26,7 @@ def list_data() -> None:
     for row in fetch.status():
         table.add_row(row.name, row.description, row.licence, str(row.found or f"no: narrowcast data fetch {row.name}"))
     console().print(table)
-    click.echo("looked in " + ", then ".join(str(root) for root in fetch.roots()))
+    click.echo("searched in " + ", then ".join(str(root) for root in fetch.roots()))
 
 
 @data.command("fetch")

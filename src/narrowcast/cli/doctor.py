@@ -22,7 +22,7 @@ _MARKS = {"ok": "ok", "note": "note", "wrong": "WRONG"}
 def doctor(experiment: str | None, overrides: tuple[str, ...], address: str | None, output: Path) -> None:
     """Check the environment: this machine, a cluster if --address is given, and what EXPERIMENT needs.
 
-    Prints each finding, with advice for what is wrong. The exit status is 1 if anything is wrong.
+    Prints each finding, with advice for each problem. The exit status is 1 if there is a problem.
     """
     from narrowcast.experiment import load_experiment
     from narrowcast.runs.environment_check import diagnose

@@ -12,7 +12,7 @@ from narrowcast.platform.errors import UserError
 
 @click.group()
 def keys() -> None:
-    """Make the clients' keys for secure aggregation before a run."""
+    """Generate the clients' keys for secure aggregation before a run."""
 
 
 @keys.command("make")
@@ -20,10 +20,10 @@ def keys() -> None:
 @click.argument("experiment", shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
-    """Make keys in FOLDER for the scheme of EXPERIMENT's `secure` section.
+    """Generate keys in FOLDER for the scheme of EXPERIMENT's `secure` section.
 
-    They are written to one file, clients.key, that only you may read. Runs with secure.keys=FOLDER use them, also after
-    a resume. The process that holds the clients' keys reads the file; the server never does.
+    They are written to one file, clients.key, that only you can read. Runs with secure.keys=FOLDER use them, also after
+    a resume. Only the key holder's process reads the file; the server's process never does.
 
     \b
     narrowcast keys make ~/keys colr-ckks-ml1m

@@ -35,15 +35,15 @@ _REGISTRIES = {
 @click.command("list")
 @click.argument("topic", required=False)
 def list_kinds(topic: str | None) -> None:
-    """List what there is, with one line each: experiments, studies, data sets, algorithms, codecs, channels, ...
+    """List experiments, studies, data sets, algorithms, codecs, channels, ..., with one line each.
 
     \b
     narrowcast list             everything
     narrowcast list codec       the stages of codecs
     narrowcast list data        the data sets
 
-    A kind goes into a file, or an override, where the heading says: fleet=lognormal. Kinds of installed plugins are
-    listed too. narrowcast show EXPERIMENT prints an experiment with all of its values.
+    The headings name the section of a file, or of an override, to which the kinds belong: fleet=lognormal. Kinds of
+    installed plugins are listed too. narrowcast show EXPERIMENT prints an experiment with all of its values.
     """  # noqa: D301 - click wants the character
     from narrowcast.platform.config import suggest
     from narrowcast.registry import REGISTRIES

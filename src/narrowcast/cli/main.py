@@ -60,11 +60,11 @@ def cli(log_format: str) -> None:
 
     \b
     narrowcast run scolr-ml100k                       run the demo, a packaged experiment
-    narrowcast run scolr-ml100k algorithm.rank=16     with another rank
+    narrowcast run scolr-ml100k algorithm.rank=16     run it with another rank
     narrowcast run my.yaml --backend local            run your own file, without Ray
     narrowcast tune fedmf-ml1m-rates                  tune an experiment's hyperparameters
     narrowcast compare runs/a runs/b                  compare runs in a table and a plot
-    narrowcast report runs/a runs/b                   the same as one HTML file to mail
+    narrowcast report runs/a runs/b                   compare runs in one HTML file
     narrowcast verify scolr-ml100k                    check a run's files, and repeat some rounds
     narrowcast export scolr-ml100k                    write the trained model to a file
     narrowcast reproduce colr-table4                  reproduce the table of a paper

@@ -28,7 +28,7 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None, experim
     """Print a deployment file of this KIND, generated from one description of the cluster.
 
     \b
-    narrowcast manifest description > cluster.yaml           all settings with their defaults, to edit
+    narrowcast manifest description > cluster.yaml           all settings with their defaults; edit this file
     narrowcast manifest dockerfile --from cluster.yaml > Dockerfile
     narrowcast manifest compose --from cluster.yaml > compose.yaml
     narrowcast manifest raycluster --from cluster.yaml | kubectl apply -f -

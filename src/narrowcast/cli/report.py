@@ -15,11 +15,11 @@ from narrowcast.cli.terminal import FOLDER
 @click.option(
     "--file", type=FOLDER, help="File of the report; report.html in the run's folder, or in OUTPUT, by default."
 )
-@click.option("--each", is_flag=True, help="Show runs that differ in their seeds alone one by one.")
+@click.option("--each", is_flag=True, help="Show runs that differ only in their seeds separately.")
 def report(runs: tuple[str, ...], output: Path, file: Path | None, each: bool) -> None:
-    """Write the report of a run, or the comparison of several, as one HTML file that can be mailed.
+    """Write the report of a run, or the comparison of several, as one HTML file.
 
-    The figures are inside; the page needs no network and runs no script. RUN is the name of a run in the output folder,
+    The file includes the figures, needs no network and runs no script. RUN is the name of a run in the output folder,
     or the path of a run's folder.
     """
     from narrowcast.api.functions import compare, load_run

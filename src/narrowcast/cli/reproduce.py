@@ -15,16 +15,16 @@ from narrowcast.platform.errors import RunFailed, UserError
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--list", "listing", is_flag=True, help="List what can be reproduced, and how long it takes.")
+@click.option("--list", "listing", is_flag=True, help="List the targets and their running times.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of seeds per run: 0, 1, ..."
 )
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    help="Rounds of every run, in place of its own; a short run is a quick look.",
+    help="Rounds of every run instead of its own number, for a quick test.",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time, one core each.  [default: all cores]")
+@click.option("--jobs", type=click.IntRange(min=1), help="Simultaneous runs, one core each.  [default: all cores]")
 @click.option(
     "--output",
     type=FOLDER,
@@ -43,7 +43,7 @@ from narrowcast.platform.errors import RunFailed, UserError
     "--time-limit",
     type=click.FloatRange(min=0),
     default=float("inf"),
-    help="Seconds after which such a study stops running and draws what is finished; 0 runs nothing.",
+    help="Seconds after which such a study stops and draws its finished runs; 0 runs nothing.",
 )
 def reproduce(
     name: str | None,
@@ -58,8 +58,8 @@ def reproduce(
 ) -> None:
     """Reproduce NAME, a table or figure of a paper, and compare it with the published numbers.
 
-    Runs the experiments that NAME needs, several at a time, and prints a table: the paper's number, ours as mean and
-    standard deviation over the seeds, the difference, and whether it counts as reproduced. The table is also written to
+    Runs the experiments that NAME needs, several at a time, and prints a table with the number of the paper, the result
+    here as mean and standard deviation over the seeds, the difference, and a verdict. The table is also written to
     OUTPUT/NAME.csv and OUTPUT/NAME.md, with a plot in OUTPUT/NAME.png. The runs are in OUTPUT/runs, and can be read
     with narrowcast compare and narrowcast ui.
 
@@ -72,7 +72,7 @@ def reproduce(
     narrowcast reproduce colr-table4                      the full target, on all cores
     narrowcast reproduce decay-ml1m --time-limit 0        a study, from the results in the repository
 
-    The exit status is 0 whatever the verdicts, and 1 if a run failed.
+    The exit status is 1 if a run failed, and does not depend on the verdicts.
     """  # noqa: D301 - click wants the character
     from narrowcast.reproduce.paper_results import TARGETS
     from narrowcast.reproduce.report import verdict_table

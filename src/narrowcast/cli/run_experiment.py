@@ -44,12 +44,12 @@ def run(
 
     Any value of the file can be set on the command line by its dotted path, such as algorithm.rank=8 or
     rounds=200. A section can be replaced by its kind: fleet=lognormal. With --resume, EXPERIMENT may be left
-    out; results are the same as those of a run that was never interrupted.
+    out; the results are those of an uninterrupted run.
 
-    Several seeds, learning rates or ranks can run in lockstep, as one program if shapes allow:
+    Several seeds, learning rates or ranks can run in lockstep, as one program if their shapes are equal:
     narrowcast run fedavg-digits replicas.seed=[0,1,2,3,4]. Each has its own folder and the results of a single run.
 
-    With --continue the same command starts the run and, after a crash, resumes it: for schedulers that restart jobs.
+    With --continue the same command starts a run and resumes it after a crash, for schedulers that restart jobs.
     """
     from narrowcast.runs import session
     from narrowcast.runs.progress import ProgressDisplay

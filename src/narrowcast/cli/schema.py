@@ -15,7 +15,7 @@ def schema(file: str) -> None:
     \b
     narrowcast schema > experiment.schema.json
 
-    Then the first line of an experiment file beside it can be
+    Then write this as the first line of an experiment file in the same folder:
     # yaml-language-server: $schema=experiment.schema.json
     """  # noqa: D301 - click wants the character
     from narrowcast.reference.file_schemas import experiment_schema, study_schema

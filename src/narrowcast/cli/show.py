@@ -15,7 +15,7 @@ from narrowcast.cli.terminal import console
 @click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
-    """List the packaged experiments, or print EXPERIMENT as it would run, with every default filled in."""
+    """List the packaged experiments, or print EXPERIMENT with all defaults filled in."""
     from narrowcast.experiment import load_experiment, packaged_experiments
 
     if experiment is None:

@@ -14,12 +14,16 @@ from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
 @click.argument("source", metavar="EXPERIMENT|STUDY", shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @ADDRESS
-@click.option("--id", "name", metavar="NAME", help="Name of the job and its run; by default from the configuration.")
+@click.option(
+    "--id", "name", metavar="NAME", help="Name of the job and its run; derived from the configuration by default."
+)
 @click.option(
     "--output", default="/runs", show_default=True, metavar="PATH", help="Folder of all runs, on the cluster."
 )
-@click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="A variable for the job; no secrets.")
-@click.option("--send-package", is_flag=True, help="Send this version of narrowcast along.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Environment variable of the job; no secrets."
+)
+@click.option("--send-package", is_flag=True, help="Upload this version of narrowcast with the job.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as the job is submitted.")
 def submit(
     source: str, overrides: tuple[str, ...], address: str, *, send_package: bool, no_wait: bool, **job_options: Any
@@ -30,8 +34,9 @@ def submit(
     narrowcast submit scolr-ml1m --address http://HEAD:8265
     narrowcast submit my.yaml backend.actors=16 --address http://HEAD:8265 --no-wait
 
-    Submitting the same again joins the job while it runs, and resumes it from its last checkpoint if it failed or was
-    stopped. Ctrl-C leaves the job running. Data is read on the cluster; traces that the file names are sent along.
+    Submitting the same request again follows the job while it runs, and resumes it from its last checkpoint if it
+    failed or was stopped. Ctrl-C does not stop the job. Data is read on the cluster; traces that the file names are
+    uploaded.
     For details, see docs/running-on-a-cluster.md.
     """  # noqa: D301 - click wants the character
     from narrowcast.cluster.dashboard import reach

@@ -15,7 +15,7 @@ from narrowcast.cli.terminal import FOLDER
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @click.option("--tracking-uri", help="The MLflow store, if it is not the one that the run started with.")
 def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
-    """Send to MLflow what it missed of RUN while its store was down."""
+    """Send the metrics of RUN that MLflow does not have, because its store was unavailable."""
     from narrowcast.runs.late_delivery import send_missing
     from narrowcast.runs.run_folder import find_run
 

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("study", required=False, shell_complete=studies)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
-@click.option("--dry-run", is_flag=True, help="Print the space, an estimate of the cost and a drawn configuration.")
+@click.option("--dry-run", is_flag=True, help="Print the space, an estimate of the cost and a sampled configuration.")
 @click.option("--backend", type=click.Choice(["local", "ray"]), help="Run trials in this process, or on Ray workers.")
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --backend ray.")
 @click.option(
     "--storage",
     metavar="URL",
     envvar="NARROWCAST_STORAGE",
-    help="A database, or a journal file that several machines can reach; a password belongs in NARROWCAST_STORAGE.",
+    help="A database, or a journal file that several machines can access; give passwords in NARROWCAST_STORAGE.",
 )
-@click.option("--name", help="Name of the study; another name begins another study.")
+@click.option("--name", help="Name of the study; a new name starts a new study.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs and studies.")
 def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output: Path, **given: str | None) -> None:
     """Tune the hyperparameters of an experiment: STUDY is a YAML file, or the name of a packaged study.
@@ -40,13 +40,13 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
     STUDY the packaged studies are listed. Any value of the first two can be set on the command line.
 
     \b
-    narrowcast tune scolr-ml100k-rank-bits --dry-run           what it would do, and how long it would take
-    narrowcast tune scolr-ml100k-rank-bits study.trials=20     a shorter one
-    narrowcast tune my-study.yaml study.parallel=4             four workers on this machine's Ray
-    narrowcast tune my-study.yaml --storage postgresql://host/studies   on several machines, the same command on each
+    narrowcast tune scolr-ml100k-rank-bits --dry-run           print the space and the estimated time
+    narrowcast tune scolr-ml100k-rank-bits study.trials=20     with fewer trials
+    narrowcast tune my-study.yaml study.parallel=4             with four workers on this machine
+    narrowcast tune my-study.yaml --storage postgresql://host/studies   the same command on several machines
 
-    An interrupted or killed study continues with the same command. Trials are selected on validation; the best are then
-    run with new seeds and measured on test. OUTPUT/NAME/best.yaml is an experiment for narrowcast run.
+    The same command continues an interrupted or killed study. Trials are selected on validation; the best trials then
+    run with new seeds and are measured on test. OUTPUT/NAME/best.yaml is an experiment for narrowcast run.
     """  # noqa: D301 - click wants the character
     from narrowcast.tuning.study_file import load_study, packaged_studies
 
@@ -166,5 +166,5 @@ def _print_estimate(file: StudyFile) -> None:
         f"evaluation {1000 * cost.evaluation_seconds:.0f} ms, so about {format_seconds(cost.seconds)} without pruning"
         f"{on_test}"
     )
-    click.echo("\n# a drawn configuration")
+    click.echo("\n# a sampled configuration")
     write_yaml(file.experiment_with(cost.params).plain(), sys.stdout)

@@ -12,24 +12,30 @@ from narrowcast.cli.terminal import FOLDER, console
 
 @click.command()
 @click.argument("run_name", metavar="RUN", shell_complete=names_of_runs)
-@click.option("--rounds", type=click.IntRange(min=0), default=3, show_default=True, help="Rounds to repeat from each.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Rounds to repeat from the start and from each checkpoint.",
+)
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 def verify(run_name: str, rounds: int, output: Path) -> None:
-    """Check that the files of RUN are whole and agree, and that its rounds, repeated, give the same results.
+    """Check that the files of RUN are complete and consistent, and that repeated rounds give the same results.
 
     \b
-    narrowcast verify scolr-ml100k                 a run of the folder runs
+    narrowcast verify scolr-ml100k                 a run in the folder runs
     narrowcast verify backup/scolr-ml100k          the folder of a run
-    narrowcast verify scolr-ml100k --rounds 0      files only, no round is repeated
+    narrowcast verify scolr-ml100k --rounds 0      check the files only
 
-    Checked are the checksums of the journal, each of which covers all lines before it; the sha256 of each checkpoint;
-    the tables, result.json and model.safetensors against the journal and the last checkpoint. Rounds are repeated
-    in this process, from the start and from each checkpoint that was kept, and every number is compared with the
-    journal: bits, simulated seconds, losses and metrics of the rounds and of their clients.
+    The command checks the checksums of the journal, each of which covers all lines before it, the sha256 of each
+    checkpoint, and that the tables, result.json and model.safetensors agree with the journal and the last checkpoint.
+    It repeats rounds in this process, from the start and from each checkpoint that was kept, and compares every number
+    with the journal: bits, simulated seconds, losses and metrics of the rounds and of their clients.
 
-    Checksums show damage. They do not show a forgery, whose checksums would be right too: repeated rounds do. Nothing
-    is written. Repeat rounds on the kind of processor that the run had: others may round sums differently. A run
-    that is not finished can be verified while no process is at work on it. Status 1 if a check fails.
+    Checksums detect damage, but not a forgery with valid checksums; repeated rounds do. Nothing is written. Repeat
+    rounds on the same kind of processor as that of the run, since others may round sums differently. An unfinished run
+    can be verified while no process works on it. The exit status is 1 if a check fails.
     """  # noqa: D301 - click wants the character
     from rich.table import Table
     from rich.text import Text
