@@ -115,7 +115,7 @@ def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs",
     Args:
         runs: results, names of runs in `output`, or folders of runs.
         output: folder of all runs.
-        by_seed: take runs that differ in their seeds alone together, as means with standard deviations.
+        by_seed: group runs that differ only in their seeds, as means with standard deviations.
 
     """
     from narrowcast.runs.comparison import Comparison
@@ -133,7 +133,7 @@ def tune(
     storage: str | None = None,
     output: str | Path = "runs",
 ) -> StudyResult:
-    """Tune an experiment's hyperparameters and return what the study found.
+    """Tune an experiment's hyperparameters and return the result of the study.
 
     Args:
         study: the name of a packaged study, or the path of a YAML file.
@@ -172,8 +172,8 @@ def submit(
 ) -> ClusterJob:
     """Submit an experiment or a study to a Ray cluster and return its job, without waiting for it.
 
-    Submitting the same again joins the job while it runs, and resumes it from its last checkpoint if it failed or was
-    stopped.
+    Submitting the same request again follows the job while it runs, and resumes it from its last checkpoint if it
+    failed or was stopped.
 
     Args:
         source: an experiment, or the name or path of a study.
@@ -182,7 +182,7 @@ def submit(
         name: the name of the job and of its run; by default from the configuration.
         output: folder of all runs on the cluster.
         environment: variables for the job; everybody on the cluster can read them.
-        send_package: send this version of narrowcast along, if the cluster has none or another one.
+        send_package: upload this version of narrowcast, if the cluster has none or another one.
 
     Raises:
         UserError: bad input, or a cluster that cannot run it; nothing was submitted.

@@ -29,7 +29,7 @@ LEVEL = 0.003
 
 @dataclass(frozen=True)
 class Comparison:
-    """Finished runs, in the order given. With `by_seed`, those that differ in their seeds alone form one group."""
+    """Finished runs, in the order given. With `by_seed`, runs that differ only in their seeds form one group."""
 
     runs: tuple[Result, ...]
     by_seed: bool = True
