@@ -1,8 +1,8 @@
 """The catalog of the package: kind -> class, for every registry.
 
-A kind is added by its file and its line here; the laws of its registry then apply to it. Registries of fields in lower
-rooms (codec stages, the radio's parts, availability, schedules, secure schemes, rank policies, partitions) are defined
-beside these fields and listed here.
+A kind is added by its file and its line here; the laws of its registry then apply to it. Registries of fields of
+other packages (codec stages, the radio's parts, server optimizers, availability, schedules, secure schemes, rank
+policies, partitions) are defined with these fields and listed here.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.algorithms.codecs.stages import STAGES as CODECS
 from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo
 from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
+from narrowcast.algorithms.federated.afl import AFL
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.median import Median
+from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
@@ -63,6 +68,10 @@ ALGORITHMS = Registry(
         "fedavg": FedAvg,
         "fedprox": FedProx,
         "scaffold": Scaffold,
+        "fednova": FedNova,
+        "feddyn": FedDyn,
+        "qffl": QFFL,
+        "afl": AFL,
         "median": Median,
         "fedmf": FedMF,
         "fedpara": FedPara,
@@ -121,7 +130,7 @@ REGISTRIES: Mapping[str, Registry] = {
     for each in (
         *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, LOSSES, METRICS, TRAININGS, FLEETS),
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),
-        *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES),
+        *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS),
     )
 }
 """All but those of studies, which `tuning` has: samplers and pruners."""

@@ -123,6 +123,20 @@ class Recorder:
         return sent
 
 
+def test_clients_with_more_examples_are_drawn_more_often() -> None:
+    plan, examples = Plan(sampling="by_examples", clients_per_round=2), np.array([0, 1, 1, 2, 4])
+    cohorts = [sample_cohort(plan, np.arange(5), each, None, examples) for each in range(1, 8001)]
+    assert all(len(set(cohort.tolist())) == 2 for cohort in cohorts)
+    shares = np.bincount(np.concatenate(cohorts), minlength=5) / 8000
+    # Without replacement: first w_u, then w_u / (1 - w_v) after v.
+    first = examples / examples.sum()
+    then = [sum(first[v] * first[u] / (1 - first[v]) for v in range(5) if v != u) for u in range(5)]
+    assert np.abs(shares - first - then).max() < 0.02
+    free = np.array([True, True, False, False, True])
+    assert {*sample_cohort(plan, np.arange(5), 1, free, examples).tolist()} == {1, 4}
+    assert sample_cohort(plan, np.arange(5), 1, np.array([True, *[False] * 4]), examples).tolist() == []
+
+
 @by_kind
 @pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
 def test_catch_up_charges_the_missed_rounds_or_the_whole_model(algorithm: Algorithm, sampling: str) -> None:

@@ -94,7 +94,8 @@ def next_clients(live: LiveState, state: AsyncState, count: int, now: float) -> 
     if plan.sampling == "round_robin":
         return np.sort(next_in(live.rotation, state.dispatched, count, free))
     of_this_version = int((state.in_flight.version == live.round_index).sum())
-    return np.sort(drawn_from(free, count, generator(plan.seed, "cohort", step, of_this_version), n_clients))
+    weights = live.run.task.data.examples if plan.sampling == "by_examples" else None
+    return np.sort(drawn_from(free, count, generator(plan.seed, "cohort", step, of_this_version), n_clients, weights))
 
 
 def depart(live: LiveState, broadcast: Broadcast, clients: IntArray, now: float) -> InFlight:

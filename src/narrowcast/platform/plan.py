@@ -47,7 +47,9 @@ class Plan(BaseModel):
         60, ge=1, description="number of clients sampled per round; all of them if there are fewer"
     )
     sampling: Sampling = Field(
-        "round_robin", description="client sampling: a shuffled rotation, or an independent draw in each round"
+        "round_robin",
+        description="client sampling: a shuffled rotation, or an independent draw in each round, of equal "
+        "probabilities or by the clients' numbers of examples",
     )
     availability: AnyAvailability = Field(Always(), description="when clients can be sampled")
     over_selection: float = Field(

@@ -23,7 +23,7 @@ def open_round(live: LiveState) -> OpenRound:
     run, round_index = live.run, live.round_index + 1
     n_clients = run.task.data.n_clients
     free = run.plan.availability.free(n_clients, run.plan.seed, round_index, live.simulated_seconds)
-    cohort = np.sort(sample_cohort(run.plan, live.rotation, round_index, free))
+    cohort = np.sort(sample_cohort(run.plan, live.rotation, round_index, free, run.task.data.examples))
     link_allocation = allocate_links(run, cohort, round_index)
     broadcast = run.algorithm.broadcast(live.server, run.task, round_index)
     downlink_bits, renewed_bits = download_bits(live, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
@@ -44,12 +44,22 @@ def open_round(live: LiveState) -> OpenRound:
     return replace(opened, chunks=chunks)
 
 
-def sample_cohort(plan: Plan, rotation: IntArray, round_index: int, free: BoolArray | None = None) -> IntArray:
-    """Return the distinct clients of a round: the next in the rotation, or a fresh draw, among those that are free."""
+def sample_cohort(
+    plan: Plan,
+    rotation: IntArray,
+    round_index: int,
+    free: BoolArray | None = None,
+    examples: IntArray | None = None,
+) -> IntArray:
+    """Return the distinct clients of a round: the next in the rotation, or a fresh draw, among those that are free.
+
+    `examples` [U] are the weights of a draw by examples.
+    """
     size = cohort_size(plan.clients_per_round, plan.over_selection, len(rotation))
-    if plan.sampling == "uniform":
-        return drawn_from(free, size, generator(plan.seed, "cohort", round_index), len(rotation))
-    return next_in(rotation, (round_index - 1) * size, size, free)
+    if plan.sampling == "round_robin":
+        return next_in(rotation, (round_index - 1) * size, size, free)
+    weights = examples if plan.sampling == "by_examples" else None
+    return drawn_from(free, size, generator(plan.seed, "cohort", round_index), len(rotation), weights)
 
 
 def allocate_links(run: Run, cohort: IntArray, round_index: int) -> LinkAllocation:

@@ -10,14 +10,12 @@ import numpy as np
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import BoolArray, IntArray
 
-Sampling = Literal["round_robin", "uniform"]
+Sampling = Literal["round_robin", "uniform", "by_examples"]
 
 
 def rotation_of(sampling: Sampling, seed: int, n_clients: int) -> IntArray:
     """Return the order in which round robin visits the clients, [U]."""
-    if sampling == "uniform":
-        return np.arange(n_clients)
-    return generator(seed, "cohort").permutation(n_clients)
+    return generator(seed, "cohort").permutation(n_clients) if sampling == "round_robin" else np.arange(n_clients)
 
 
 def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -> int:
@@ -31,9 +29,19 @@ def next_in(order: IntArray, first: int, size: int, free: BoolArray | None) -> I
     return order[turn] if free is None else order[turn][free[order[turn]]][:size]
 
 
-def drawn_from(free: BoolArray | None, size: int, draw: np.random.Generator, n_clients: int) -> IntArray:
-    """Draw `size` of the clients that are `free` [U], each set equally likely; all of them if there are fewer."""
-    if free is None:
+def drawn_from(
+    free: BoolArray | None, size: int, draw: np.random.Generator, n_clients: int, weights: IntArray | None = None
+) -> IntArray:
+    """Draw `size` of the clients that are `free` [U] without replacement; all of them if there are fewer.
+
+    Each set is equally likely, or each next client is drawn by the `weights` [U] of those that are left.
+    """
+    if free is None and weights is None:
         return draw.choice(n_clients, size, replace=False)
-    clients = np.flatnonzero(free)
-    return clients[draw.choice(len(clients), min(size, len(clients)), replace=False)] if len(clients) else clients
+    clients = np.arange(n_clients) if free is None else np.flatnonzero(free)
+    if weights is not None:
+        clients = clients[weights[clients] > 0]
+    if not len(clients):
+        return clients
+    shares = None if weights is None else weights[clients] / weights[clients].sum()
+    return clients[draw.choice(len(clients), min(size, len(clients)), replace=False, p=shares)]

@@ -16,6 +16,7 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "training.shared_negatives": False,
     "training.item_weight_decay": None,
     "algorithm.download": None,
+    "algorithm.server_optimizer": None,
     "data.predict": "last",
     "model.loss": None,
     "model.metrics": None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +18,11 @@ from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
-from narrowcast.platform.contracts import Algorithm, Split, Task
+from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.models.networks import CNN, MLP
-from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates, PayloadError, Profiles
+from narrowcast.platform.types import Chunk, LocalTerms, PayloadError
+from quadratics import quadratics
 
 COUNTS = [21, 8, 40, 3, 17, 8, 12, 30]
 EVERYTHING = BandwidthRank(upload_seconds=1e9)
@@ -195,56 +193,6 @@ def test_the_drift_of_untouched_rows_is_that_of_every_step() -> None:
     for client in range(6):
         drift = moved.changes[ITEM_FACTORS][client][untouched[client]]
         assert np.allclose(drift, -task.training.learning_rate * plain.steps[client], rtol=1e-6)
-
-
-@dataclass(frozen=True)
-class Quadratics:
-    """Losses 1/2 (x - b_u)' A_u (x - b_u), descended by full gradients in float64: data, model and training."""
-
-    curvatures: np.ndarray
-    centres: np.ndarray
-    learning_rate: float
-    local_steps: int
-    kind: str = "quadratics"
-
-    @property
-    def n_clients(self) -> int:
-        return len(self.centres)
-
-    @property
-    def examples(self) -> np.ndarray:
-        return np.ones(self.n_clients, dtype=np.int64)
-
-    def init_server(self, data: Any, seed: int) -> Arrays:
-        return {"x": np.zeros(self.centres.shape[1])}
-
-    def init_clients(self, data: Any, seed: int) -> Arrays:
-        return {}
-
-    def check(self, data: Any) -> None: ...
-
-    def evaluate(self, server: Arrays, clients: Arrays, data: Any, split: Split) -> Mapping[str, float]:
-        return {}
-
-    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
-        y = np.repeat(server["x"][None], len(chunk.clients), axis=0)
-        curvatures, centres = self.curvatures[chunk.clients], self.centres[chunk.clients]
-        for _ in range(self.local_steps):
-            gradient = curvatures * (y - centres)
-            if terms.correction is not None:
-                gradient = gradient + terms.correction["x"]
-            y = y - self.learning_rate * (gradient + terms.proximal * (y - server["x"]))
-        steps = np.full(len(chunk.clients), self.local_steps)
-        return LocalUpdates({"x": y - server["x"]}, {}, np.zeros(len(steps)), steps, steps)
-
-
-def quadratics() -> tuple[Task, np.ndarray]:
-    random = np.random.default_rng(1)
-    problem = Quadratics(random.uniform(0.2, 2.0, (6, 3)), random.normal(0, 3, (6, 3)), 0.1, 10)
-    ones = np.ones(6)
-    profiles = Profiles(np.arange(6), problem.examples, ones, ones, ones)
-    minimiser = (problem.curvatures * problem.centres).sum(axis=0) / problem.curvatures.sum(axis=0)
-    return Task(problem, profiles, problem, problem, 0, PrivateSeed.derived(0)), minimiser
 
 
 def test_scaffold_reaches_the_minimiser_of_quadratics_where_fedavg_is_biased() -> None:

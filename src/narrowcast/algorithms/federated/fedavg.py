@@ -7,14 +7,21 @@ Algorithm 1. Letters: x the server's model, y_u client u's after its local steps
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.coded_download import DOWNLOAD, Download, SizesDownloads
+from narrowcast.algorithms.federated.coded_download import Download, SizesDownloads
+from narrowcast.algorithms.federated.server_optimizer import (
+    SERVER_OPTIMIZERS,
+    ServerOptimizer,
+    initial_slots,
+    optimizer_step,
+)
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
-from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all
+from narrowcast.algorithms.federated.whole_model import WholeModel, broadcast_all, model_of
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, WEIGHT, TensorSum, Weights, add_up, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
@@ -26,10 +33,14 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, Lo
 class Averaging(SizesDownloads, WholeModel):
     """x += server_learning_rate * sum w_u (y_u - x) / sum w_u over the clients that delivered; w_u is n_u, or 1.
 
-    FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds.
+    With a `server_optimizer` that mean is its pseudo-gradient: FedAvgM, FedAdam, FedYogi and FedAdagrad are fields of
+    these algorithms. FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds.
     """
 
     weights: Weights = "examples"
+    server_optimizer: Annotated[ServerOptimizer, SERVER_OPTIMIZERS] | None = Field(
+        None, description="optimizer of the server's step, with server_learning_rate; null: add the mean change"
+    )
     download: Download = None
 
     def check(self, task: Task) -> None:
@@ -41,38 +52,46 @@ class Averaging(SizesDownloads, WholeModel):
             )
 
     def init(self, task: Task) -> Arrays:
-        """Return x, and what downloads on a grid need."""
+        """Return x, the server optimizer's slots, and what downloads on a grid need."""
         model = self.parameters(task)
-        return model if self.download is None else {**model, **self.download.init(model)}
+        slots = {} if self.server_optimizer is None else initial_slots(self.server_optimizer, model)
+        return {**model, **slots, **({} if self.download is None else self.download.init(model))}
 
     # Server half
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send x to every client of the round, or x on a grid."""
-        if self.download is None:
-            return broadcast_all(server)
-        return self.download.broadcast(DOWNLOAD.without(server), server, task, round_index)
+        model = model_of(server)
+        return (
+            broadcast_all(model) if self.download is None else self.download.broadcast(model, server, task, round_index)
+        )
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Return x plus the weighted mean of the clients' changes, at the server's learning rate."""
-        sums, rate, model = TensorSum.of(total), self.server_learning_rate, DOWNLOAD.without(server)
+        """Return x after the server's step along the weighted mean of the clients' changes."""
+        return self.moved(server, broadcast, TensorSum.of(total).means())
+
+    def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
+        """Return the server state after a step along `changes`, at the server's learning rate."""
+        rate, model = self.server_learning_rate, model_of(server)
         held = {} if self.download is None else self.download.kept(model, server, broadcast)
-        return {**{name: values + rate * sums.mean(name) for name, values in model.items()}, **held}
+        if self.server_optimizer is not None:
+            return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **held}
+        return {**{name: values + rate * changes[name] for name, values in model.items()}, **held}
 
     def final(self, server: Arrays) -> Arrays:
         """Return x."""
-        return DOWNLOAD.without(server)
+        return model_of(server)
 
-    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
         """Return a partial sum with its changes times `factor`, and their weight unchanged."""
         tensors = {name: values * factor for name, values in TENSORS.of(partial).items()}
         return {**partial, **TENSORS.add(tensors)}
 
-    def sum_layout(self, task: Task, cohort: int) -> SumLayout:
+    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
         """Return one group: all tensors that clients train, and the weight that they are multiplied by."""
         tensors = {TENSORS.name(name): np.asarray(values) for name, values in self.parameters(task).items()}
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -92,7 +111,7 @@ class Averaging(SizesDownloads, WholeModel):
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Train the whole model from x."""
-        return LocalCall(DOWNLOAD.without(broadcast), chunk, task, self.terms(chunk, task))
+        return LocalCall(model_of(broadcast), chunk, task, self.terms(chunk, task))
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x, and add up w_u (y_u - x)."""

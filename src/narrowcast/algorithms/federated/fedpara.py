@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from narrowcast.algorithms.federated.coded_download import DOWNLOAD
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.hadamard import factorise, products, products_of_arrays
+from narrowcast.algorithms.federated.whole_model import model_of
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork
@@ -60,7 +60,7 @@ class FedPara(Averaging):
 
     def final(self, server: Arrays) -> Arrays:
         """Return the model's parameters: the products of the factors."""
-        return products_of_arrays(DOWNLOAD.without(server))
+        return products_of_arrays(model_of(server))
 
 
 def _rebuild(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[str, Any]:

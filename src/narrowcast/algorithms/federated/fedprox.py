@@ -16,15 +16,9 @@ from narrowcast.platform.seeds import uniform_below, uniform_unit
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
 
 
-class FedProx(Averaging):
-    """Local steps descend F_u(y) + mu/2 ||y - x||^2; a share of the clients trains 1 to E epochs and still counts.
+class Proximal(Averaging):
+    """Averaging with a proximal term, some of whose clients do part of the epochs."""
 
-    Differs from the paper: 1. clients are weighted by examples and sampled without weights, where the paper samples
-    them by weight and averages equally (`weights: equal` does the latter). 2. stragglers are drawn client by client
-    with probability `partial_share`, where the authors' code draws a fixed number in each round.
-    """
-
-    kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(0.01, ge=0, description="weight of the proximal term")
     partial_share: float = Field(0.0, ge=0, le=1, description="share of the clients that do part of the epochs")
 
@@ -41,3 +35,14 @@ class FedProx(Averaging):
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C]; None if some clients do part of the epochs, or with a codec."""
         return None if self.partial_share else super().upload_bits(broadcast, task, clients)
+
+
+class FedProx(Proximal):
+    """Local steps descend F_u(y) + mu/2 ||y - x||^2; a share of the clients trains 1 to E epochs and still counts.
+
+    Differs from the paper: 1. clients are weighted by examples and sampled without weights, where the paper samples
+    them by weight and averages equally (`weights: equal` does the latter). 2. stragglers are drawn client by client
+    with probability `partial_share`, where the authors' code draws a fixed number in each round.
+    """
+
+    kind: Literal["fedprox"] = "fedprox"

@@ -13,6 +13,7 @@ from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.coded_download import DOWNLOAD
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
+from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
 from narrowcast.algorithms.uploads.client_loop import init_codec_state
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
@@ -72,11 +73,16 @@ class WholeModel(LocalThenUpload):
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], which is that of the broadcast; None with a codec."""
-        return None if self.codec else float32_bits(DOWNLOAD.without(broadcast), task, clients)
+        return None if self.codec else float32_bits(model_of(broadcast), task, clients)
 
     def final(self, server: Arrays) -> Arrays:
         """Return the model's parameters."""
         return server
+
+
+def model_of(arrays: Arrays) -> Arrays:
+    """Return what clients train: a server state or a broadcast without what downloads and server optimizers keep."""
+    return OPTIMIZER.without(DOWNLOAD.without(arrays))
 
 
 def broadcast_all(server: Arrays) -> Broadcast:

@@ -14,6 +14,7 @@ from pydantic import Field
 from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray
 
 Weights = Annotated[Literal["examples", "equal"], Field(description="weights of the clients in the mean")]
@@ -29,6 +30,12 @@ is then sent and paid for). `per_component_mean`: for each entry of A, the numbe
 the row, so that low ranks do not shrink the mean. `weighted`: sum N_u A_u / sum N_u over the cohort, Algorithm 1 of
 Nguyen et al., WWW 2024.
 """
+
+
+def refuse_weights(kind: str, weights: Weights) -> None:
+    """Raise `UserError` for an algorithm that defines the clients' weights itself."""
+    if weights != "equal":
+        raise UserError(f"algorithm.weights = {weights}: {kind} has weights of its own; leave weights out")
 
 
 def tensor_weights(weights: Weights, task: Task, chunk: Chunk, delivered: BoolArray) -> FloatArray:
@@ -157,3 +164,7 @@ class TensorSum:
     def mean(self, name: str) -> NDArray[Any]:
         """Return the weighted mean of one tensor; 0 if no client delivered."""
         return np.asarray(self.tensors[name]) / (float(self.weight) or 1.0)
+
+    def means(self) -> dict[str, NDArray[Any]]:
+        """Return the weighted mean of every tensor."""
+        return {name: self.mean(name) for name in self.tensors}

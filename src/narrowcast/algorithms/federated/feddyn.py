@@ -1,0 +1,100 @@
+"""FedDyn: local losses with a linear and a quadratic term that change with the rounds, so that local minima agree.
+
+Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 (arXiv:2111.04263), Algorithm 1.
+Letters: x the server's model, y_u client u's, g_u the gradient of its loss at its last model, h the mean of all g_u.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.fedavg import Averaging
+from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
+from narrowcast.algorithms.uploads.client_loop import chunk_result, of_clients
+from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights, tensor_weights
+from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL, PrefixedArrays
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
+
+_H = PrefixedArrays(OPTIMIZER.name("h/"))
+_CLIENTS = OPTIMIZER.name("clients")
+
+
+class FedDyn(Averaging):
+    """Clients descend F_u(y) - <g_u, y> + alpha/2 |y - x|^2 and set g_u -= alpha (y_u - x).
+
+    The server sets h -= alpha / U * sum (y_u - x) over the clients that delivered, and x = mean y_u - h / alpha. A
+    client sends and receives what FedAvg's does; g_u stays on the client and h on the server.
+
+    Differs from the paper: 1. local SGD for the given epochs in place of a minimiser, as in the authors' code. 2. all
+    clients have the same alpha; the authors' code divides it by a client's share of the examples. 3. g_u moves by what
+    the server decodes of the client's change, and a client whose upload is lost keeps its g_u, so that h stays the mean
+    of all g_u. 4. `server_learning_rate` scales the mean change.
+    """
+
+    kind: Literal["feddyn"] = "feddyn"
+    alpha: float = Field(0.01, gt=0, description="weight of the quadratic term")
+    weights: Weights = "equal"
+    server_optimizer: None = Field(None, description="none: h is the memory of the server's step")
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for other weights than those of the paper."""
+        super().check(task)
+        refuse_weights(self.kind, self.weights)
+
+    def init(self, task: Task) -> Arrays:
+        """Return x, h = 0 and the number of clients U."""
+        model = self.parameters(task)
+        zeros = {name: np.zeros_like(values) for name, values in model.items()}
+        return {**super().init(task), **_H.add(zeros), _CLIENTS: np.array(task.data.n_clients)}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters, g_u = 0, and the codec's state."""
+        gradients = {
+            name: np.broadcast_to(np.zeros((), values.dtype), (task.data.n_clients, *values.shape))
+            for name, values in self.parameters(task).items()
+        }
+        return {**super().init_clients(task), **CONTROL.add(gradients)}
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Return the state with the next h, and x = mean y_u - h / alpha."""
+        sums, clients, h = TensorSum.of(total), int(server[_CLIENTS]), _H.of(server)
+        scale = self.alpha * float(sums.weight) / clients
+        h = {name: _like(values, values - scale * sums.mean(name)) for name, values in h.items()}
+        moved = self.moved(server, broadcast, sums.means())
+        if not float(sums.weight):  # a round without deliveries moves nothing
+            return {**moved, **_H.add(h), _CLIENTS: server[_CLIENTS]}
+        x = {name: _like(values, moved[name] - values / self.alpha) for name, values in h.items()}
+        return {**moved, **x, **_H.add(h), _CLIENTS: server[_CLIENTS]}
+
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
+        """Return None: h would no longer be the mean of the clients' g_u."""
+        del partial, factor
+
+    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
+        """Return the linear and the quadratic term."""
+        del task
+        return LocalTerms(self.alpha, {name: -values for name, values in CONTROL.of(chunk.state).items()})
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send y_u - x, and move g_u by it as the server decodes it."""
+        del broadcast
+        received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
+        weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
+        state = {
+            CONTROL.name(name): of_clients(
+                uploads.delivered, _like(before, before - self.alpha * received[name]), before
+            )
+            for name, before in CONTROL.of(chunk.state).items()
+        }
+        return chunk_result(chunk, updates, uploads, TensorSum.weighted(received, weight).arrays(), state=state)
+
+
+def _like(before: Any, values: Any) -> Any:
+    """Return values in the precision that the array had before."""
+    return np.asarray(values, dtype=before.dtype)

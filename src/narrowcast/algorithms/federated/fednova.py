@@ -1,0 +1,86 @@
+"""FedNova: changes normalised by each client's local steps, so that clients with more steps do not bias the model.
+
+Reference: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
+2020 (arXiv:2007.07481), equation 11. Letters: x the server's model, y_u client u's, tau_u its local steps, a_u the
+vector of the factors that its gradients have in y_u - x, p_u = w_u / sum w_u.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.fedprox import Proximal
+from narrowcast.algorithms.federated.sum_layout import SumLayout
+from narrowcast.algorithms.uploads.client_loop import chunk_result
+from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS, before_number, with_number
+from narrowcast.algorithms.uploads.partial_sums import TensorSum, tensor_weights
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
+
+_STEPS = "steps"
+
+
+class FedNova(Proximal):
+    """x += server_learning_rate * (sum p_u |a_u|) * sum p_u (y_u - x) / |a_u|, with |a_u| the sum of a_u's entries.
+
+    |a_u| is tau_u for plain SGD; local momentum and the proximal term `mu` have the factors of their own recursion,
+    sections 4.1 and 4.2. Clients take different numbers of steps if they have different numbers of examples, part of
+    the epochs (`partial_share`), or little time. A client sends its number of steps, 32 bits, with its change.
+
+    Differs from the paper: 1. weight decay counts as part of the loss; gradient clipping has no factors and is refused.
+    """
+
+    kind: Literal["fednova"] = "fednova"
+    mu: float = Field(0.0, ge=0, description="weight of the proximal term")
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` if the local steps are not linear in the gradients."""
+        super().check(task)
+        if getattr(task.training, "clip_norm", None) is not None:
+            raise UserError(
+                "algorithm.kind = fednova needs local steps that are linear in the gradients; leave out "
+                "training.clip_norm"
+            )
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+        """Return x after the server's step along the mean normalised change times the mean number of steps."""
+        sums = TensorSum.of({name: values for name, values in total.items() if name != _STEPS})
+        steps = float(total[_STEPS]) / (float(sums.weight) or 1.0)
+        return self.moved(server, broadcast, {name: steps * mean for name, mean in sums.means().items()})
+
+    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
+        """Return None: the server needs the steps of the clients that delivered besides a sum of weighted changes."""
+        del task, cohort
+        return None
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the size of each client's upload, [C], with its steps; None if only the training can tell."""
+        bits = super().upload_bits(broadcast, task, clients)
+        return None if bits is None else np.where(bits > 0, bits + NUMBER_BITS, 0)
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send y_u - x and tau_u, and add up w_u (y_u - x) / |a_u| and w_u |a_u|."""
+        del broadcast
+        received, uploads = send_tensors(before_number(chunk), task, updates, tensor_coding(Codec(self.codec)))
+        weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
+        norms = self._norms(task, updates.steps)
+        total = TensorSum.weighted(received, weight / norms)
+        partial = {**replace(total, weight=np.array(weight.sum())).arrays(), _STEPS: np.array((weight * norms).sum())}
+        return chunk_result(chunk, updates, with_number(uploads), partial)
+
+    def _norms(self, task: Task, steps: IntArray) -> FloatArray:
+        """Return |a_u| of each client, [C]: the change that a gradient of 1 in every step makes, in learning rates."""
+        momentum = getattr(task.training, "momentum", 0.0)
+        pull = self.mu * task.training.learning_rate
+        norms, velocity = [0.0], 0.0
+        for _ in range(int(steps.max(initial=0))):
+            velocity = momentum * velocity + 1 - pull * norms[-1]
+            norms.append(norms[-1] + velocity)
+        return np.array(norms)[np.maximum(steps, 1)] if len(norms) > 1 else np.ones(len(steps))
