@@ -42,7 +42,11 @@ def fetch_data(name: str) -> None:
 @click.argument("named", metavar="EXPERIMENT|KIND|PATH")
 @click.argument("overrides", nargs=-1, metavar="[DATA.B=VALUE]...")
 @click.option("--output", type=FOLDER, help="Folder of the figures and tables; ./partition-NAME by default.")
-@click.option("--every-partition", is_flag=True, help="Draw each partition that the data set can have.")
+@click.option(
+    "--every-partition",
+    is_flag=True,
+    help="Draw each partition that the data can have, and all in one figure.",
+)
 def show_data(named: str, overrides: tuple[str, ...], output: Path | None, every_partition: bool) -> None:
     """Print the sizes of a data set, and draw its partition across clients: labels and sizes.
 
@@ -50,7 +54,7 @@ def show_data(named: str, overrides: tuple[str, ...], output: Path | None, every
     at PATH: .csv, .parquet, .npz, images, or a Hugging Face data set. Values are set as for a run:
     narrowcast data show digits data.partition=dirichlet data.partition.alpha=0.1
     """
-    from narrowcast.platform.tracking.partition_report import write_partition
+    from narrowcast.platform.tracking.partition_report import write_overview, write_partition
     from narrowcast.runs.data_section import data_source, described, each_partition
 
     source = data_source(named, overrides)
@@ -60,7 +64,9 @@ def show_data(named: str, overrides: tuple[str, ...], output: Path | None, every
         table.add_row(name, escape(value))
     console().print(table)
     folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))
-    figures = [("", loaded)] if not every_partition else each_partition(source, click.echo)
-    for kind, partitioned in figures:
+    partitions = list(each_partition(source, click.echo)) if every_partition else [("", loaded)]
+    for kind, partitioned in partitions:
         _, figure = write_partition(partitioned, folder / kind)
         click.echo(f"figure  {figure}")
+    if every_partition:
+        click.echo(f"figure  {write_overview(partitions, folder)}  (all of them)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
@@ -14,17 +15,17 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.disk import disk, make_folders
-from narrowcast.platform.tracking.run_plots import BLUE, log_axis, new_figure
+from narrowcast.platform.tracking.run_plots import BLUE, add_panels, empty_figure, log_axis, new_figure
 from narrowcast.platform.types import IntArray
 
-TABLE, FIGURE = "partition.parquet", "partition.png"
+TABLE, FIGURE, OVERVIEW = "partition.parquet", "partition.png", "partitions.png"
 MOST_ROWS, MOST_CELLS = 1000, 100_000
 """Above either limit the table is a summary; a cell is a client's count of one class."""
 _MOST_BARS, _MOST_COLOURS, _MOST_BINS = 50, 20, 40
@@ -37,6 +38,13 @@ def write_partition(data: Dataset, folder: Path) -> list[Path]:
     disk().fill(folder / TABLE, partial(pq.write_table, partition_table(data), compression="zstd"))
     disk().fill(folder / FIGURE, partial(partition_figure(data).savefig, dpi=150))
     return [folder / TABLE, folder / FIGURE]
+
+
+def write_overview(partitions: Sequence[tuple[str, Dataset]], folder: Path) -> Path:
+    """Write `partitions.png`, the figures of several partitions of one data set in one, and return its path."""
+    make_folders(folder)
+    disk().fill(folder / OVERVIEW, partial(overview_figure(partitions).savefig, dpi=110))
+    return folder / OVERVIEW
 
 
 def partition_table(data: Dataset) -> pa.Table:
@@ -64,8 +72,29 @@ def partition_table(data: Dataset) -> pa.Table:
 def partition_figure(data: Dataset) -> Figure:
     """Return a figure of what the clients have and how much: classes, numbers to predict, or interactions per item."""
     title = f"{data.name}: {data.n_clients:,} clients, {int(data.examples.sum()):,} training examples"
-    with_targets = has_classes(data) or isinstance(data, Interactions) or _has_numbers(data)
-    figure, panels = new_figure(title, panels=2 if with_targets else 1)
+    figure, panels = new_figure(title, panels=_n_panels(data))
+    _draw(figure, panels, data)
+    return figure
+
+
+def overview_figure(partitions: Sequence[tuple[str, Dataset]]) -> Figure:
+    """Return the panels of `partition_figure` for several partitions of one data set, a row for each."""
+    data = partitions[0][1]
+    columns, rows = _n_panels(data), len(partitions)
+    title = f"{data.name}: partitions over {data.n_clients:,} clients"
+    figure = empty_figure(title, 5.25 * columns, 0.5 + 2.6 * rows)
+    for place, (kind, partitioned) in zip(figure.subfigures(rows, 1, squeeze=False)[:, 0], partitions, strict=True):
+        place.suptitle(kind, fontsize=10, fontweight="bold", x=0.02, ha="left")
+        _draw(place, add_panels(place, 1, columns), partitioned)
+    return figure
+
+
+def _n_panels(data: Dataset) -> int:
+    return 2 if has_classes(data) or isinstance(data, Interactions) or _has_numbers(data) else 1
+
+
+def _draw(figure: Figure | SubFigure, panels: Sequence[Axes], data: Dataset) -> None:
+    """Draw the targets of the clients, if there is a picture of them, and their numbers of examples."""
     if has_classes(data):
         if data.n_clients <= _MOST_BARS and data.n_classes <= _MOST_COLOURS:
             _draw_bars(figure, panels[0], class_counts(data))
@@ -78,7 +107,6 @@ def partition_figure(data: Dataset) -> Figure:
     elif _has_numbers(data):
         _draw_numbers(panels[0], data)
     _draw_sizes(panels[-1], data.examples)
-    return figure
 
 
 def has_classes(data: Dataset) -> TypeGuard[Samples]:
@@ -117,7 +145,7 @@ def _summary(measure: str, values: IntArray) -> dict[str, str | float | int]:
     }
 
 
-def _draw_bars(figure: Figure, axes: Axes, counts: IntArray) -> None:
+def _draw_bars(figure: Figure | SubFigure, axes: Axes, counts: IntArray) -> None:
     """Draw a stacked bar per client."""
     n_clients, n_classes = counts.shape
     colours = _class_colours(n_classes)
@@ -136,7 +164,7 @@ def _draw_bars(figure: Figure, axes: Axes, counts: IntArray) -> None:
     bar.outline.set_visible(False)
 
 
-def _draw_map(figure: Figure, axes: Axes, counts: IntArray) -> None:
+def _draw_map(figure: Figure | SubFigure, axes: Axes, counts: IntArray) -> None:
     """Draw a map of the share of each class in each client's examples; clients without examples are blank."""
     total = counts.sum(axis=1, keepdims=True)
     shares = np.divide(100 * counts, total, out=np.full(counts.shape, np.nan), where=total > 0)

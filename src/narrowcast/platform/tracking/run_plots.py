@@ -16,7 +16,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -207,16 +207,28 @@ def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
     """Return an Agg figure with panels side by side, four of them in two rows, each with a light grid."""
     rows = 2 if panels == 4 else 1
     columns = -(-panels // rows)
-    figure = NotebookFigure((7 if panels == 1 else 5.25 * columns, 4.5 if rows == 1 else 8))
+    figure = empty_figure(title, 7 if panels == 1 else 5.25 * columns, 4.5 if rows == 1 else 8)
+    return figure, add_panels(figure, rows, columns)[:panels]
+
+
+def empty_figure(title: str, width: float, height: float) -> Figure:
+    """Return an Agg figure of so many inches with a title and no panel."""
+    figure = NotebookFigure((width, height))
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.04))
     FigureCanvasAgg(figure)
-    figure.suptitle(textwrap.fill(title, 70 if columns == 1 else 60 * columns), fontsize=11, parse_math=False)
-    axes = [figure.add_subplot(rows, columns, 1 + panel) for panel in range(panels)]
+    characters = 70 if width <= 7 else int(60 / 5.25 * width)
+    figure.suptitle(textwrap.fill(title, characters), fontsize=11, parse_math=False)
+    return figure
+
+
+def add_panels(figure: Figure | SubFigure, rows: int, columns: int) -> list[Axes]:
+    """Return axes in rows and columns, each with a light grid."""
+    axes = [figure.add_subplot(rows, columns, 1 + place) for place in range(rows * columns)]
     for each in axes:
         each.grid(color="0.9", linewidth=0.6)
         each.set_axisbelow(True)
         each.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return axes
 
 
 def log_axis(axes: Axes, values: FloatArray, which: Literal["x", "y"] = "x") -> None:
