@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.shell_completion import BashComplete
 
@@ -121,6 +122,70 @@ def test_the_wrong_thing_for_a_command(
     monkeypatch.chdir(tmp_path)
     assert_refused(narrowcast(*words), phrase)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+OWN_METRICS = """
+from typing import Literal
+
+from narrowcast.platform.models.losses import Loss
+from narrowcast.platform.models.metrics import Accuracy
+
+
+class Words(Accuracy):
+    kind: Literal["words"] = "words"
+
+    def of_means(self, means):
+        return "good"
+
+
+class Percent(Accuracy):
+    kind: Literal["percent"] = "percent"
+
+    @property
+    def name(self):
+        return "top.1 (%)"
+
+
+class Lost(Loss):
+    kind: Literal["lost"] = "lost"
+
+    def per_sample(self, outputs, targets):
+        raise KeyError("missing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "phrase"),
+    [
+        ("data={kind: npz, path: scalar.npz}", "scalar.npz: x_train: features are a single number; give an array"),
+        ("data={kind: npz, path: one_class.npz}", "one_class.npz: x_train: all samples are of one class; there have"),
+        ("model.metrics=[own:Words]", "model.metrics: of_means of words returns no number of 1 means (could not"),
+        ("model.metrics=[own:Percent]", 'model.metrics: "top.1 (%)" should have only letters, digits'),
+        (
+            "model.loss=own:Lost",
+            "model.loss: lost does not take outputs [2, 10] and targets [2] of 2 samples ('missing",
+        ),
+    ],
+)
+def test_data_and_classes_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, phrase: str
+) -> None:
+    features, labels = np.zeros((9, 4), np.float32), np.zeros(9, np.int64)
+    np.savez(tmp_path / "scalar.npz", x_train=np.float32(1), y_train=labels)
+    np.savez(tmp_path / "one_class.npz", x_train=features, y_train=labels)
+    (tmp_path / "own.py").write_text(OWN_METRICS)
+    before = {path.name for path in tmp_path.iterdir()}
+    monkeypatch.chdir(tmp_path)
+    assert_refused(narrowcast("run", *DIGITS, "--output", "runs", setting), phrase)
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
+
+
+def test_a_figure_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert_refused(
+        narrowcast("data", "show", "digits", "--output", tmp_path / "file"),
+        f"cannot write to {tmp_path / 'file'} (File exists); give another folder with --output",
+    )
 
 
 def test_settings_without_effect_are_said(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"training.learning_rate": 1e38}, "the clients' training diverged; lower training.learning_rate (now 1e+38)"),
         ({"training.learning_rate": 1e-30}, "the global model is the one before round 1; raise training.learning_rate"),
         (
+            {"data.clients": 100_000},
+            "the clients have no training samples; use fewer of them (data.clients), or another",
+        ),
+        (
             {"algorithm": {"kind": "scolr"}, "radio": {"upload_seconds": 1e-9}},
             "no link carries the least payload of its client within radio.upload_seconds = 1e-09; raise that",
         ),
@@ -85,6 +89,7 @@ def test_causes_are_counted_and_the_most_common_is_explained() -> None:
         "late": [True, True, True, False],
         "uplink_bits": [8, 8, 8, 8],
         "loss": [1.0, 1.0, 1.0, float("nan")],
+        "examples": [9, 9, 9, 9],
         "seconds": [60.0, 30.0, 45.0, 3.0],
     }
     said = str(learning_check.nothing_used(experiment, [ledger]))

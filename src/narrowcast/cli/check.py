@@ -24,6 +24,7 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None) -> None:
     The module is searched for in the current directory and among installed packages. Built-in kinds, such as fedavg,
     can be tested too, with --kind. The exit status is 1 if a law fails.
     """  # noqa: D301 - click wants the character
+    from rich.markup import escape
     from rich.table import Table
 
     from narrowcast.laws.registries import verdicts
@@ -42,12 +43,12 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None) -> None:
     found = registry.resolve(spec, folders)
     value = validate(found, apply_overrides({}, fields, Defaults(found, folders)), spec)
     table = Table(title=f"{spec}: {registry.name}", box=None, title_justify="left")
-    table.add_column("law")
-    table.add_column("", no_wrap=True)
+    table.add_column("law", no_wrap=True)
+    table.add_column("", overflow="fold")
     failed = 0
     for verdict in verdicts(registry, value):
         failed += verdict.reason is not None
-        table.add_row(verdict.law, "ok" if verdict.reason is None else f"[red]failed[/]: {verdict.reason}")
+        table.add_row(verdict.law, "ok" if verdict.reason is None else f"[red]failed[/]: {escape(verdict.reason)}")
     console().print(table)
     if failed:
         raise RunFailed(f"{spec}: {failed} of {table.row_count} laws do not hold")

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from narrowcast.cli.terminal import FOLDER, console
+from narrowcast.platform.errors import UserError
 
 
 @click.group()
@@ -65,8 +66,11 @@ def show_data(named: str, overrides: tuple[str, ...], output: Path | None, every
     console().print(table)
     folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))
     partitions = list(each_partition(source, click.echo)) if every_partition else [("", loaded)]
-    for kind, partitioned in partitions:
-        _, figure = write_partition(partitioned, folder / kind)
+    try:
+        figures = [write_partition(partitioned, folder / kind)[1] for kind, partitioned in partitions]
+        if every_partition:
+            figures.append(write_overview(partitions, folder))
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}); give another folder with --output") from error
+    for figure in figures:
         click.echo(f"figure  {figure}")
-    if every_partition:
-        click.echo(f"figure  {write_overview(partitions, folder)}  (all of them)")

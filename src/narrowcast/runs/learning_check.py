@@ -23,6 +23,16 @@ MOST_ROUNDS_IN_VAIN = 100
 _ROUNDS_EXPLAINED = 100
 _ROUNDS_OF_DIVERGENCE = 10
 
+_ADVICE = {
+    "without training samples": (
+        "the clients have no training samples; use fewer of them (data.clients), or another partition"
+    ),
+    "lost with their host": (
+        "the hosts of the clients failed; see the messages above, and use backend.on_failure = redo"
+    ),
+}
+"""By cause, where the experiment's settings do not matter."""
+
 Ledger = Mapping[str, Sequence[Any]]
 """Columns of a round's `RoundLedger` by name."""
 
@@ -76,12 +86,14 @@ def _causes(experiment: Experiment, ledgers: Iterable[Ledger]) -> Counter[str]:
     """Count the participations whose upload was not used by cause."""
     counts: Counter[str] = Counter()
     for ledger in ledgers:
-        columns = (np.asarray(ledger[name]) for name in ("delivered", "late", "uplink_bits", "loss"))
-        delivered, late, bits, loss = columns
-        for each_late, each_bits, each_loss in zip(
-            late[~delivered], bits[~delivered], loss[~delivered].astype(float), strict=True
+        columns = (np.asarray(ledger[name]) for name in ("delivered", "late", "uplink_bits", "loss", "examples"))
+        delivered, late, bits, loss, examples = columns
+        for each_late, each_bits, each_loss, each_examples in zip(
+            late[~delivered], bits[~delivered], loss[~delivered].astype(float), examples[~delivered], strict=True
         ):
-            if each_late:
+            if not each_examples:
+                counts["without training samples"] += 1
+            elif each_late:
                 counts["late" if experiment.deadline_seconds is not None or each_bits else "lost with their host"] += 1
             elif not each_bits:
                 counts["without a payload that fits"] += 1
@@ -93,6 +105,8 @@ def _causes(experiment: Experiment, ledgers: Iterable[Ledger]) -> Counter[str]:
 
 
 def _explained(cause: str, experiment: Experiment, ledgers: Sequence[Ledger]) -> str:
+    if cause in _ADVICE:
+        return _ADVICE[cause]
     match cause:
         case "late":
             fastest = min((min(each["seconds"]) for each in ledgers if len(each["seconds"])), default=math.nan)
@@ -123,8 +137,6 @@ def _explained(cause: str, experiment: Experiment, ledgers: Sequence[Ledger]) ->
                 f"secure.kind = {experiment.secure.kind} opens no sum of so few clients; raise clients_per_round, or "
                 "lower the least number of clients under secure"
             )
-        case "lost with their host":
-            return "the hosts of the clients failed; see the messages above, and use backend.on_failure = redo"
         case _:
             return f"the clients' training diverged; {_slower(experiment)}"
 

@@ -291,7 +291,7 @@ def test_factories_that_do_not_fit_are_refused() -> None:
         TorchDataset(factory="test_own_samples:make_dataset", arguments={"x": 1}).load()
     with pytest.raises(UserError, match=r"is list_iterator|it must be a Dataset with a length"):
         TorchDataset(factory="test_own_samples:not_a_dataset").load()
-    with pytest.raises(ValidationError, match="String should match pattern"):
+    with pytest.raises(ValidationError, match=r"should be package.module:name, such as my_models:make"):
         TorchDataset(factory="nothing")
     with pytest.raises(ValidationError, match="has no nothing"):
         TorchDataset(factory="test_own_samples:nothing")

@@ -77,6 +77,8 @@ class OwnSamples(Classification):
         known: NDArray[Any] = np.empty(0)
         if targets == "classes":
             known = np.arange(len(classes)) if classes is not None else np.unique(_class_labels(train_part))
+            if len(known) < 2:
+                raise UserError(f"{train_part.where}: all samples are of one class; there have to be two or more")
         ready = {key: Labelled(self._features(part), _labels(part, targets, known)) for key, part in parts.items()}
         _check_alike(ready, parts)
         n_classes = len(known)
@@ -171,6 +173,8 @@ def _labels(part: OwnPart, targets: Targets, known: NDArray[Any]) -> NDArray[Any
 def _checked_labels(part: OwnPart, kinds: str, expected: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
     """Return the labels; raise `UserError` if there are none, or they have another type or shape."""
     labels = np.asarray(part.labels)
+    if not np.ndim(part.features):
+        raise UserError(f"{part.where}: features are a single number; give an array [samples, features] or more")
     if labels.ndim not in dimensions or len(labels) != len(part.features):
         raise UserError(
             f"{part.where}: {len(part.features)} samples have labels of the shape {list(labels.shape)}; "

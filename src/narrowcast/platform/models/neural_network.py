@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
@@ -18,10 +19,11 @@ from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
 from narrowcast.platform.models.sample_measures import SampleMeasure
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, FloatArray
 
 _MOST_PARAMETERS = 2**30
 _SAMPLES_AT_ONCE = 1000
+_METRIC_NAME = r"[\w@: -]+"  # a dot separates the split from the name, and MLflow takes no other characters
 
 
 class NeuralNetwork(BaseModel):
@@ -99,6 +101,11 @@ class NeuralNetwork(BaseModel):
             raise UserError(
                 f"model.metrics = {', '.join(names)}: each name may occur once, and loss is reported anyway"
             )
+        for name in names:
+            if re.fullmatch(_METRIC_NAME, name) is None:
+                raise UserError(
+                    f"model.metrics: \"{name}\" should have only letters, digits, '_', '-', '@', ':' and spaces"
+                )
         part = data.test if len(data.test) else data.train
         some = part.take(np.arange(min(len(part), 2)))
         units = self.n_outputs(data)
@@ -160,7 +167,7 @@ class NeuralNetwork(BaseModel):
                     sums[name] = sums[name] + total if start else total
         means = {name: total.numpy() / len(samples) for name, total in sums.items()}
         return {
-            **{metric.name: metric.of_means(means[metric.name]) for metric in metrics},
+            **{metric.name: float(metric.of_means(means[metric.name])) for metric in metrics},
             "loss": float(means["loss"][0]),
         }
 
@@ -168,15 +175,18 @@ class NeuralNetwork(BaseModel):
 def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> None:
     """Raise `UserError` unless loss and metrics take these outputs and targets of some samples."""
     n, outputs = len(targets), outputs.detach().requires_grad_()
-    parts: list[tuple[str, SampleMeasure]] = [*(("metrics", metric) for metric in metrics), ("loss", loss)]
-    for section, each in parts:
+    parts: list[tuple[str, str, SampleMeasure]] = [
+        *(("metrics", "metric", metric) for metric in metrics),
+        ("loss", "loss", loss),
+    ]
+    for section, noun, each in parts:
         name, kind = f"model.{section}", getattr(each, "kind", type(each).__name__)
         try:
             values: Any = each.per_sample(outputs, targets)
         except Exception as error:
             raise UserError(
                 f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
-                f"{n} samples ({_first_line(error)}); use another {section.removesuffix('s')}, or mend it"
+                f"{n} samples ({_first_line(error)}); use another {noun}, or mend it"
             ) from error
         shapes = (1,) if section == "loss" else (1, 2)
         if not isinstance(values, Tensor) or values.ndim not in shapes or len(values) != n:
@@ -186,6 +196,21 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
             )
         if section == "loss" and not values.requires_grad:
             raise UserError(f"{name}: {kind} has no gradient; compute it from the outputs by torch's operations")
+        if isinstance(each, Metric):
+            _try_means(each, values.detach().to(torch.float64).mean(0).reshape(-1).numpy())
+
+
+def _try_means(metric: Metric, means: FloatArray) -> None:
+    """Raise `UserError` unless the metric is a number; of few samples it may be undefined."""
+    try:
+        float(metric.of_means(means))
+    except ArithmeticError:
+        return
+    except (TypeError, ValueError, IndexError) as error:
+        raise UserError(
+            f"model.metrics: of_means of {metric.name} returns no number of {len(means)} means "
+            f"({_first_line(error)}); mend it"
+        ) from error
 
 
 def _first_line(error: Exception) -> str:
