@@ -94,6 +94,12 @@ def test_the_packaged_experiments_are_these_and_say_what_they_are() -> None:
     assert len(set(summaries.values())) == len(NAMES)
 
 
+def test_packaged_experiments_name_two_ray_actors_but_the_one_whose_rounds_are_short() -> None:
+    backends = {name: load_experiment(name).backend for name in NAMES}
+    assert backends.pop("fedavg-digits").kind == "local"
+    assert {(each.kind, getattr(each, "actors", None)) for each in backends.values()} == {("ray", 2)}
+
+
 @packaged
 def test_a_packaged_experiment_goes_through_yaml_and_pickle(name: str, tmp_path: Path) -> None:
     experiment = load_experiment(name)
