@@ -153,7 +153,7 @@ def test_a_memory_waits_for_its_rows() -> None:
 
 @pytest.mark.parametrize("kind", [CoLR, SCoLR])
 def test_memories_are_for_bases_that_stay(kind: Any) -> None:
-    with pytest.raises(UserError, match="remembers from round to round"):
+    with pytest.raises(UserError, match="keeps state between rounds"):
         kind(codec=(ErrorFeedback(), TopK(fraction=0.25))).check(make_task(synthetic(EXAMPLES)))
     with pytest.raises(UserError, match=r'leave out algorithm\.rows = "all"'):
         kind(codec=COARSE, rows="all").check(make_task(synthetic(EXAMPLES)))

@@ -131,7 +131,7 @@ def test_what_it_does_not_go_with_is_said() -> None:
     for algorithm, message in (
         (AdaptiveSVD(codec=()), "put quantise into algorithm.codec"),
         (AdaptiveSVD(codec=(TopK(fraction=0.1),)), "put quantise into algorithm.codec"),
-        (AdaptiveSVD(codec=(ErrorFeedback(), *COARSE)), "remembers from round to round"),
+        (AdaptiveSVD(codec=(ErrorFeedback(), *COARSE)), "keeps state between rounds"),
         (AdaptiveSVD(rank=9), "is above model.embedding_dim = 8"),
     ):
         with pytest.raises(UserError, match=message):

@@ -201,5 +201,5 @@ def test_a_low_rank_client_that_has_no_rank_sends_nothing() -> None:
 @pytest.mark.parametrize("algorithm", [CoLR, SCoLR])
 @pytest.mark.parametrize("codec", [FEEDBACK, ["power_sgd"]], ids=["error_feedback", "power_sgd"])
 def test_low_rank_networks_refuse_codecs_that_remember(algorithm: Any, codec: list[Any]) -> None:
-    with pytest.raises(UserError, match="each round draws anew"):
+    with pytest.raises(UserError, match="changes in every round"):
         with_codec(algorithm, codec).check(make_task(digits(COUNTS)))

@@ -25,6 +25,6 @@ def check_adaptive_codec(kind: str, codec: Sequence[Stage]) -> None:
         )
     if stateful := [stage.kind for stage in codec if stage.remembers]:
         raise UserError(
-            f"algorithm.codec has {stateful[0]}, which remembers from round to round, but {kind} sends in directions "
-            "that change in each round; use it with fedmf or fedavg"
+            f"algorithm.codec has {stateful[0]}, which keeps state between rounds, but the directions of "
+            f"{kind} change in every round; use it with fedmf or fedavg"
         )

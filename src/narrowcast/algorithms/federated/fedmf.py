@@ -71,7 +71,7 @@ class FedMF(SizesDownloads, BaseModel):
                 raise UserError("algorithm.download and algorithm.downlink_codec are two ways down; leave out one")
         if self.rows == "all" and (remembers := [stage.kind for stage in self.codec if stage.remembers]):
             raise UserError(
-                f"algorithm.codec has {remembers[0]}, which whole matrices go without; use algorithm.rows = touched"
+                f"algorithm.codec has {remembers[0]}, which keeps client state; use algorithm.rows = touched"
             )
 
     @property

@@ -71,8 +71,8 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
         for field, stages in {"codec": self.codec, "downlink_codec": self.downlink_codec}.items():
             if stateful := [stage.kind for stage in stages if stage.remembers]:
                 raise UserError(
-                    f"algorithm.{field} has {stateful[0]}, which remembers from round to round, but {self.kind} sends "
-                    f"in a basis that each round draws anew; use it with fedmf{' or fedavg' * (field == 'codec')}"
+                    f"algorithm.{field} has {stateful[0]}, which keeps state between rounds, but the basis of "
+                    f"{self.kind} changes in every round; use it with fedmf{' or fedavg' * (field == 'codec')}"
                 )
         check_rank(self.rank, task.model)
 
