@@ -9,6 +9,7 @@ import click
 
 from narrowcast.cli.completion import names_of_runs
 from narrowcast.cli.terminal import FOLDER, console
+from narrowcast.cli.uncollected import uncollected
 from narrowcast.platform.errors import UserError
 
 
@@ -46,11 +47,12 @@ def compare(
     narrowcast compare fedavg-seed-0 fedavg-seed-1 scolr-seed-0 scolr-seed-1
     narrowcast compare a b --axis uplink --plot figure.pdf --latex table.tex     for a paper
     """  # noqa: D301 - click wants the character
-    from narrowcast.api.functions import compare as compare_runs
-    from narrowcast.cli.run_tables import as_table
-    from narrowcast.runs import comparison_tables as tables
+    with uncollected():
+        from narrowcast.api.functions import compare as compare_runs
+        from narrowcast.cli.run_tables import as_table
+        from narrowcast.runs import comparison_tables as tables
 
-    comparison = compare_runs(runs, output=output, by_seed=not each)
+        comparison = compare_runs(runs, output=output, by_seed=not each)
     path = plot or output / "compare.png"
     written = [_write(path, "plot", lambda: comparison.plot(path, axes=axes or None, metric=metric))]
     if csv is not None:

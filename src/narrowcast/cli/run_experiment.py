@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 
 from narrowcast.cli.completion import experiments, names_of_runs
 from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
+from narrowcast.cli.uncollected import uncollected
 from narrowcast.platform.errors import RunFailed, UnresumableFailure
 
 if TYPE_CHECKING:
@@ -51,14 +53,17 @@ def run(
 
     With --continue the same command starts a run and resumes it after a crash, for schedulers that restart jobs.
     """
-    from narrowcast.runs import session
-    from narrowcast.runs.progress import ProgressDisplay
-
     # A word with a = is an override even if the experiment is left out.
     if experiment is not None and "=" in experiment and resume:
         overrides, experiment = (experiment, *overrides), None
-    settings = session.with_backend(overrides, backend, address)
-    runs = session.prepare_runs(experiment, settings, output, resume, resume_if_begun=resume_if_begun)
+    with uncollected():
+        from narrowcast.runs import session
+        from narrowcast.runs.progress import ProgressDisplay
+
+        settings = session.with_backend(overrides, backend, address)
+        runs = session.prepare_runs(experiment, settings, output, resume, resume_if_begun=resume_if_begun)
+        from narrowcast.runs import recorder  # noqa: F401 - imports Matplotlib
+
     again = session.resume_command(runs)
     if "backend" not in runs[0].experiment.model_fields_set:
         on_ray = runs[0].experiment.backend.kind == "ray"
@@ -79,8 +84,6 @@ def run(
 
 
 def _report(finished: list[tuple[PreparedRun, dict[str, Any]]]) -> None:
-    import psutil
-
     from narrowcast.cli.run_tables import replicas_table, result_table
     from narrowcast.platform.redaction import hide_secrets
     from narrowcast.runs.result import load_result
@@ -100,7 +103,16 @@ def _report(finished: list[tuple[PreparedRun, dict[str, Any]]]) -> None:
     else:
         terminal.print(replicas_table(results))
         lines.insert(0, f"runs    {', '.join(str(run.folder) for run, _ in finished)}")
-    whole = time.time() - psutil.Process().create_time()
-    lines.insert(0, f"time    {whole:.1f} s since the command was started")
+    lines.insert(0, f"time    {_seconds_since_start():.1f} s since the command was started")
     for line in lines:
         terminal.print(line, highlight=False, soft_wrap=True)
+
+
+def _seconds_since_start() -> float:
+    """Return the seconds since this process was started."""
+    import psutil
+
+    started = psutil.Process().create_time()
+    if sys.platform == "linux":  # there it is the moment of the boot, in whole seconds, plus the time since then
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (started - psutil.boot_time())
+    return time.time() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def run_tags(experiment: Experiment, task: Task) -> dict[str, str]:
     }
 
 
+@cache
 def git_commit() -> str | None:
     """Return the commit of the checkout that narrowcast is imported from, `-dirty` if it has changes, or None."""
     git = ["git", "-C", str(Path(__file__).parent)]
