@@ -119,7 +119,8 @@ def close_step(live: LiveState, opened: OpenStep, results: Sequence[ChunkResult]
     server = step_server(live, opened.broadcast.arrays, weighted_partials(live, opened, results))
     live.server, live.schedule = server, opened.waiting
     now = opened.now + (clock.server_seconds if len(arrived) else clock.idle_seconds)
-    return commit(live, opened.broadcast, results, account_arrived(live, arrived, results), now)
+    ledger = account_arrived(live, arrived, results)
+    return commit(live, opened.broadcast, results, ledger, now, now - live.simulated_seconds)
 
 
 def weighted_partials(live: LiveState, opened: OpenStep, results: Sequence[ChunkResult]) -> list[Arrays]:

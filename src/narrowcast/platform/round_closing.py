@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from narrowcast.platform.allocation_bits import allocation_bits
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.errors import LearnedNothing, UnresumableFailure
 from narrowcast.platform.evaluation import evaluate
+from narrowcast.platform.finite import all_finite
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.open_round import OpenRound
 from narrowcast.platform.outcome import Outcome, Timing
@@ -40,8 +40,7 @@ def close_round(live: LiveState, opened: OpenRound, results: Sequence[ChunkResul
         seconds += clock.idle_seconds
     beside = allocation_bits(live, opened)
     live.server, now = server, live.simulated_seconds + seconds
-    outcome = commit(live, opened.broadcast, results, ledger, now, beside)
-    return replace(outcome, record=replace(outcome.record, round_simulated_seconds=seconds))
+    return commit(live, opened.broadcast, results, ledger, now, seconds, beside)
 
 
 def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) -> Arrays:
@@ -54,7 +53,7 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
     algorithm, training = live.run.algorithm, live.run.task.training
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
         server = algorithm.step(live.server, broadcast, algorithm.fold(partials))
-    if not all(np.isfinite(values).all() for values in algorithm.final(server).values()):
+    if not all(map(all_finite, algorithm.final(server).values())):
         raise LearnedNothing(
             f"round {live.round_index + 1}: the global model is no longer finite; lower training.learning_rate "
             f"(now {getattr(training, 'learning_rate', 'unknown')}) and run again"
@@ -68,13 +67,14 @@ def commit(
     results: Sequence[ChunkResult],
     ledger: RoundLedger,
     now: float,
+    seconds: float,
     beside: tuple[int, int] = (0, 0),
 ) -> Outcome:
     """Advance a run whose server has stepped to simulated second `now`; evaluate and snapshot it if that is due.
 
-    `beside` are the uplink and downlink bits of the round that no client's ledger has.
+    The round took `seconds` of simulated time. `beside` are its uplink and downlink bits that no client's ledger has.
     """
-    plan, before, round_index = live.run.plan, live.simulated_seconds, live.round_index + 1
+    plan, round_index = live.run.plan, live.round_index + 1
     if not math.isfinite(now):
         raise UnresumableFailure(
             f"round {round_index}: its simulated time is {now}; lower the seconds of clock, or raise the rates"
@@ -93,13 +93,19 @@ def commit(
     # A round with dropped clients would come out differently if it were repeated, so it is always kept.
     must_keep = any(result.dropped for result in results)
     due = must_keep or plan.keeps(round_index, host_time().monotonic() - live.kept_at)
-    record = record_of(live, ledger, now - before, results)
-    record = replace(record, uplink_bits=uplink, downlink_bits=downlink, allocation_bits=sum(beside))
+    record = record_of(live, ledger, seconds, results, (uplink, downlink), sum(beside))
     return Outcome(record, ledger, metrics, 0.0, live.snapshot() if due else None, timing)
 
 
-def record_of(live: LiveState, ledger: RoundLedger, seconds: float, results: Sequence[ChunkResult]) -> RoundRecord:
-    """Return the round that was just committed as one flat row, with the bits of the clients' messages."""
+def record_of(
+    live: LiveState,
+    ledger: RoundLedger,
+    seconds: float,
+    results: Sequence[ChunkResult],
+    bits: tuple[int, int],
+    allocation_bits: int,
+) -> RoundRecord:
+    """Return the round that was just committed as one flat row; `bits` are all of its uplink and downlink bits."""
     values = sum(result.values for result in results)
     ranks = ledger.rank[ledger.rank != NO_RANK]
     return RoundRecord(
@@ -110,14 +116,15 @@ def record_of(live: LiveState, ledger: RoundLedger, seconds: float, results: Seq
         loss=_mean(ledger.loss[ledger.delivered]),
         mean_rank=_mean(ranks) if len(ranks) else None,
         mean_staleness=_mean(ledger.staleness),
-        uplink_bits=int(ledger.uplink_bits.sum()),
-        downlink_bits=int(ledger.downlink_bits.sum()),
+        uplink_bits=bits[0],
+        downlink_bits=bits[1],
         total_uplink_bits=live.uplink_bits,
         total_downlink_bits=live.downlink_bits,
         total_bits=live.uplink_bits + live.downlink_bits,
         round_simulated_seconds=seconds,
         simulated_seconds=live.simulated_seconds,
         clipped_share=sum(result.values_cut for result in results) / values if values else None,
+        allocation_bits=allocation_bits,
         touched_bits=sum(result.touched_bits for result in results),
     )
 

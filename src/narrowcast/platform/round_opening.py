@@ -38,7 +38,7 @@ def open_round(live: LiveState) -> OpenRound:
     downlink_bits = downlink_bits + renewed_bits
     opened = OpenRound(run, round_index, cohort, link_allocation, broadcast, downlink_bits, download_seconds)
     epochs, late = predict_stragglers(opened)
-    known = replace(link_allocation, lost=either(link_allocation.lost, late))
+    known = link_allocation if late is None else replace(link_allocation, lost=either(link_allocation.lost, late))
     chunk_size, population = run.plan.chunk_size, live.population
     chunks = make_chunks(cohort, run.task.data.examples, chunk_size, round_index, population, known, epochs)
     return replace(opened, chunks=chunks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ def rotation_of(sampling: Sampling, seed: int, n_clients: int) -> IntArray:
     return generator(seed, "cohort").permutation(n_clients) if sampling == "round_robin" else np.arange(n_clients)
 
 
+@lru_cache(maxsize=4)
 def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -> int:
     """Return the number of clients sampled in a round, at most all clients."""
     return math.ceil(min(round(clients_per_round * over_selection, 9), n_clients))

@@ -26,9 +26,9 @@ OutputGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 _CROSS_ENTROPY = CrossEntropy()
 _aten = torch.ops.aten
 _ELEMENTWISE: Mapping[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    nn.ReLU: (torch.relu, lambda back, output: _aten.threshold_backward(back, output, 0)),
-    nn.Tanh: (torch.tanh, _aten.tanh_backward),
-    nn.Sigmoid: (torch.sigmoid, _aten.sigmoid_backward),
+    nn.ReLU: (torch.relu, lambda back, output: _aten.threshold_backward.default(back, output, 0)),
+    nn.Tanh: (torch.tanh, _aten.tanh_backward.default),
+    nn.Sigmoid: (torch.sigmoid, _aten.sigmoid_backward.default),
 }
 """The function of a layer, and the gradient of its input from that of its output and the output itself."""
 
@@ -59,8 +59,8 @@ def sample_losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
 def _cross_entropy_gradient(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     logs, columns = torch.log_softmax(outputs.flatten(0, 1), 1), labels.reshape(-1, 1)
     back = torch.zeros_like(logs).scatter_(1, columns, -weights.reshape(-1, 1))
-    back = _aten._log_softmax_backward_data(back, logs, 1, logs.dtype).view(outputs.shape)
-    return back, -logs.gather(1, columns).view(labels.shape)
+    back = _aten._log_softmax_backward_data.default(back, logs, 1, logs.dtype).view(outputs.shape)
+    return back, logs.gather(1, columns).neg_().view(labels.shape)
 
 
 def _loss_gradient(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,17 +53,18 @@ def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Wor
     order = np.argsort(-epoch_steps * epochs, kind="stable")
     counts, epochs, keys, epoch_steps = counts[order], epochs[order], keys[order], epoch_steps[order]
     steps = epoch_steps * epochs
-    active = np.searchsorted(-steps, -np.arange(steps.max(initial=0)), side="left")
-    step_starts = np.cumsum(active) - active
+    active = (-steps).searchsorted(-np.arange(steps.max(initial=0)), side="left")
+    step_starts = active.cumsum() - active
     n_samples = int(counts.sum())
     samples = np.full((int(active.sum()), batch_size), n_samples, dtype=np.int64)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    within = np.arange(n_samples) - np.repeat(np.cumsum(counts) - counts, counts)
-    fewest = int(epochs.min(initial=epochs.max(initial=0)))
-    for epoch in range(epochs.max(initial=0)):
+    owner = np.arange(len(counts)).repeat(counts)
+    within = np.arange(n_samples) - (counts.cumsum() - counts)[owner]
+    batch, place_in_batch = np.divmod(within, batch_size)
+    most = int(epochs.max(initial=0))
+    fewest = int(epochs.min(initial=most))
+    for epoch in range(most):
         trained, shuffled = owner, _shuffle_within(owner, uniform_bits(keys[owner], epoch * counts[owner] + within))
-        step = epoch * epoch_steps[owner] + within // batch_size
-        place = within % batch_size
+        step, place = epoch * epoch_steps[owner] + batch, place_in_batch
         if epoch >= fewest:
             trains = epochs[owner] > epoch
             step, place, shuffled, trained = step[trains], place[trains], shuffled[trains], owner[trains]

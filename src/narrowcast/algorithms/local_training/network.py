@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class Steps:
     rebuild: Rebuild | None = None
     frozen: Tensors = field(default_factory=dict)
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Return whether a step is the gradient of the loss and nothing else."""
         terms = (self.momentum, self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
@@ -127,7 +127,7 @@ def train_network(
 def last_epoch_means(losses: FloatArray, schedule: BatchSchedule) -> FloatArray:
     """Return each client's mean loss [C] over the samples of its last epoch, from the mean of every batch [B]."""
     active, n_clients = schedule.active, len(schedule.order)
-    client = np.arange(len(losses)) - np.repeat(np.cumsum(active) - active, active)
+    client = np.arange(len(losses)) - (active.cumsum() - active).repeat(active)
     sizes = schedule.sizes
     if schedule.first_of_last_epoch.any():
         counts = np.repeat(np.arange(len(active)), active) >= schedule.first_of_last_epoch[client]
@@ -154,7 +154,7 @@ def _train_batched(
         now = rows_of(values, training)
         gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
         losses.append(of_samples)
-        _step(now, rows_of(start, training), gradients, velocity, steps, training)
+        _step(now, start, gradients, velocity, steps, training)
     if not losses:
         return np.empty(0)
     valid, sizes = to_tensor(schedule.valid, loader.device), to_tensor(schedule.sizes, loader.device)
@@ -249,7 +249,7 @@ def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor 
 
 
 def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors, steps: Steps, rows: slice) -> None:
-    """Move the values [a, ...] of the clients `rows` by one step, in place; `start` is [1 or a, ...]."""
+    """Move the values [a, ...] of the clients `rows` by one step, in place; `start` is [1 or C, ...]."""
     if isinstance(steps.learning_rate, float) and steps.plain:
         torch._foreach_sub_([values[name] for name in gradients], list(gradients.values()), alpha=steps.learning_rate)
         return
@@ -258,7 +258,7 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
         if name in steps.gains:
             gradient.mul_(steps.gains[name][rows])
         if steps.proximal:
-            gradient.add_(values[name] - start[name], alpha=steps.proximal)
+            gradient.add_(values[name] - rows_of(start, rows)[name], alpha=steps.proximal)
     if steps.clip_norm is not None:
         squares = [gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()]
         # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch

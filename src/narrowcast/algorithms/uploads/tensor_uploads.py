@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdat
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent, Uploads, send_each
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.finite import all_finite
 from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalUpdates
 
 Tensors = Mapping[str, NDArray[np.float32]]
@@ -115,7 +117,8 @@ def finite_clients(updates: LocalUpdates) -> BoolArray:
     """Return the clients whose training stayed finite, [C]."""
     finite = np.isfinite(updates.loss)
     for values in (*updates.changes.values(), *updates.state.values()):
-        finite &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        if not all_finite(values):
+            finite &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
     return finite
 
 
@@ -123,12 +126,11 @@ def _send_float32(
     chunk: Chunk, changes: Tensors, columns: Columns | None, sends: BoolArray, finite: BoolArray
 ) -> Uploads:
     """Send all values in float32; an update that is not finite is sent and paid for, and does not count."""
-    n_values = np.zeros(len(sends), dtype=np.int64)
-    for name, values in changes.items():
-        if columns is not None and name in columns.own:
-            n_values += values.shape[1] * columns.own[name].sum(axis=1)
-        else:
-            n_values += values[0].size
+    own = {} if columns is None else columns.own
+    whole = sum(prod(values.shape[1:]) for name, values in changes.items() if name not in own)
+    n_values = np.full(len(sends), whole)
+    for name in own.keys() & changes.keys():
+        n_values += changes[name].shape[1] * own[name].sum(axis=1)
     bits = dense_wire_bits(n_values)
     sends = sends & chunk.affords(bits)
     ranks = None if columns is None else columns.ranks

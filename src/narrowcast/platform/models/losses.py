@@ -63,6 +63,9 @@ class Huber(Loss):
 LOSSES = Registry("loss", Loss, {"cross_entropy": CrossEntropy, "squared_error": SquaredLoss, "huber": Huber})
 
 
+_OF_CLASSES, _OF_NUMBERS = CrossEntropy(), SquaredLoss()
+
+
 def default_loss(targets: Targets) -> Loss:
     """Return the loss of a model that names none."""
-    return SquaredLoss() if targets == "numbers" else CrossEntropy()
+    return _OF_NUMBERS if targets == "numbers" else _OF_CLASSES

@@ -47,7 +47,7 @@ class NeuralNetwork(BaseModel):
     )
 
     def __hash__(self) -> int:
-        return hash(self.model_dump_json())
+        return hash(type(self))  # in every round; equality tells the models of a class apart
 
     def module(self, data: Samples) -> nn.Module:
         """Return the untrained module for this data set."""
