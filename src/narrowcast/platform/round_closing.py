@@ -12,7 +12,6 @@ from narrowcast.platform.allocation_bits import allocation_bits
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.errors import LearnedNothing, UnresumableFailure
 from narrowcast.platform.evaluation import evaluate
-from narrowcast.platform.finite import all_finite
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.open_round import OpenRound
 from narrowcast.platform.outcome import Outcome, Timing
@@ -26,6 +25,7 @@ from narrowcast.platform.types import (
     IntArray,
     RoundLedger,
     RoundRecord,
+    all_finite,
 )
 
 

@@ -6,6 +6,7 @@ r rank, R rows that a chunk's clients touch, n examples.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +20,16 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Arrays = Mapping[str, NDArray[Any]]
 """Named arrays: a server state, the clients' states, a broadcast, a partial sum."""
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Return whether all values are finite.
+
+    The sum of squares is, unless it overflows or a value is not: one pass over the values, without a temporary array.
+    """
+    flat = values.ravel()
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(flat.dot(flat)) or bool(np.isfinite(values).all())
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdat
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent, Uploads, send_each
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.finite import all_finite
-from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalUpdates
+from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalUpdates, all_finite
 
 Tensors = Mapping[str, NDArray[np.float32]]
 TensorCoding = Coding[TensorUpdate, Tensors]
