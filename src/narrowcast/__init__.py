@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     data: Namespace
     downlinks: Namespace
     fleets: Namespace
+    learning_rate_schedules: Namespace
     losses: Namespace
     metrics: Namespace
     models: Namespace
@@ -58,6 +59,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "algorithms",
     "data",
     "models",
+    "learning_rate_schedules",
     "losses",
     "metrics",
     "training",

@@ -29,6 +29,7 @@ from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
@@ -128,7 +129,8 @@ BACKENDS = Registry("backend", Backend, {"local": LocalBackend, "ray": RayBacken
 REGISTRIES: Mapping[str, Registry] = {
     each.name: each
     for each in (
-        *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, LOSSES, METRICS, TRAININGS, FLEETS),
+        *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, LOSSES, METRICS, TRAININGS, LEARNING_RATE_SCHEDULES),
+        FLEETS,
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),
         *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS),
     )

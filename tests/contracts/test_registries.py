@@ -23,6 +23,9 @@ FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("pruner", "hyperband"): {"max_steps": 8},
     ("pruner", "threshold"): {"at_least": 0.1},
     ("codec", "basis"): {"rank": 2},
+    ("learning_rate_schedule", "step"): {"every": 3},
+    ("learning_rate_schedule", "cosine"): {"rounds": 50},
+    ("learning_rate_schedule", "inverse_time"): {"alpha": 0.5, "gamma": 9},
 }
 """What a kind needs to be given."""
 FILES = {

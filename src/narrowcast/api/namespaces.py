@@ -17,6 +17,7 @@ REGISTRY_NAMES = {
     "data": "data",
     "downlinks": "downlink",
     "fleets": "fleet",
+    "learning_rate_schedules": "learning_rate_schedule",
     "losses": "loss",
     "metrics": "metric",
     "models": "model",

@@ -27,6 +27,7 @@ _REGISTRIES = {
     "allocation": "kinds of radio.allocation",
     "loss": "kinds of model.loss",
     "metric": "kinds of model.metrics",
+    "learning_rate_schedule": "kinds of training.learning_rate_schedule",
     "rank_policy": "kinds of algorithm.rank_policy",
 }
 """By registry, the fields that take its kinds, if they are not the field of its own name."""

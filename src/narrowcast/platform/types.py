@@ -161,7 +161,8 @@ class LocalUpdates:
 
     Shapes: changes and state [C, ...] each, `state` being the model's private parameters; loss [C] over the last local
     epoch; examples [C] trained in all epochs; steps [C] taken; start_loss [C], the mean loss over all of a client's
-    training samples of the parameters that it starts from, 0 without samples, None unless the terms ask for it.
+    training samples of the parameters that it starts from, 0 without samples, None unless the terms ask for it;
+    rate_sum [C], the sum of the learning rates of the steps taken, None if every step has `training.learning_rate`.
     """
 
     changes: Mapping[str, NDArray[np.float32]]
@@ -170,6 +171,7 @@ class LocalUpdates:
     examples: IntArray
     steps: IntArray
     start_loss: FloatArray | None = None
+    rate_sum: FloatArray | None = None
 
 
 NO_RANK = -1

@@ -24,6 +24,11 @@ _TITLES = {
     "loss": ("Losses of networks", "loss of a network", "model.loss"),
     "metric": ("Metrics of networks", "metric of a network", "model.metrics"),
     "training": ("Local training", "local training", "training"),
+    "learning_rate_schedule": (
+        "Learning-rate schedules of local training",
+        "learning-rate schedule",
+        "training.learning_rate_schedule",
+    ),
     "fleet": ("Fleets: links and compute speed of clients", "fleet of clients", "fleet"),
     "channel": ("Channels", "channel", "radio.channel"),
     "allocation": ("Allocation of uplink bits", "allocation of uplink bits", "radio.allocation"),

@@ -15,6 +15,7 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "client_seed": None,
     "training.shared_negatives": False,
     "training.item_weight_decay": None,
+    "training.learning_rate_schedule": None,
     "algorithm.download": None,
     "algorithm.server_optimizer": None,
     "data.predict": "last",

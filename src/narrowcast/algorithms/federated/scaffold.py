@@ -29,7 +29,7 @@ class Scaffold(LocalThenUpload):
     A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted. A codec
     sees both changes, and c_u moves by what the server decodes of its own, so that c stays the mean of all c_u.
 
-    Differs from the paper: 1. the learning rate in c_u is the local training's; with momentum, weight decay or clipping
+    Differs from the paper: 1. K lr is the sum of the steps' learning rates; with momentum, weight decay or clipping
     the control variate is that of the whole local step. 2. a client whose upload is lost, or not sent, keeps its c_u:
     it is assumed to learn of the loss, or c would be off by it for good.
     """
@@ -95,6 +95,8 @@ class Scaffold(LocalThenUpload):
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send the changes of y and of c_u, and add them up; c_u moves by its change as the server decodes it."""
         travelled = np.maximum(updates.steps, 1) * task.training.learning_rate
+        if updates.rate_sum is not None:
+            travelled = np.where(updates.steps > 0, updates.rate_sum, travelled)
         controls = CONTROL.of(broadcast)
         control_changes = {
             name: -controls[name] - (change.T / travelled.astype(change.dtype)).T

@@ -69,7 +69,7 @@ class RowCohort:
 
         A client of weight 0 trains for itself alone. `keep_changes` returns the changes of every client too.
         """
-        training, weights = self.task.training, client_weights[self.samples.order]
+        training, weights = self._training, client_weights[self.samples.order]
         start = Factors(item_factors, self._user_factors)
         if training.fused:
             return train_rows_fused(start, self.samples, training, weights, keep_changes=keep_changes)
@@ -86,7 +86,7 @@ class RowCohort:
         keep_changes: bool = False,
     ) -> FusedResult:
         """Train each client's components [C, r] of A in Q + A B, and add them up as `train_rows` does."""
-        training, weights = self.task.training, client_weights[self.samples.order]
+        training, weights = self._training, client_weights[self.samples.order]
         start = Factors(item_factors, self._user_factors)
         subspace = Subspace(basis, components[self.samples.order])
         if training.fused:
@@ -94,6 +94,10 @@ class RowCohort:
         items, users = (to_tensor(values, training.device) for values in start)
         batches = self._batches
         return _summed(len(item_factors), batches, train_low_rank(items, users, subspace, batches, training), weights)
+
+    @property
+    def _training(self) -> FactorisationSGD:
+        return self.task.training.at(self.chunk.round_index)
 
     @property
     def _user_factors(self) -> Floats:

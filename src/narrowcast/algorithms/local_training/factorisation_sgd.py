@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.local_training.batches import draw_batches, known_items, sample_counts
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.factorisation import train_rows
+from narrowcast.algorithms.local_training.learning_rate import RateSchedule
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize, epochs_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
@@ -39,6 +40,9 @@ class FactorisationSGD(BaseModel):
 
     kind: Literal["factorisation_sgd"] = "factorisation_sgd"
     learning_rate: float = Field(0.5, gt=0, description="step size of local SGD")
+    learning_rate_schedule: RateSchedule | None = Field(
+        None, description="factor of learning_rate by round or local step; null: constant"
+    )
     batch_size: BatchSize = Field(
         256, description="samples per step; all: every sample of the client, one step per epoch"
     )
@@ -71,6 +75,13 @@ class FactorisationSGD(BaseModel):
         """Return the coefficient of the squared L2 norm of q in the loss."""
         return self.weight_decay if self.item_weight_decay is None else self.item_weight_decay
 
+    def at(self, round_index: int) -> FactorisationSGD:
+        """Return the training with the learning rate of a round."""
+        if self.learning_rate_schedule is None:
+            return self
+        rate = self.learning_rate * self.learning_rate_schedule.factor(round_index, 0)
+        return self.model_copy(update={"learning_rate": rate, "learning_rate_schedule": None})
+
     def step_samples(self, samples: IntArray) -> int:
         """Return the most samples of a step, for clients with so many samples [C]."""
         return max(int(samples.max(initial=0)), 1) if self.batch_size == "all" else self.batch_size
@@ -80,6 +91,11 @@ class FactorisationSGD(BaseModel):
         if not isinstance(task.data, Interactions):
             raise UserError(
                 f'training.kind = "{self.kind}" trains matrix_factorisation only, not {task.model.kind}; use "sgd"'
+            )
+        if self.learning_rate_schedule is not None and self.learning_rate_schedule.by_step:
+            raise UserError(
+                f"training.learning_rate_schedule.kind = {self.learning_rate_schedule.kind} changes the rate at each "
+                "local step, which matrix factorisation does not; use constant, step or cosine"
             )
         if self.shared_negatives and not self.negatives:
             raise UserError("training.shared_negatives = true: training.negatives = 0 draws none; leave it out")
@@ -109,7 +125,7 @@ class FactorisationSGD(BaseModel):
                 f'training.kind = "{self.kind}" does not compute the loss before training, which the algorithm needs; '
                 "use another algorithm, or a neural network"
             )
-        epochs = epochs_of(chunk, terms, self.epochs)
+        epochs, training = epochs_of(chunk, terms, self.epochs), self.at(chunk.round_index)
         batches = draw_batches(task, chunk.clients, chunk.round_index, epochs)
         item_factors = to_tensor(np.asarray(server[ITEM_FACTORS]), self.device)
         user_factors = to_tensor(np.asarray(chunk.state[USER_FACTORS])[batches.order], self.device)
@@ -122,9 +138,9 @@ class FactorisationSGD(BaseModel):
         if terms.correction is not None:
             correction = np.asarray(terms.correction[ITEM_FACTORS])[batches.order]
             # Rows that a client never trains still move by the correction, by the same amount in each step.
-            changes -= (self.learning_rate * batches.steps)[:, None, None].astype(np.float32) * correction
+            changes -= (training.learning_rate * batches.steps)[:, None, None].astype(np.float32) * correction
             row_correction = to_tensor(correction[client_of_row, batches.row_items], self.device)
-        result = train_rows(item_factors, user_factors, batches, self, terms.proximal, row_correction)
+        result = train_rows(item_factors, user_factors, batches, training, terms.proximal, row_correction)
         changes[client_of_row, batches.row_items] = to_array(result.row_changes)
         return LocalUpdates(
             changes={ITEM_FACTORS: changes[place]},
@@ -132,4 +148,5 @@ class FactorisationSGD(BaseModel):
             loss=to_array(result.loss).astype(np.float64)[place],
             examples=batches.samples[place] * epochs,
             steps=batches.steps[place],
+            rate_sum=None if training is self else np.float64(training.learning_rate) * batches.steps[place],
         )

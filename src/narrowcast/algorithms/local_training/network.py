@@ -7,7 +7,7 @@ convolutions, which do not gain from batching.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -38,10 +38,11 @@ class Steps:
 
     y -= lr v with v = momentum v + g + weight_decay y + correction. g is the gradient of the loss, multiplied by
     `gains` [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes
-    the module's parameters from the trained values and `frozen` [1 or C, ...]. The learning rate is a scalar or [C].
+    the module's parameters from the trained values and `frozen` [1 or C, ...]. A learning rate is a scalar or [C];
+    there is one for each step, or one for all.
     """
 
-    learning_rate: float | Tensor
+    learning_rates: Sequence[float | Tensor]
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
@@ -50,6 +51,10 @@ class Steps:
     correction: Tensors = field(default_factory=dict)
     rebuild: Rebuild | None = None
     frozen: Tensors = field(default_factory=dict)
+
+    def learning_rate(self, step: int) -> float | Tensor:
+        """Return the learning rate of a step."""
+        return self.learning_rates[min(step, len(self.learning_rates) - 1)]
 
     @cached_property
     def plain(self) -> bool:
@@ -149,12 +154,12 @@ def _train_batched(
     gradients_of = in_closed_form or _recorded(module, loss, len(schedule.order), steps)
     velocity: Tensors = {}
     losses = []
-    for batch in loader.batches(schedule):
+    for step, batch in enumerate(loader.batches(schedule)):
         training = slice(0, batch.labels.shape[0])
         now = rows_of(values, training)
         gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
         losses.append(of_samples)
-        _step(now, start, gradients, velocity, steps, training)
+        _step(now, start, gradients, velocity, steps, training, steps.learning_rate(step))
     if not losses:
         return np.empty(0)
     valid, sizes = to_tensor(schedule.valid, loader.device), to_tensor(schedule.sizes, loader.device)
@@ -216,7 +221,7 @@ def _train_each(
             objective = mean + _decay_of_rebuilt(parameters, steps)
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
             rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
-            _step(now, begin, rows, velocity, steps, mine)
+            _step(now, begin, rows, velocity, steps, mine, steps.learning_rate(step))
         for name, tensor in now.items():
             values[name][client] = tensor[0]
     return to_array(losses).astype(np.float64)
@@ -248,18 +253,40 @@ def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor 
     return steps.weight_decay / 2 * torch.stack([values.square().sum() for values in parameters.values()]).sum()
 
 
-def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors, steps: Steps, rows: slice) -> None:
+def _step(
+    values: Tensors,
+    start: Tensors,
+    gradients: Tensors,
+    velocity: Tensors,
+    steps: Steps,
+    rows: slice,
+    rate: float | Tensor,
+) -> None:
     """Move the values [a, ...] of the clients `rows` by one step, in place; `start` is [1 or C, ...]."""
-    if isinstance(steps.learning_rate, float) and steps.plain:
-        torch._foreach_sub_([values[name] for name in gradients], list(gradients.values()), alpha=steps.learning_rate)
+    if isinstance(rate, float) and steps.plain:
+        torch._foreach_sub_([values[name] for name in gradients], list(gradients.values()), alpha=rate)
         return
+    add_terms(values, start, gradients, steps, rows)
     count = rows.stop - rows.start
+    for name, gradient in gradients.items():
+        if steps.momentum:
+            before = velocity.get(name)
+            velocity[name] = gradient if before is None else gradient.add_(before[:count], alpha=steps.momentum)
+        if isinstance(rate, float):
+            values[name].sub_(gradient, alpha=rate)
+        else:
+            values[name].addcmul_(gradient, _along(rate[rows], gradient), value=-1)
+
+
+def add_terms(values: Tensors, start: Tensors, gradients: Tensors, steps: Steps, rows: slice) -> None:
+    """Make of the gradients of the loss at `values` [a, ...] those with all terms but momentum, in place; `start` is [1 or C, ...]."""
     for name, gradient in gradients.items():
         if name in steps.gains:
             gradient.mul_(steps.gains[name][rows])
         if steps.proximal:
             gradient.add_(values[name] - rows_of(start, rows)[name], alpha=steps.proximal)
     if steps.clip_norm is not None:
+        count = rows.stop - rows.start
         squares = [gradient.reshape(count, -1).square().sum(dim=1) for gradient in gradients.values()]
         # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch
         scale = (steps.clip_norm / reduce(torch.add, squares).sqrt().clamp(min=1e-12)).clamp(max=1.0)
@@ -270,13 +297,6 @@ def _step(values: Tensors, start: Tensors, gradients: Tensors, velocity: Tensors
             gradient.add_(values[name], alpha=steps.weight_decay)
         if name in steps.correction:
             gradient.add_(steps.correction[name][rows])
-        if steps.momentum:
-            before = velocity.get(name)
-            velocity[name] = gradient if before is None else gradient.add_(before[:count], alpha=steps.momentum)
-        if isinstance(steps.learning_rate, float):
-            values[name].sub_(gradient, alpha=steps.learning_rate)
-        else:
-            values[name].addcmul_(gradient, _along(steps.learning_rate[rows], gradient), value=-1)
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:

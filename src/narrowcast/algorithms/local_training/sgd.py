@@ -11,11 +11,12 @@ import psutil
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
+from torch import Tensor, nn
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
 from narrowcast.algorithms.local_training.chain_gradients import Tensors, chain_gradient
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
+from narrowcast.algorithms.local_training.learning_rate import RateSchedule
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize, draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
 from narrowcast.algorithms.local_training.start_losses import mean_losses
@@ -23,7 +24,7 @@ from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
-from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -40,6 +41,9 @@ class SGD(BaseModel):
 
     kind: Literal["sgd"] = "sgd"
     learning_rate: float = Field(0.1, gt=0, description="step size of local SGD")
+    learning_rate_schedule: RateSchedule | None = Field(
+        None, description="factor of learning_rate by round or local step; null: constant"
+    )
     batch_size: BatchSize = Field(
         10, description="samples per step; all: every sample of the client, one step per epoch"
     )
@@ -64,6 +68,16 @@ class SGD(BaseModel):
                 f'training.execution = "{self.execution}": {task.model.kind} cannot be batched ({reason}); '
                 "use per_client"
             )
+
+    def rates(self, task: Task[Samples, SGD], round_index: int, n_steps: int) -> FloatArray:
+        """Return the learning rate of each local step of a round, [n_steps], or of all of them, [1]."""
+        schedule = self.learning_rate_schedule
+        if schedule is None:
+            return np.array([self.learning_rate])
+        of_largest = -(-int(task.data.examples.max(initial=1)) // _padded_batch(task)) * self.epochs
+        before = (round_index - 1) * of_largest
+        steps = range(n_steps if schedule.by_step else 1)
+        return self.learning_rate * np.array([schedule.factor(round_index, before + step) for step in steps])
 
     def samples(self, task: Task[Samples, SGD], clients: IntArray) -> IntArray:
         """Return the number of examples of each client, [C]."""
@@ -147,7 +161,8 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         """Return tensors [C, ...] in the order of the schedule."""
         return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
 
-    rates = np.array([call.task.training.learning_rate for call in calls], dtype=np.float32)
+    n_steps = len(schedule.active)
+    rates = np.stack([call.task.training.rates(call.task, call.chunk.round_index, n_steps) for call in calls])
     module = _module(task)
     batched = training._batches(module, task)
     if batched and training.batch_size == "all":
@@ -173,9 +188,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         Loader(*_samples(calls, order), device),
         schedule,
         Steps(
-            learning_rate=training.learning_rate
-            if (rates == rates[0]).all()
-            else to_tensor(rates[owner[order]], device),
+            learning_rates=[_rate_of(each, owner[order], device) for each in rates.T],
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             clip_norm=training.clip_norm,
@@ -189,6 +202,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     )
     place = _places(order)
     stops = np.cumsum(sizes)
+    scheduled = [None if training.learning_rate_schedule is None else each for each in rates]
     return [
         LocalUpdates(
             changes={name: to_array(values).take(part, axis=0) for name, values in changes.items()},
@@ -197,10 +211,22 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             examples=(counts * epochs)[start:stop],
             steps=schedule.steps[part],
             start_loss=None if start_loss is None else start_loss[start:stop],
+            rate_sum=None if each is None else _rate_sums(each, schedule.steps[part]),
         )
-        for start, stop in zip([0, *stops[:-1]], stops, strict=True)
+        for start, stop, each in zip([0, *stops[:-1]], stops, scheduled, strict=True)
         for part in [place[start:stop]]
     ]
+
+
+def _rate_of(rates: FloatArray, owner: IntArray, device: Device) -> float | Tensor:
+    """Return the learning rate of one step of the calls [R]: a number if they share it, else one per client, [C]."""
+    rounded = rates.astype(np.float32)
+    return float(rates[0]) if (rounded == rounded[0]).all() else to_tensor(rounded[owner], device)
+
+
+def _rate_sums(rates: FloatArray, steps: IntArray) -> FloatArray:
+    """Return the sum of the learning rates of each client's steps, [C]."""
+    return steps * rates[0] if len(rates) == 1 else np.concatenate([[0.0], np.cumsum(rates)])[steps]
 
 
 def _places(order: IntArray) -> IntArray:

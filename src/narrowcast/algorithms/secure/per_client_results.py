@@ -41,4 +41,5 @@ def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
         examples=updates.examples[only],
         steps=updates.steps[only],
         start_loss=None if updates.start_loss is None else updates.start_loss[only],
+        rate_sum=None if updates.rate_sum is None else updates.rate_sum[only],
     )
