@@ -135,6 +135,47 @@ class Chunk:
 Rebuild = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """Function that computes a module's parameters, as torch tensors, from trained and frozen values."""
 
+Gradient = Callable[[Mapping[str, Any], int], dict[str, Any]]
+"""Function of parameters [a, ...], of the names and shapes of the trained ones, and of a part k of the step's batch.
+
+It returns the gradient of each client's mean loss over that part, with the terms of the training and of `LocalTerms`; a
+part without samples has no loss."""
+
+
+class LocalRule(Protocol):
+    """A local step other than gradient descent, taken by a clients at once; hashable, such as a frozen model.
+
+    All values are torch tensors with a leading client axis: [C, ...] for all clients, [a, ...] in a step, of the
+    clients that take it or of one of them.
+    """
+
+    @property
+    def parts(self) -> int:
+        """The number of parts, of equal size to one sample, into which the batch of every step is cut."""
+        ...
+
+    def init(self, start: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the rule keeps from step to step, such as moments: new tensors [C, ...].
+
+        `start` has the parameters from which clients start and `own` the tensors of `LocalTerms.own`.
+        """
+        ...
+
+    def step(
+        self,
+        values: Mapping[str, Any],
+        slots: Mapping[str, Any],
+        gradient: Gradient,
+        own: Mapping[str, Any],
+        rate: float,
+        step: int,
+    ) -> None:
+        """Take step number `step`, from 0, at this learning rate: change `values` and `slots` [a, ...] in place.
+
+        The loss of the step is that at the parameters of the first call of `gradient`, which there has to be.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class LocalTerms:
@@ -144,6 +185,9 @@ class LocalTerms:
     epochs [C], if clients deviate from the training's; gains [C, ...], factors of the gradients of the tensors they
     name. If values other than the module's own parameters are trained, `rebuild` computes the parameters from these
     values and `frozen`. `start_loss` asks for `LocalUpdates.start_loss`, at the cost of one more forward pass.
+
+    `rule` replaces gradient descent; `own` [C, ...] are its clients' tensors. `start` [C, ...] has the parameters from
+    which each client starts, if these are not the server's; changes are relative to them.
     """
 
     proximal: float = 0.0
@@ -153,6 +197,9 @@ class LocalTerms:
     rebuild: Rebuild | None = None
     frozen: Arrays = field(default_factory=dict)
     start_loss: bool = False
+    rule: LocalRule | None = None
+    start: Arrays | None = None
+    own: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,7 +209,8 @@ class LocalUpdates:
     Shapes: changes and state [C, ...] each, `state` being the model's private parameters; loss [C] over the last local
     epoch; examples [C] trained in all epochs; steps [C] taken; start_loss [C], the mean loss over all of a client's
     training samples of the parameters that it starts from, 0 without samples, None unless the terms ask for it;
-    rate_sum [C], the sum of the learning rates of the steps taken, None if every step has `training.learning_rate`.
+    rate_sum [C], the sum of the learning rates of the steps taken, None if every step has `training.learning_rate`;
+    slots [C, ...], what the terms' rule kept after the last step.
     """
 
     changes: Mapping[str, NDArray[np.float32]]
@@ -172,6 +220,7 @@ class LocalUpdates:
     steps: IntArray
     start_loss: FloatArray | None = None
     rate_sum: FloatArray | None = None
+    slots: Arrays = field(default_factory=dict)
 
 
 NO_RANK = -1

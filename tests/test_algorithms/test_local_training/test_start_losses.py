@@ -90,5 +90,5 @@ def test_it_depends_neither_on_the_chunk_nor_on_runs_trained_together() -> None:
 def test_matrix_factorisation_says_that_it_has_none() -> None:
     task = make_factorisation(synthetic([20, 3]))
     chunk = Chunk(1, 0, np.arange(2), task.model.init_clients(task.data, 0))
-    with pytest.raises(UserError, match="does not compute the loss before training"):
+    with pytest.raises(UserError, match="does not offer the loss before training"):
         task.training.train(task.model.init_server(task.data, 0), chunk, task, LocalTerms(start_loss=True))

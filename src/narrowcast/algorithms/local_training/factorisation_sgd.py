@@ -120,9 +120,10 @@ class FactorisationSGD(BaseModel):
         self, server: Arrays, chunk: Chunk, task: Task[Interactions, FactorisationSGD], terms: LocalTerms
     ) -> LocalUpdates:
         """Train whole rows; `changes` holds every row of Q [C, N, d], zero for rows that the client did not touch."""
-        if terms.start_loss:
+        if terms.start_loss or terms.rule or terms.start:
+            wanted = "the loss before training" if terms.start_loss else "local steps of its own"
             raise UserError(
-                f'training.kind = "{self.kind}" does not compute the loss before training, which the algorithm needs; '
+                f'training.kind = "{self.kind}" does not offer {wanted}, which the algorithm needs; '
                 "use another algorithm, or a neural network"
             )
         epochs, training = epochs_of(chunk, terms, self.epochs), self.at(chunk.round_index)

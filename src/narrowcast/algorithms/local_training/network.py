@@ -39,7 +39,7 @@ class Steps:
     y -= lr v with v = momentum v + g + weight_decay y + correction. g is the gradient of the loss, multiplied by
     `gains` [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes
     the module's parameters from the trained values and `frozen` [1 or C, ...]. A learning rate is a scalar or [C];
-    there is one for each step, or one for all.
+    there is one for each step, or one for all. `own` [C, ...] is for a rule that replaces y -= lr v.
     """
 
     learning_rates: Sequence[float | Tensor]
@@ -51,6 +51,7 @@ class Steps:
     correction: Tensors = field(default_factory=dict)
     rebuild: Rebuild | None = None
     frozen: Tensors = field(default_factory=dict)
+    own: Tensors = field(default_factory=dict)
 
     def learning_rate(self, step: int) -> float | Tensor:
         """Return the learning rate of a step."""
@@ -64,7 +65,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class _StepBatch:
+class StepBatch:
     """One step of the first `len(labels)` clients.
 
     Shapes: features [a, b, ...]; labels [a, b, ...]; weights [a, b], a sample's share of the batch's mean, 0 for
@@ -92,7 +93,7 @@ class Loader:
         picked = self.data.take(self.own[places])
         return as_input(to_tensor(picked.features, self.device)), to_tensor(picked.labels, self.device)
 
-    def batches(self, schedule: BatchSchedule) -> Iterator[_StepBatch]:
+    def batches(self, schedule: BatchSchedule) -> Iterator[StepBatch]:
         """Yield the batch of each step; padding repeats a sample and has no weight."""
         rows = self.own.take(np.where(schedule.valid, schedule.samples, 0))
         labels = to_tensor(self.data.labels.take(rows, axis=0), self.device)
@@ -101,7 +102,7 @@ class Loader:
         for n_clients in schedule.active.tolist():
             batches = slice(start, start + n_clients)
             features = as_input(to_tensor(self.data.features.take(rows[batches], axis=0), self.device))
-            yield _StepBatch(features, labels[batches], weights[batches])
+            yield StepBatch(features, labels[batches], weights[batches])
             start += n_clients
 
 
@@ -150,8 +151,7 @@ def _train_batched(
     schedule: BatchSchedule,
     steps: Steps,
 ) -> FloatArray:
-    in_closed_form = None if steps.rebuild else chain_gradient(module, loss)
-    gradients_of = in_closed_form or _recorded(module, loss, len(schedule.order), steps)
+    gradients_of = gradients_of_module(module, loss, len(schedule.order), steps)
     velocity: Tensors = {}
     losses = []
     for step, batch in enumerate(loader.batches(schedule)):
@@ -164,6 +164,12 @@ def _train_batched(
         return np.empty(0)
     valid, sizes = to_tensor(schedule.valid, loader.device), to_tensor(schedule.sizes, loader.device)
     return to_array(torch.cat(losses).masked_fill(~valid, 0.0).sum(dim=1) / sizes).astype(np.float64)
+
+
+def gradients_of_module(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> ChainGradient:
+    """Return the gradient of the values that clients train, in closed form if the module has one."""
+    in_closed_form = None if steps.rebuild else chain_gradient(module, loss)
+    return in_closed_form or _recorded(module, loss, n_clients, steps)
 
 
 def _recorded(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> ChainGradient:
@@ -180,7 +186,7 @@ def _recorded(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> Ch
         now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
         parameters = rebuild(now, rows_of(frozen, slice(0, len(labels)))) if rebuild else now
         losses = sample_losses(loss, forward(parameters, features), labels)
-        objective = (losses * weights).sum() + _decay_of_rebuilt(parameters, steps)
+        objective = (losses * weights).sum() + decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         return dict(zip(now, gradients, strict=True)), losses.detach()
 
@@ -218,7 +224,7 @@ def _train_each(
             outputs = own_module(features) if own_module else functional_call(module, dict(parameters), (features,))
             mean = loss.per_sample(outputs, labels).mean()
             losses[batch] = mean.detach()
-            objective = mean + _decay_of_rebuilt(parameters, steps)
+            objective = mean + decay_of_rebuilt(parameters, steps)
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
             rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
             _step(now, begin, rows, velocity, steps, mine, steps.learning_rate(step))
@@ -246,7 +252,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.contiguous_format)
 
 
-def _decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor | float:
+def decay_of_rebuilt(parameters: Mapping[str, Tensor], steps: Steps) -> Tensor | float:
     """Return weight decay as a term of the objective, used if the decayed parameters are not themselves trained."""
     if not (steps.weight_decay and steps.rebuild):
         return 0.0

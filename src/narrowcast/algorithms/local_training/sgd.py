@@ -19,6 +19,7 @@ from narrowcast.algorithms.local_training.device import Device, to_array, to_ten
 from narrowcast.algorithms.local_training.learning_rate import RateSchedule
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize, draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
+from narrowcast.algorithms.local_training.rule_steps import train_by_rule
 from narrowcast.algorithms.local_training.start_losses import mean_losses
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Labelled, Samples
@@ -118,16 +119,19 @@ class SGD(BaseModel):
 def _shapes(call: LocalCall) -> tuple[object, ...]:
     """Return a key that is equal for two calls if they can be trained as one program."""
     terms, task = call.terms, call.task
-    parts = (call.server, terms.gains or {}, terms.correction or {}, terms.frozen)
-    rows = (0, 1, 1, 0)  # leading client axes, whose length may differ
+    parts = (call.server, terms.gains or {}, terms.correction or {}, terms.frozen, terms.start or {}, terms.own)
+    rows = (0, 1, 1, 0, 1, 1)  # leading client axes, whose length may differ
+    # A rule's step has one learning rate.
+    training = task.training if terms.rule else task.training.model_copy(update={"learning_rate": 1.0})
     features, labels = task.data.train.features, task.data.train.labels
     return (
         *(features.shape[1:], features.dtype, labels.shape[1:], labels.dtype, task.data.n_classes),
         _padded_batch(task),
         task.model,
-        task.training.model_copy(update={"learning_rate": 1.0}),
+        training,
         terms.proximal,
         terms.start_loss,
+        terms.rule,
         *(
             tuple((name, values.shape[skip:]) for name, values in part.items())
             for part, skip in zip(parts, rows, strict=True)
@@ -157,7 +161,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         stacked = {name: np.stack([np.asarray(part[name]) for part in parts]) for name in parts[0]}
         return {name: to_tensor(values[owner[order]], device) for name, values in stacked.items()}
 
-    def of_clients(parts: Sequence[Arrays]) -> Tensors:
+    def of_clients(parts: Sequence[Arrays], order: IntArray = order) -> Tensors:
         """Return tensors [C, ...] in the order of the schedule."""
         return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
 
@@ -167,39 +171,46 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     batched = training._batches(module, task)
     if batched and training.batch_size == "all":
         _check_memory(task, len(order))
-    servers, of_loss = [call.server for call in calls], _model(task).loss_on(task.data)
+    of_loss = _model(task).loss_on(task.data)
+
+    def starts(order: IntArray) -> Tensors:
+        own = [each.start for each in terms if each.start is not None]
+        return of_clients(own, order) if own else of_calls([call.server for call in calls], order)
+
     start_loss = None
     if terms[0].start_loss:
         whole = draw_schedule(counts, np.ones_like(epochs), _padded_batch(task), keys)
         start_loss = mean_losses(
             module,
             of_loss,
-            of_calls(servers, whole.order),
+            starts(whole.order),
             Loader(*_samples(calls, whole.order), device),
             whole,
             rebuild=terms[0].rebuild,
             frozen=of_calls([each.frozen for each in terms], whole.order),
             batched=batched,
         )[_places(whole.order)]
-    changes, loss = train_network(
-        module,
-        of_loss,
-        of_calls(servers),
-        Loader(*_samples(calls, order), device),
-        schedule,
-        Steps(
-            learning_rates=[_rate_of(each, owner[order], device) for each in rates.T],
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            clip_norm=training.clip_norm,
-            proximal=terms[0].proximal,
-            correction=of_clients([each.correction or {} for each in terms]),
-            gains=of_clients([each.gains or {} for each in terms]),
-            rebuild=terms[0].rebuild,
-            frozen=of_calls([each.frozen for each in terms]),
-        ),
-        batched=batched,
+    loader = Loader(*_samples(calls, order), device)
+    steps = Steps(
+        learning_rates=[_rate_of(each, owner[order], device) for each in rates.T],
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        clip_norm=training.clip_norm,
+        proximal=terms[0].proximal,
+        correction=of_clients([each.correction or {} for each in terms]),
+        gains=of_clients([each.gains or {} for each in terms]),
+        rebuild=terms[0].rebuild,
+        frozen=of_calls([each.frozen for each in terms]),
+        own=of_clients([each.own for each in terms]),
     )
+    slots: Tensors = {}
+    if (rule := terms[0].rule) is None:
+        changes, loss = train_network(module, of_loss, starts(order), loader, schedule, steps, batched=batched)
+    else:
+        _check_rule(task)
+        changes, loss, slots = train_by_rule(
+            module, of_loss, rule, starts(order), loader, schedule, steps, batched=batched
+        )
     place = _places(order)
     stops = np.cumsum(sizes)
     scheduled = [None if training.learning_rate_schedule is None else each for each in rates]
@@ -211,6 +222,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             examples=(counts * epochs)[start:stop],
             steps=schedule.steps[part],
             start_loss=None if start_loss is None else start_loss[start:stop],
+            slots={name: to_array(values).take(part, axis=0) for name, values in slots.items()},
             rate_sum=None if each is None else _rate_sums(each, schedule.steps[part]),
         )
         for start, stop, each in zip([0, *stops[:-1]], stops, scheduled, strict=True)
@@ -263,6 +275,13 @@ def _padded_batch(task: Task[Samples, SGD]) -> int:
     """Return the size to which batches are padded; rounding depends on it, so that it is the same for all chunks."""
     most, size = max(int(task.data.examples.max(initial=0)), 1), task.training.batch_size
     return most if size == "all" else min(size, most)
+
+
+def _check_rule(task: Task[Samples, SGD]) -> None:
+    if task.training.momentum:
+        raise UserError(
+            f"training.momentum = {task.training.momentum:g}: the algorithm's own local step has no momentum; set 0"
+        )
 
 
 def _check_memory(task: Task[Samples, SGD], n_clients: int) -> None:

@@ -41,5 +41,6 @@ def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:
         examples=updates.examples[only],
         steps=updates.steps[only],
         start_loss=None if updates.start_loss is None else updates.start_loss[only],
+        slots={name: values[only] for name, values in updates.slots.items()},
         rate_sum=None if updates.rate_sum is None else updates.rate_sum[only],
     )
