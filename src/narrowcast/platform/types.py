@@ -222,6 +222,12 @@ class LocalUpdates:
     rate_sum: FloatArray | None = None
     slots: Arrays = field(default_factory=dict)
 
+    def mean_rates(self, learning_rate: float) -> FloatArray:
+        """Return the mean learning rate of each client's steps, [C]: `learning_rate` without steps or a schedule."""
+        if self.rate_sum is None:
+            return np.full(len(self.steps), learning_rate)
+        return np.where(self.steps > 0, self.rate_sum / np.maximum(self.steps, 1), learning_rate)
+
 
 NO_RANK = -1
 """Marks an update without a rank in a ledger's `rank`."""

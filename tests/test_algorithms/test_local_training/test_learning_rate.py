@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import torch
 from digits import digits, make_task, relative_error, run
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.fednova import FedNova
+from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.local_training.learning_rate import Constant, Cosine, InverseTime, StepDecay
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
-from narrowcast.experiment import load_experiment
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
@@ -126,6 +128,24 @@ def test_scaffold_divides_by_the_rates_of_the_steps() -> None:
         assert np.abs(control - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("algorithm", [Scaffold(), QFFL(q=2), FedNova(mu=0.1)], ids=lambda each: each.kind)
+def test_algorithms_that_use_the_rate_have_that_of_the_round(algorithm: Any) -> None:
+    """In round 3 a rate of 0.5 that halves every round is 0.125."""
+    sums = []
+    for settings in ({"learning_rate": 0.5, "learning_rate_schedule": StepDecay(every=1)}, {"learning_rate": 0.125}):
+        task = make_task(digits(COUNTS), Softmax(), **settings)
+        state = {name: np.array(values) for name, values in algorithm.init_clients(task).items()}
+        broadcast = algorithm.broadcast(algorithm.init(task), task, 3).arrays
+        sums.append(algorithm.train(broadcast, replace(CHUNK, state=state), task).partial)
+    assert all(np.allclose(values, sums[1][name], rtol=1e-6) for name, values in sums[0].items())
+
+
+def test_fednova_refuses_rates_that_change_within_a_round() -> None:
+    task = make_task(digits(COUNTS), Softmax(), learning_rate_schedule=SCHEDULES["inverse_time"])
+    with pytest.raises(UserError, match=r"fednova counts steps of one learning rate.*use constant, step or cosine"):
+        FedNova().check(task)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_resumed_run_continues_with_the_rates_of_its_rounds(name: str) -> None:
     task, plan = (
@@ -143,18 +163,19 @@ def test_a_resumed_run_continues_with_the_rates_of_its_rounds(name: str) -> None
 
 @pytest.mark.parametrize("program", ["fused", "batched"])
 def test_matrix_factorisation_has_the_rate_of_the_round(program: str) -> None:
-    data, server, states = synthetic([20, 3, 11]), None, []
+    data, states = synthetic([20, 3, 11]), []
     for settings in ({"learning_rate_schedule": StepDecay(every=1, decay=0.5)}, {"learning_rate": 0.125}):
         task = make_factorisation(data, dimension=8, **{"learning_rate": 0.5, "program": program, **settings})
         server = task.model.init_server(data, 0)
         chunk = Chunk(3, 0, np.arange(3), task.model.init_clients(data, 0))
-        result = FedMF().train(FedMF().broadcast(server, task, 3).arrays, chunk, task)
+        broadcast = FedMF().broadcast(FedMF().init(task), task, 3).arrays
+        result = FedMF().train(broadcast, chunk, task)
         dense = task.training.train(server, chunk, task, LocalTerms())
         states.append((*result.partial.values(), *result.state.values(), dense.changes[ITEM_FACTORS]))
     assert all((one == other).all() for one, other in zip(*states, strict=True))
 
 
 def test_matrix_factorisation_refuses_rates_that_change_within_a_round() -> None:
-    path = "training.learning_rate_schedule={kind: inverse_time, alpha: 1, gamma: 8}"
+    task = make_factorisation(synthetic([20, 3]), learning_rate_schedule=SCHEDULES["inverse_time"])
     with pytest.raises(UserError, match=r"inverse_time changes the rate at each local step.*use constant, step or"):
-        load_experiment("scolr-ml100k", [path]).task()
+        task.training.check(task)

@@ -48,6 +48,13 @@ class FedNova(Proximal):
                 "algorithm.kind = fednova needs local steps that are linear in the gradients; leave out "
                 "training.clip_norm"
             )
+        schedule = getattr(task.training, "learning_rate_schedule", None)
+        if schedule is not None and schedule.by_step:
+            raise UserError(
+                "algorithm.kind = fednova counts steps of one learning rate; "
+                f"training.learning_rate_schedule.kind = {schedule.kind} changes it within a round; use constant, step "
+                "or cosine"
+            )
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return x after the server's step along the mean normalised change times the mean number of steps."""
@@ -70,15 +77,16 @@ class FedNova(Proximal):
         del broadcast
         received, uploads = send_tensors(before_number(chunk), task, updates, tensor_coding(Codec(self.codec)))
         weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
-        norms = self._norms(task, updates.steps)
+        norms = self._norms(task, updates)
         total = TensorSum.weighted(received, weight / norms)
         partial = {**replace(total, weight=np.array(weight.sum())).arrays(), _STEPS: np.array((weight * norms).sum())}
         return chunk_result(chunk, updates, with_number(uploads), partial)
 
-    def _norms(self, task: Task, steps: IntArray) -> FloatArray:
+    def _norms(self, task: Task, updates: LocalUpdates) -> FloatArray:
         """Return |a_u| of each client, [C]: the change that a gradient of 1 in every step makes, in learning rates."""
         momentum = getattr(task.training, "momentum", 0.0)
-        pull = self.mu * task.training.learning_rate
+        steps = updates.steps
+        pull = self.mu * float(updates.mean_rates(task.training.learning_rate)[steps > 0].max(initial=0.0))
         norms, velocity = [0.0], 0.0
         for _ in range(int(steps.max(initial=0))):
             velocity = momentum * velocity + 1 - pull * norms[-1]

@@ -65,7 +65,7 @@ class QFFL(Averaging):
         received, uploads = send_tensors(before_number(chunk), task, updates, tensor_coding(Codec(self.codec)))
         weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
         loss = np.where(uploads.delivered, updates.start_loss, 1.0) + _TINY_LOSS
-        bound = self.lipschitz or 1 / task.training.learning_rate
+        bound = self.lipschitz or 1 / updates.mean_rates(task.training.learning_rate)
         squares = sum(np.square(change).reshape(len(loss), -1).sum(axis=1) for change in received.values())
         divisors = loss**self.q
         if self.q:

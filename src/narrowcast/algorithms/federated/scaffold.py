@@ -94,9 +94,7 @@ class Scaffold(LocalThenUpload):
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send the changes of y and of c_u, and add them up; c_u moves by its change as the server decodes it."""
-        travelled = np.maximum(updates.steps, 1) * task.training.learning_rate
-        if updates.rate_sum is not None:
-            travelled = np.where(updates.steps > 0, updates.rate_sum, travelled)
+        travelled = np.maximum(updates.steps, 1) * updates.mean_rates(task.training.learning_rate)
         controls = CONTROL.of(broadcast)
         control_changes = {
             name: -controls[name] - (change.T / travelled.astype(change.dtype)).T

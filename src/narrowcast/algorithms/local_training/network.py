@@ -285,7 +285,7 @@ def _step(
 
 
 def add_terms(values: Tensors, start: Tensors, gradients: Tensors, steps: Steps, rows: slice) -> None:
-    """Make of the gradients of the loss at `values` [a, ...] those with all terms but momentum, in place; `start` is [1 or C, ...]."""
+    """Add all terms but momentum to gradients [a, ...] of the loss at `values`, in place; `start` is [1 or C, ...]."""
     for name, gradient in gradients.items():
         if name in steps.gains:
             gradient.mul_(steps.gains[name][rows])

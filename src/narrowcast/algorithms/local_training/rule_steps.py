@@ -50,7 +50,6 @@ def train_by_rule(
         parts = _parts(batch.weights > 0, sizes, rule.parts)
         compute = gradients_of or _of_one(module, loss, rows_of(steps.frozen, rows), steps)
         at_first: list[Tensor] = []
-        begin = rows_of(start, rows)
 
         def gradient(
             at: Mapping[str, Tensor],
@@ -59,14 +58,13 @@ def train_by_rule(
             compute: ChainGradient = compute,
             batch: StepBatch = batch,
             parts: Sequence[Tensor] = parts,
-            begin: Tensors = begin,
             rows: slice = rows,
             at_first: list[Tensor] = at_first,
         ) -> Tensors:
             gradients, of_samples = compute(at, batch.features, batch.labels, parts[part])
             if not at_first:
                 at_first.append((of_samples * batch.weights).sum(1))
-            add_terms(dict(at), begin, gradients, steps, rows)
+            add_terms(dict(at), start, gradients, steps, rows)
             return gradients
 
         rate = steps.learning_rate(step)
