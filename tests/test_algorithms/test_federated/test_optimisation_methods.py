@@ -84,7 +84,7 @@ def test_fednova_with_unequal_steps_is_equation_11() -> None:
 def test_the_norms_are_the_papers_closed_forms(momentum: float, mu: float) -> None:
     task, _ = quadratics(UNEQUAL, momentum=momentum)
     steps, rate = np.array(UNEQUAL), task.training.learning_rate
-    norms = FedNova(mu=mu)._norms(task, steps)
+    norms = FedNova(mu=mu)._norms(task, steps, rate)
     if momentum and mu:  # no closed form there: the change that gradients of 1 make
         flat = Quadratics(np.zeros((6, 1)), np.zeros((6, 1)), np.ones(6), steps, rate, momentum)
         ones = LocalTerms(proximal=mu, correction={"x": np.ones((6, 1))})

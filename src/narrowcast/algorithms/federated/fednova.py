@@ -77,16 +77,16 @@ class FedNova(Proximal):
         del broadcast
         received, uploads = send_tensors(before_number(chunk), task, updates, tensor_coding(Codec(self.codec)))
         weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
-        norms = self._norms(task, updates)
+        rates = updates.mean_rates(task.training.learning_rate)[updates.steps > 0]
+        norms = self._norms(task, updates.steps, float(rates.max(initial=0.0)))
         total = TensorSum.weighted(received, weight / norms)
         partial = {**replace(total, weight=np.array(weight.sum())).arrays(), _STEPS: np.array((weight * norms).sum())}
         return chunk_result(chunk, updates, with_number(uploads), partial)
 
-    def _norms(self, task: Task, updates: LocalUpdates) -> FloatArray:
+    def _norms(self, task: Task, steps: IntArray, learning_rate: float) -> FloatArray:
         """Return |a_u| of each client, [C]: the change that a gradient of 1 in every step makes, in learning rates."""
         momentum = getattr(task.training, "momentum", 0.0)
-        steps = updates.steps
-        pull = self.mu * float(updates.mean_rates(task.training.learning_rate)[steps > 0].max(initial=0.0))
+        pull = self.mu * learning_rate
         norms, velocity = [0.0], 0.0
         for _ in range(int(steps.max(initial=0))):
             velocity = momentum * velocity + 1 - pull * norms[-1]
