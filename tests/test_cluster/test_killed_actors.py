@@ -24,7 +24,20 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared
 DIGITS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=5")
 
 # Algorithms with client state, or whose server needs every update.
-STATEFUL = {name: ("fedavg-digits", [*DIGITS, f"algorithm={name}"]) for name in ("scaffold", "median", "scolr")}
+STATEFUL = {
+    name: ("fedavg-digits", [*DIGITS, f"algorithm={name}"]) for name in ("scaffold", "feddyn", "median", "scolr")
+}
+
+# Algorithms whose server keeps more than the model, or needs more than the sum of changes.
+SERVER_STATE = {
+    name: ("fedavg-digits", [*DIGITS, f"algorithm={algorithm}"])
+    for name, algorithm in {
+        "fednova": "{kind: fednova, partial_share: 0.5}",
+        "qffl": "qffl",
+        "afl": "afl",
+        "adam": "{kind: fedavg, server_optimizer: adam, server_learning_rate: 0.03}",
+    }.items()
+}
 
 # Channel-adapted ranks and levels on a shared band, and codecs with state per client.
 QUANTISED = "[{kind: quantise, levels: 10, norms: column, rounding: dithered, norm_type: bfloat16}, entropy]"
@@ -71,7 +84,7 @@ TIMED = {
 A_HOST, A_HOST_AND_A_DRIVER = {2: "ClientHost"}, {2: "ClientHost", 4: "Driver"}
 
 
-def play(experiment: Experiment, backend: Backend, kills: Mapping[int, str]) -> list[Outcome]:
+def run_with_kills(experiment: Experiment, backend: Backend, kills: Mapping[int, str]) -> list[Outcome]:
     algorithm, task = experiment.secured_algorithm, experiment.task(experiment.data.load())
     outcomes = []
     for outcome in backend.run(Run(experiment, algorithm, task), begin(algorithm, task)):
@@ -82,10 +95,13 @@ def play(experiment: Experiment, backend: Backend, kills: Mapping[int, str]) -> 
     return outcomes
 
 
-def played_twice(name: str, settings: list[str], kills: Mapping[int, str]) -> list[Outcome]:
+def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) -> list[Outcome]:
     """Return what happens in this process, the same as on two actors of which some are killed."""
     experiment = load_experiment(name, settings)
-    alone, killed = play(experiment, LocalBackend(), {}), play(experiment, RayBackend(actors=2), kills)
+    alone, killed = (
+        run_with_kills(experiment, LocalBackend(), {}),
+        run_with_kills(experiment, RayBackend(actors=2), kills),
+    )
     assert [repr(outcome.record) for outcome in killed] == [repr(outcome.record) for outcome in alone]
     states = [outcomes[-1].state for outcomes in (alone, killed)]
     assert states[0] is not None
@@ -100,17 +116,22 @@ def played_twice(name: str, settings: list[str], kills: Mapping[int, str]) -> li
 
 @pytest.mark.parametrize("case", {**STATEFUL, **FADING})
 def test_client_states_and_memories(case: str) -> None:
-    last = played_twice(*{**STATEFUL, **FADING}[case], A_HOST)[-1].state
+    last = same_with_kills(*{**STATEFUL, **FADING}[case], A_HOST)[-1].state
     assert last is not None
     assert all(values.any() for values in last.clients.values())
 
 
+@pytest.mark.parametrize("case", SERVER_STATE)
+def test_states_of_the_server(case: str) -> None:
+    same_with_kills(*SERVER_STATE[case], A_HOST)
+
+
 @pytest.mark.parametrize("case", SECURE)
 def test_secure_sums_whose_keys_have_an_actor_of_their_own(case: str) -> None:
-    played_twice(*SECURE[case], A_HOST)
+    same_with_kills(*SECURE[case], A_HOST)
 
 
 @pytest.mark.parametrize("case", TIMED)
 def test_stragglers_availability_and_buffers(case: str) -> None:
-    alone = played_twice(*TIMED[case], A_HOST_AND_A_DRIVER)
+    alone = same_with_kills(*TIMED[case], A_HOST_AND_A_DRIVER)
     assert sum(outcome.record.late for outcome in alone) > 0 or case in ("buffered", "partial")

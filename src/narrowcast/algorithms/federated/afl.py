@@ -13,21 +13,20 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.fedavg import Averaging
+from narrowcast.algorithms.federated.loss_reporting import LossReporting
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
-from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS, before_number, with_number
+from narrowcast.algorithms.uploads.number_upload import before_number, with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, LocalUpdates
 
 _MIXTURE = OPTIMIZER.name("mixture")
 _LOSSES = "losses"
 
 
-class AFL(Averaging):
+class AFL(LossReporting):
     """x += server_learning_rate * sum lambda_u (y_u - x) / sum lambda_u; lambda moves up the clients' losses.
 
     lambda begins as the clients' shares of the examples, moves by `mixture_learning_rate` F_u, and is projected onto
@@ -78,22 +77,7 @@ class AFL(Averaging):
         """Return None: the mixture is that of the present model."""
         del partial, factor
 
-    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return None: the server needs the loss of each client."""
-        del task, cohort
-        return None
-
     # Client half
-
-    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
-        """Return plain SGD, and the loss that it starts from."""
-        del chunk, task
-        return LocalTerms(start_loss=True)
-
-    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return the size of each client's upload, [C], with its loss; None with a codec."""
-        bits = super().upload_bits(broadcast, task, clients)
-        return None if bits is None else np.where(bits > 0, bits + NUMBER_BITS, 0)
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x and F_u, and add up lambda_u (y_u - x)."""

@@ -14,19 +14,18 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.federated.fedavg import Averaging
-from narrowcast.algorithms.federated.sum_layout import SumLayout
+from narrowcast.algorithms.federated.loss_reporting import LossReporting
 from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS, before_number, with_number
+from narrowcast.algorithms.uploads.number_upload import before_number, with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates
 
 _TINY_LOSS = 1e-10  # as in the authors' code: a loss of 0 has a power for q < 1
 
 
-class QFFL(Averaging):
+class QFFL(LossReporting):
     """x += server_learning_rate * sum F_u^q (y_u - x) / sum (F_u^q + q F_u^(q-1) L |y_u - x|^2), L = 1 / learning rate.
 
     This is q-FedAvg, and q-FedSGD with `training.batch_size: all` and one epoch; q = 0 is FedAvg with equal weights.
@@ -42,21 +41,6 @@ class QFFL(Averaging):
         None, gt=0, description="L; null: 1 / training.learning_rate, as in the paper's experiments"
     )
     weights: Weights = "equal"
-
-    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
-        """Return plain SGD, and the loss that it starts from."""
-        del chunk, task
-        return LocalTerms(start_loss=True)
-
-    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return None: a client's weight depends on its loss, which has no bound."""
-        del task, cohort
-        return None
-
-    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return the size of each client's upload, [C], with its loss; None with a codec."""
-        bits = super().upload_bits(broadcast, task, clients)
-        return None if bits is None else np.where(bits > 0, bits + NUMBER_BITS, 0)
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x and F_u, and add up the numerator and the denominator of the server's step."""

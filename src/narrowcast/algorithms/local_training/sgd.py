@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import psutil
@@ -40,6 +40,7 @@ class SGD(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    computes_start_loss: ClassVar[bool] = True  # for `LocalTerms.start_loss`
     kind: Literal["sgd"] = "sgd"
     learning_rate: float = Field(0.1, gt=0, description="step size of local SGD")
     learning_rate_schedule: RateSchedule | None = Field(
