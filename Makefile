@@ -45,8 +45,9 @@ lint: venv ## style and types
 test: lint ## style, types and all tests but the slow ones
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
+# One more worker than cores, as these tests wait for processes, outages and leases a good part of their time.
 slow: venv ## the slow tests: kills, outages and real clusters
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m slow
+	$(BIN)/python -m pytest -n $$(( $(JOBS) + 1 )) --dist loadfile -m slow
 
 docs: venv ## the documentation site, in build/docs/index.html; warnings are errors, external links are listed
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs
