@@ -180,7 +180,8 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
 
     start_loss = None
     if terms[0].start_loss:
-        whole = draw_schedule(counts, np.ones_like(epochs), _padded_batch(task), keys)
+        once = np.ones_like(epochs)
+        whole = schedule if (epochs == once).all() else draw_schedule(counts, once, _padded_batch(task), keys)
         start_loss = mean_losses(
             module,
             of_loss,
