@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     downlinks: Namespace
     fleets: Namespace
     learning_rate_schedules: Namespace
+    server_optimizers: Namespace
     losses: Namespace
     metrics: Namespace
     models: Namespace
@@ -60,6 +61,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "data",
     "models",
     "learning_rate_schedules",
+    "server_optimizers",
     "losses",
     "metrics",
     "training",

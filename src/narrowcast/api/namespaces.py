@@ -18,6 +18,7 @@ REGISTRY_NAMES = {
     "downlinks": "downlink",
     "fleets": "fleet",
     "learning_rate_schedules": "learning_rate_schedule",
+    "server_optimizers": "server_optimizer",
     "losses": "loss",
     "metrics": "metric",
     "models": "model",

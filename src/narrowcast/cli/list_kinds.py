@@ -28,6 +28,7 @@ _REGISTRIES = {
     "loss": "kinds of model.loss",
     "metric": "kinds of model.metrics",
     "learning_rate_schedule": "kinds of training.learning_rate_schedule",
+    "server_optimizer": "kinds of algorithm.server_optimizer",
     "rank_policy": "kinds of algorithm.rank_policy",
 }
 """By registry, the fields that take its kinds, if they are not the field of its own name."""

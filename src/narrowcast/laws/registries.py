@@ -19,6 +19,7 @@ from narrowcast.laws import (
     model_laws,
     partition_laws,
     radio_laws,
+    server_optimizer_laws,
     simulation_laws,
     training_laws,
 )
@@ -62,6 +63,7 @@ LAWS: Mapping[str, LawsOf] = {
     "metric": LawsOf(loss_laws.cases, loss_laws.METRIC_LAWS, "its check refuses classes, tokens and numbers"),
     "training": LawsOf(training_laws.cases, training_laws.LAWS, _NO_MODEL),
     "learning_rate_schedule": LawsOf(learning_rate_laws.cases, learning_rate_laws.LAWS),
+    "server_optimizer": LawsOf(server_optimizer_laws.cases, server_optimizer_laws.LAWS),
     "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),
     "channel": LawsOf(radio_laws.channel_cases, radio_laws.CHANNEL_LAWS),
     "downlink": LawsOf(radio_laws.downlink_cases, radio_laws.DOWNLINK_LAWS),
