@@ -30,7 +30,7 @@ STATEFUL = {
 
 # Algorithms whose server keeps more than the model, or needs more than the sum of changes.
 SERVER_STATE = {
-    name: ("fedavg-digits", [*DIGITS, f"algorithm={algorithm}"])
+    name: ("fedavg-digits", [*DIGITS, "rounds=4", f"algorithm={algorithm}"])
     for name, algorithm in {
         "fednova": "{kind: fednova, partial_share: 0.5}",
         "qffl": "qffl",
