@@ -205,17 +205,17 @@ def test_data_list_says_where_each_set_is(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "phrases"),
     [
-        (["--help"], ["narrowcast run scolr-ml100k algorithm.rank=16     with another rank\n", "sync  "]),
+        (["--help"], ["narrowcast run scolr-ml100k algorithm.rank=16     run it with another rank\n", "sync  "]),
         (["-h"], ["Communication-constrained", "export  ", "run  ", "show  ", "compare  ", "data  ", "ui  "]),
         (["run", "-h"], ["[EXPERIMENT] [A.B=VALUE]...", "--resume", "--address", "--backend [local|ray]"]),
-        (["show", "-h"], ["List the packaged experiments", "as it would run, with"]),
+        (["show", "-h"], ["List the packaged experiments", "with all defaults filled"]),
         (["export", "-h"], ["Write the trained global model", "--format [safetensors|torch]"]),
         (["compare", "-h"], ["Compare finished runs by accuracy, bits and time", "--plot"]),
-        (["data", "-h"], ["List, download and look at data sets", "fetch  ", "list  ", "show  "]),
+        (["data", "-h"], ["List, download and inspect data sets", "fetch  ", "list  ", "show  "]),
         (["data", "list", "-h"], ["licences"]),
         (["data", "fetch", "-h"], ["Download the data set NAME, check it and unpack it"]),
         (["ui", "-h"], ["Open the MLflow UI", "--port"]),
-        (["sync", "-h"], ["Send to MLflow what it missed of RUN", "--tracking-uri"]),
+        (["sync", "-h"], ["Send the metrics of RUN that MLflow does not have", "--tracking-uri"]),
         (["--version"], [__version__]),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_network_moves_by_the_decoded_change() -> None:
 
 @pytest.mark.parametrize("algorithm", [CoLR, SCoLR])
 def test_a_memory_does_not_fit_a_basis_that_changes(algorithm: type[CoLR] | type[SCoLR]) -> None:
-    with pytest.raises(UserError, match=r"downlink_codec has error_feedback, which remembers .* with fedmf$"):
+    with pytest.raises(UserError, match=r"downlink_codec has error_feedback, which keeps state .* with fedmf$"):
         algorithm(downlink_codec=WARM).check(task_of(MODEL))
 
 
