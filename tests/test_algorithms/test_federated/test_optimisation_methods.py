@@ -1,8 +1,7 @@
-"""FedNova, FedDyn, q-FFL and AFL: identities, slow references in float64, and the laws of algorithms."""
+"""FedNova, FedDyn, q-FFL and AFL: identities and slow references in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.server_optimizer import Momentum
 from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS
-from narrowcast.laws import algorithm_laws
-from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.laws.rehearsal import PLAN, task_of
 from narrowcast.laws.rehearsal import run as rehearse
 from narrowcast.platform.contracts import Algorithm, Task
@@ -30,23 +27,6 @@ from quadratics import Quadratics, quadratics
 
 UNEQUAL = [1, 4, 10, 2, 7, 5]
 COUNTS = [5, 1, 2, 9, 3, 4]
-ALGORITHMS: dict[str, Any] = {
-    "fednova": FedNova(mu=0.1),
-    "feddyn": FedDyn(alpha=0.1),
-    "qffl": QFFL(q=1.5),
-    "afl": AFL(mixture_learning_rate=0.2),
-}
-CASES = {name: case for name, case in algorithm_laws.cases(ALGORITHMS).items() if name.startswith("mlp")}
-
-
-@pytest.mark.parametrize("law", (*algorithm_laws.UNCODED[:3], *algorithm_laws.LAWS), ids=lambda law: law.__name__)
-@pytest.mark.parametrize("name", CASES)
-def test_they_keep_the_laws_of_algorithms(name: str, law: Callable[[Trained], None]) -> None:
-    law(CASES[name])
-
-
-def test_all_of_them_train_networks() -> None:
-    assert CASES.keys() == {f"mlp-{name}" for name in ALGORITHMS}
 
 
 def trained(task: Task, algorithm: Algorithm, n_rounds: int = 1) -> np.ndarray:
