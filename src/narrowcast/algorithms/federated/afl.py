@@ -27,7 +27,9 @@ _LOSSES = "losses"
 
 
 class AFL(LossReporting):
-    """x += server_learning_rate * sum lambda_u (y_u - x) / sum lambda_u; lambda moves up the clients' losses.
+    """The loss of the worst mixture of the clients is minimised.
+
+    x += server_learning_rate * sum lambda_u (y_u - x) / sum lambda_u; lambda moves up the clients' losses.
 
     lambda begins as the clients' shares of the examples, moves by `mixture_learning_rate` F_u, and is projected onto
     the probability simplex. The server multiplies each change by its lambda_u, so that no client is sent it. A client

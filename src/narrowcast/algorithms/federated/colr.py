@@ -20,7 +20,9 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
 
 class CoLR(LowRank):
-    """Every client trains and sends all r columns of A; the server adds mean(A) B to Q. `rank` is r.
+    """Low-rank changes A B, of which every client trains and sends all r columns of A; B is drawn from a shared seed.
+
+    The server adds mean(A) B to Q. `rank` is r.
 
     Differs from the paper: 1. the released code's `per_item_mean` is the default aggregation; Algorithm 1's weights
     N_u / N are `weighted`. 2. the row mask that `per_item_mean` needs is sent and paid for. 3. `rows: touched` leaves

@@ -26,7 +26,9 @@ _CLIENTS = OPTIMIZER.name("clients")
 
 
 class FedDyn(Averaging):
-    """Clients descend F_u(y) - <g_u, y> + alpha/2 |y - x|^2 and set g_u -= alpha (y_u - x).
+    """Local losses with a linear and a quadratic term that make local minima agree with the global one.
+
+    Clients descend F_u(y) - <g_u, y> + alpha/2 |y - x|^2 and set g_u -= alpha (y_u - x).
 
     The server sets h -= alpha / U * sum (y_u - x) over the clients that delivered, and x = mean y_u - h / alpha. A
     client sends and receives what FedAvg's does; g_u stays on the client and h on the server.

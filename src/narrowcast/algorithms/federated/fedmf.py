@@ -41,7 +41,9 @@ _CHANGED = "changed_rows"
 
 
 class FedMF(SizesDownloads, BaseModel):
-    """Clients train the rows of Q that they touch and send the changes; the server adds their mean.
+    """Federated matrix factorisation, in which each client trains and sends the rows of Q that it touches.
+
+    The server adds the mean change of each row.
 
     With `rows: all` a `codec` sees the client's whole change, zeros included, and with `downlink_codec` Q moves by the
     decoded mean change; `error_feedback` there is the server's. Both with the same `svd` or `top_k` are the baselines

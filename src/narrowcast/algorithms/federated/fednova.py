@@ -28,7 +28,9 @@ _STEPS = "steps"
 
 
 class FedNova(Proximal):
-    """x += server_learning_rate * (sum p_u |a_u|) * sum p_u (y_u - x) / |a_u|, with |a_u| the sum of a_u's entries.
+    """FedAvg whose changes are divided by the number of local steps, so that clients with more steps do not prevail.
+
+    x += server_learning_rate * (sum p_u |a_u|) * sum p_u (y_u - x) / |a_u|, with |a_u| the sum of a_u's entries.
 
     |a_u| is tau_u for plain SGD; local momentum and the proximal term `mu` have the factors of their own recursion,
     sections 4.1 and 4.2. Clients take different numbers of steps if they have different numbers of examples, part of

@@ -21,7 +21,9 @@ from narrowcast.platform.types import Arrays, Chunk, LocalTerms
 
 
 class FedPara(Averaging):
-    """W = (X1 Y1') * (X2 Y2') for each linear weight, Proposition 1, and Proposition 3's form for each convolution.
+    """Averaging of the factors of a low-rank Hadamard product in place of the weights.
+
+    W = (X1 Y1') * (X2 Y2') for each linear weight, Proposition 1, and Proposition 3's form for each convolution.
 
     Clients train, send and receive the factors, and vectors whole; `gamma` chooses the inner rank.
 

@@ -38,7 +38,9 @@ class Proximal(Averaging):
 
 
 class FedProx(Proximal):
-    """Local steps descend F_u(y) + mu/2 ||y - x||^2; a share of the clients trains 1 to E epochs and still counts.
+    """FedAvg with a proximal term that holds clients near the server's model, and with partial work.
+
+    Local steps descend F_u(y) + mu/2 ||y - x||^2; a share of the clients trains 1 to E epochs and still counts.
 
     Differs from the paper: 1. clients are weighted by examples and sampled without weights, where the paper samples
     them by weight and averages equally (`weights: equal` does the latter). 2. stragglers are drawn client by client

@@ -20,7 +20,9 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, Lo
 
 
 class Median(WholeModel):
-    """x += server_learning_rate * median_u (y_u - x), coordinate by coordinate, over the clients that delivered.
+    """The coordinate-wise median of the clients' changes, robust to a minority of arbitrary ones.
+
+    x += server_learning_rate * median_u (y_u - x), coordinate by coordinate, over the clients that delivered.
 
     Differs from the paper: 1. clients may take several local steps; the paper's send one gradient.
     """

@@ -26,7 +26,9 @@ _TINY_LOSS = 1e-10  # as in the authors' code: a loss of 0 has a power for q < 1
 
 
 class QFFL(LossReporting):
-    """x += server_learning_rate * sum F_u^q (y_u - x) / sum (F_u^q + q F_u^(q-1) L |y_u - x|^2), L = 1 / learning rate.
+    """Clients with larger losses have larger weights, so that accuracies are more even: q-FedSGD and q-FedAvg.
+
+    x += server_learning_rate * sum F_u^q (y_u - x) / sum (F_u^q + q F_u^(q-1) L |y_u - x|^2), L = 1 / learning rate.
 
     This is q-FedAvg, and q-FedSGD with `training.batch_size: all` and one epoch; q = 0 is FedAvg with equal weights.
     A client sends its loss F_u at x, over its training set and before it trains, with its change: 32 bits.

@@ -24,7 +24,9 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, Loca
 
 
 class Scaffold(LocalThenUpload):
-    """y -= lr (g(y) - c_u + c); c_u becomes c_u - c + (x - y) / (K lr), option II; x and c move by the mean changes.
+    """Local steps corrected by control variates of clients and server, so that clients with other data drift less.
+
+    y -= lr (g(y) - c_u + c); c_u becomes c_u - c + (x - y) / (K lr), option II; x and c move by the mean changes.
 
     A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted. A codec
     sees both changes, and c_u moves by what the server decodes of its own, so that c stays the mean of all c_u.

@@ -28,7 +28,9 @@ _NORM_BITS = 16.0  # of a column, in bfloat16
 
 
 class SCoLR(LowRank):
-    """Client u trains r_u of the r_g columns of A, a random subset S_u; the server adds mean(A) B. `rank` is r_g.
+    """CoLR with a rank for each client, which trains and sends r_u of the r_g columns of A.
+
+    The columns are a random subset S_u; the server adds mean(A) B. `rank` is r_g.
 
     The server regenerates S_u from the run's seed, the round and the client, so that only r_u is sent.
 
