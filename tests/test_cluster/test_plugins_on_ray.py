@@ -32,14 +32,28 @@ QUIET = ("tracking.system_metrics=false", "tracking.flush_seconds=110", "rounds=
 LONG = ("rounds=6", "evaluate_every=3", "checkpoint_every=1", "training.epochs=60")
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
     cluster = RayNodes(2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", cluster.token)
-        yield cluster
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", cluster.token)
+    yield cluster
     cluster.kill()
+
+
+# First in the file: the clusters of the others give the process an address and a token, which Ray keeps.
+def test_a_job_of_ones_own_classes(nodes: RayNodes, tmp_path: Path) -> None:
+    submit = ("submit", OWN, *QUIET, "backend.actors=2", "--address", nodes.address, "--output", tmp_path / "runs")
+    first = narrowcast(*submit, "--id", "own")
+    assert first.status == 0, first.err + first.out
+    assert "own: finished already" in narrowcast(*submit, "--id", "own", "--no-wait").out
+    here = narrowcast("run", OWN, *QUIET, "backend=local", "--output", tmp_path)
+    assert here.status == 0, here.err
+    there, alone = (
+        json.loads((folder / "result.json").read_text())["model_sha256"]
+        for folder in (tmp_path / "runs" / "own", tmp_path / "own_everything")
+    )
+    assert there == alone
 
 
 def sha256(backend: Backend, *, kill_after: int = 0) -> str:
@@ -54,12 +68,13 @@ def sha256(backend: Backend, *, kill_after: int = 0) -> str:
     return model_sha256(experiment.algorithm, state)
 
 
-def test_a_killed_host_changes_nothing(nodes: RayNodes) -> None:
-    backend = RayBackend(actors=2, address=nodes.gcs)
-    assert sha256(backend, kill_after=2) == sha256(load_experiment(str(OWN), ["backend=local"]).backend)
+@pytest.mark.usefixtures("shared_ray")
+def test_a_killed_host_changes_nothing() -> None:
+    assert sha256(RayBackend(actors=2), kill_after=2) == sha256(load_experiment(str(OWN), ["backend=local"]).backend)
 
 
-def test_a_study_of_ones_own_classes(nodes: RayNodes, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("shared_ray")
+def test_a_study_of_ones_own_classes(tmp_path: Path) -> None:
     study = tmp_path / "own.yaml"
     for example in EXAMPLES.glob("*.py"):
         (tmp_path / example.name).write_text(example.read_text())
@@ -69,19 +84,5 @@ def test_a_study_of_ones_own_classes(nodes: RayNodes, tmp_path: Path) -> None:
         "space:\n  algorithm.momentum: {kind: float, low: 0.1, high: 0.95}\n"
         "  fleet: ['city_fleet:CityFleet', lognormal]\n"
     )
-    said = narrowcast("tune", study, "--address", nodes.gcs, "--output", tmp_path / "studies")
+    said = narrowcast("tune", study, "--output", tmp_path / "studies")
     assert said.status == 0, said.err
-
-
-def test_a_job_of_ones_own_classes(nodes: RayNodes, tmp_path: Path) -> None:
-    submit = ("submit", OWN, *QUIET, "backend.actors=2", "--address", nodes.address, "--output", tmp_path / "runs")
-    first = narrowcast(*submit, "--id", "own")
-    assert first.status == 0, first.err + first.out
-    assert "own: finished already" in narrowcast(*submit, "--id", "own", "--no-wait").out
-    here = narrowcast("run", OWN, *QUIET, "backend=local", "--output", tmp_path)
-    assert here.status == 0, here.err
-    there, alone = (
-        json.loads((folder / "result.json").read_text())["model_sha256"]
-        for folder in (tmp_path / "runs" / "own", tmp_path / "own_everything")
-    )
-    assert there == alone

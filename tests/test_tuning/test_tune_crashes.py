@@ -30,7 +30,7 @@ ON_RAY = (
     "study: {objectives: {validation.accuracy: maximize}, trials: 6, parallel: 2, cpus_per_worker: 0.5, "
     "holdout: {trials: 0}}\n"
 )
-LONG = ("experiment.rounds=200", "experiment.evaluate_every=20")
+LONG = ("experiment.rounds=300", "experiment.evaluate_every=20")
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
     postgres = Postgres()
     try:
         postgres.start()
-        local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 6", "trials: 10")
+        local = ON_RAY.replace("parallel: 2", "backend: local").replace("trials: 6", "trials: 16")
         study, folders = write_study(tmp_path, EXPERIMENT + local + RATES), (tmp_path / "one", tmp_path / "two")
         store = f"experiment.tracking.uri=sqlite:///{tmp_path}/mlflow.db"
         one, two = ((study, "--output", folder, *LONG, store, "--storage", postgres.url) for folder in folders)
@@ -105,8 +105,8 @@ def test_two_processes_on_postgresql_that_goes_away(tmp_path: Path) -> None:
                     assert "the study's storage is down" in said
                     assert "answers again" in said
         last = max(folders, key=lambda folder: (folder / "digits" / "trials.csv").stat().st_mtime)
-        assert check_whole(last / "digits", tmp_path, 10) == []
-        assert sum(ended(folder / "digits") for folder in folders) == 10
+        assert check_whole(last / "digits", tmp_path, 16) == []
+        assert sum(ended(folder / "digits") for folder in folders) == 16
     finally:
         postgres.remove()
 
