@@ -127,6 +127,12 @@ class Chunk:
         """Return whether each client may send that many bits, [C]."""
         return np.ones(len(self.clients), dtype=bool) if self.budget_bits is None else bits <= self.budget_bits
 
+    def with_room_for(self, bits: int) -> Chunk:
+        """Return a chunk whose budgets leave room for so many bits besides."""
+        if self.budget_bits is None:
+            return self
+        return replace(self, budget_bits=np.maximum(self.budget_bits - bits, 0))
+
     def arrives(self) -> BoolArray:
         """Return whether each client's upload arrives and counts, [C]."""
         return np.ones(len(self.clients), dtype=bool) if self.lost is None else ~self.lost

@@ -16,9 +16,9 @@ from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.loss_reporting import LossReporting
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
 from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.number_upload import before_number, with_number
+from narrowcast.algorithms.uploads.number_upload import send_with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights
-from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
+from narrowcast.algorithms.uploads.tensor_uploads import tensor_coding
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, LocalUpdates
 
@@ -72,8 +72,7 @@ class AFL(LossReporting):
         clients, losses = total[_LOSSES]
         mixture = np.array(server[_MIXTURE])
         mixture[clients.astype(np.int64)] += self.mixture_learning_rate * losses
-        sums = {name: values for name, values in total.items() if name != _LOSSES}
-        return {**super().step(server, broadcast, sums), _MIXTURE: on_simplex(mixture)}
+        return {**super().step(server, broadcast, total), _MIXTURE: on_simplex(mixture)}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
         """Return None: the mixture is that of the present model."""
@@ -84,11 +83,11 @@ class AFL(LossReporting):
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x and F_u, and add up lambda_u (y_u - x)."""
         assert updates.start_loss is not None, "terms() has asked for it"
-        received, uploads = send_tensors(before_number(chunk), task, updates, tensor_coding(Codec(self.codec)))
+        received, uploads = send_with_number(chunk, task, updates, tensor_coding(Codec(self.codec)))
         weight = np.where(uploads.delivered, np.asarray(broadcast[_MIXTURE])[chunk.clients], 0.0)
         losses = np.array([chunk.clients, updates.start_loss])[:, uploads.delivered]
         partial = {**TensorSum.weighted(received, weight).arrays(), _LOSSES: losses}
-        return chunk_result(chunk, updates, with_number(uploads), partial)
+        return chunk_result(chunk, updates, uploads, partial)
 
 
 def on_simplex(values: FloatArray) -> FloatArray:

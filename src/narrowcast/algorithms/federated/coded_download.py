@@ -224,9 +224,7 @@ class SizesDownloads(AlgorithmDefaults):
 
 def before_requests(download: CodedDownload | None, chunk: Chunk) -> Chunk:
     """Return a chunk whose budgets leave room for the header of each client's request for rows."""
-    if download is None or download.rows == "all" or chunk.budget_bits is None:
-        return chunk
-    return replace(chunk, budget_bits=np.maximum(chunk.budget_bits - HEADER_BITS, 0))
+    return chunk if download is None or download.rows == "all" else chunk.with_room_for(HEADER_BITS)
 
 
 def with_requests(download: CodedDownload | None, cohort: RowCohort, result: ChunkResult) -> ChunkResult:

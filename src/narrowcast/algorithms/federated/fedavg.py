@@ -62,9 +62,9 @@ class Averaging(SizesDownloads, WholeModel):
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send x to every client of the round, or x on a grid."""
         model = model_of(server)
-        return (
-            broadcast_all(model) if self.download is None else self.download.broadcast(model, server, task, round_index)
-        )
+        if self.download is None:
+            return broadcast_all(model)
+        return self.download.broadcast(model, server, task, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums."""

@@ -14,7 +14,8 @@ from pydantic import Field
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
-from narrowcast.algorithms.uploads.client_loop import chunk_result, of_clients
+from narrowcast.algorithms.federated.whole_model import model_of
+from narrowcast.algorithms.uploads.client_loop import chunk_result, of_clients, zeros_of_clients
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights, tensor_weights
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL, PrefixedArrays
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
@@ -51,16 +52,13 @@ class FedDyn(Averaging):
 
     def init(self, task: Task) -> Arrays:
         """Return x, h = 0 and the number of clients U."""
-        model = self.parameters(task)
-        zeros = {name: np.zeros_like(values) for name, values in model.items()}
-        return {**super().init(task), **_H.add(zeros), _CLIENTS: np.array(task.data.n_clients)}
+        server = super().init(task)
+        zeros = {name: np.zeros_like(values) for name, values in model_of(server).items()}
+        return {**server, **_H.add(zeros), _CLIENTS: np.array(task.data.n_clients)}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, g_u = 0, and the codec's state."""
-        gradients = {
-            name: np.broadcast_to(np.zeros((), values.dtype), (task.data.n_clients, *values.shape))
-            for name, values in self.parameters(task).items()
-        }
+        gradients = zeros_of_clients(self.parameters(task), task.data.n_clients)
         return {**super().init_clients(task), **CONTROL.add(gradients)}
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
@@ -69,10 +67,9 @@ class FedDyn(Averaging):
         scale = self.alpha * float(sums.weight) / clients
         h = {name: _like(values, values - scale * sums.mean(name)) for name, values in h.items()}
         moved = self.moved(server, broadcast, sums.means())
-        if not float(sums.weight):  # a round without deliveries moves nothing
-            return {**moved, **_H.add(h), _CLIENTS: server[_CLIENTS]}
-        x = {name: _like(values, moved[name] - values / self.alpha) for name, values in h.items()}
-        return {**moved, **x, **_H.add(h), _CLIENTS: server[_CLIENTS]}
+        if float(sums.weight):  # a round without deliveries moves nothing
+            moved = {**moved, **{name: _like(each, moved[name] - each / self.alpha) for name, each in h.items()}}
+        return {**moved, **_H.add(h), _CLIENTS: server[_CLIENTS]}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
         """Return None: h would no longer be the mean of the clients' g_u."""

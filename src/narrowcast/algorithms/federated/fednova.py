@@ -17,9 +17,9 @@ from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.fedprox import Proximal
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS, before_number, with_number
+from narrowcast.algorithms.uploads.number_upload import send_with_number, with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, tensor_weights
-from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
+from narrowcast.algorithms.uploads.tensor_uploads import tensor_coding
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
@@ -60,7 +60,7 @@ class FedNova(Proximal):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return x after the server's step along the mean normalised change times the mean number of steps."""
-        sums = TensorSum.of({name: values for name, values in total.items() if name != _STEPS})
+        sums = TensorSum.of(total)
         steps = float(total[_STEPS]) / (float(sums.weight) or 1.0)
         return self.moved(server, broadcast, {name: steps * mean for name, mean in sums.means().items()})
 
@@ -72,18 +72,18 @@ class FedNova(Proximal):
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], with its steps; None if only the training can tell."""
         bits = super().upload_bits(broadcast, task, clients)
-        return None if bits is None else np.where(bits > 0, bits + NUMBER_BITS, 0)
+        return None if bits is None else with_number(bits)
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x and tau_u, and add up w_u (y_u - x) / |a_u| and w_u |a_u|."""
         del broadcast
-        received, uploads = send_tensors(before_number(chunk), task, updates, tensor_coding(Codec(self.codec)))
+        received, uploads = send_with_number(chunk, task, updates, tensor_coding(Codec(self.codec)))
         weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
         rates = updates.mean_rates(task.training.learning_rate)[updates.steps > 0]
         norms = self._norms(task, updates.steps, float(rates.max(initial=0.0)))
         total = TensorSum.weighted(received, weight / norms)
         partial = {**replace(total, weight=np.array(weight.sum())).arrays(), _STEPS: np.array((weight * norms).sum())}
-        return chunk_result(chunk, updates, with_number(uploads), partial)
+        return chunk_result(chunk, updates, uploads, partial)
 
     def _norms(self, task: Task, steps: IntArray, learning_rate: float) -> FloatArray:
         """Return |a_u| of each client, [C]: the change that a gradient of 1 in every step makes, in learning rates."""

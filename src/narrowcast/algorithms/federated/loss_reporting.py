@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.sum_layout import SumLayout
-from narrowcast.algorithms.uploads.number_upload import NUMBER_BITS
+from narrowcast.algorithms.uploads.number_upload import with_number
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
@@ -37,4 +35,4 @@ class LossReporting(Averaging):
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], with its loss; None with a codec."""
         bits = super().upload_bits(broadcast, task, clients)
-        return None if bits is None else np.where(bits > 0, bits + NUMBER_BITS, 0)
+        return None if bits is None else with_number(bits)

@@ -15,7 +15,7 @@ import numpy as np
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, float32_bits
-from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients
+from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients, zeros_of_clients
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
@@ -50,10 +50,7 @@ class Scaffold(LocalThenUpload):
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, c_u = 0, and the codec's state."""
         server = self.init(task)
-        controls = {
-            name: np.broadcast_to(np.zeros((), values.dtype), (task.data.n_clients, *values.shape))
-            for name, values in CONTROL.of(server).items()
-        }
+        controls = zeros_of_clients(CONTROL.of(server), task.data.n_clients)
         shapes = {name: values.shape for name, values in server.items()}
         codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
         return {**task.model.init_clients(task.data, task.private_seed.value), **CONTROL.add(controls), **codec}

@@ -68,9 +68,13 @@ class _Adaptive(ServerOptimizer):
 
     def step(self, change: Values, slots: Arrays) -> tuple[Values, Arrays]:
         """Return m / (sqrt(v) + tau) and the slots."""
-        m = self.beta1 * slots["m"] + (1 - self.beta1) * change
-        v = self._second_moment(slots["v"], change * change)
+        m, v = self._moments(change, slots)
         return m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
+
+    def _moments(self, change: Values, slots: Arrays) -> tuple[Values, Values]:
+        """Return the next m and v."""
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * change
+        return m, self._second_moment(slots["v"], change * change)
 
     @abstractmethod
     def _second_moment(self, v: Values, square: Values) -> Values:
@@ -118,9 +122,7 @@ class Adam(_Adaptive):
         """Return m / (sqrt(v) + tau), each moment corrected if asked for, and the slots."""
         if not self.bias_correction:
             return super().step(change, slots)
-        t = slots["t"] + 1
-        m = self.beta1 * slots["m"] + (1 - self.beta1) * change
-        v = self._second_moment(slots["v"], change * change)
+        t, (m, v) = slots["t"] + 1, self._moments(change, slots)
         unbiased_m, unbiased_v = m / (1 - self.beta1 ** int(t)), v / (1 - self.beta2 ** int(t))
         return unbiased_m / (np.sqrt(unbiased_v) + self.tau), {"m": m, "v": v, "t": t}
 

@@ -21,7 +21,7 @@ class LearningRateSchedule(Protocol):
 
     @property
     def by_step(self) -> bool:
-        """Whether the factor changes within a round; only neural networks are trained with such a schedule."""
+        """True if the factor changes within a round; only neural networks are trained with such a schedule."""
         ...
 
     def factor(self, round_index: int, step: int) -> float:

@@ -142,11 +142,14 @@ def init_codec_state(codec: Codec, n_clients: int, shapes: Mapping[str, Sequence
 
     `shapes` are those of the tensors that a client sends.
     """
-    zeros = {
-        name: np.broadcast_to(np.zeros((), values.dtype), (n_clients, *values.shape))
-        for name, values in codec.init_state(shapes).items()
+    return CODEC.add(zeros_of_clients(codec.init_state(shapes), n_clients))
+
+
+def zeros_of_clients(like: Arrays, n_clients: int) -> dict[str, NDArray[Any]]:
+    """Return zeros [U, ...] of the shape and type of each array, which take no memory."""
+    return {
+        name: np.broadcast_to(np.zeros((), values.dtype), (n_clients, *values.shape)) for name, values in like.items()
     }
-    return CODEC.add(zeros)
 
 
 def chunk_result(
