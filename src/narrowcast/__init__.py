@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from narrowcast.runs.comparison import Comparison
     from narrowcast.runs.result import Result
 
+    aggregators: Namespace
     allocations: Namespace
     availabilities: Namespace
     backends: Namespace
@@ -62,6 +63,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "models",
     "learning_rate_schedules",
     "server_optimizers",
+    "aggregators",
     "losses",
     "metrics",
     "training",

@@ -15,6 +15,7 @@ from narrowcast.algorithms.codecs.stages import STAGES as CODECS
 from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo
 from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
 from narrowcast.algorithms.federated.afl import AFL
+from narrowcast.algorithms.federated.aggregator import AGGREGATORS
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
@@ -22,7 +23,6 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES
 from narrowcast.algorithms.federated.scaffold import Scaffold
@@ -73,7 +73,6 @@ ALGORITHMS = Registry(
         "feddyn": FedDyn,
         "qffl": QFFL,
         "afl": AFL,
-        "median": Median,
         "fedmf": FedMF,
         "fedpara": FedPara,
         "colr": CoLR,
@@ -132,7 +131,7 @@ REGISTRIES: Mapping[str, Registry] = {
         *(ALGORITHMS, CODECS, DATA, PARTITIONS, MODELS, LOSSES, METRICS, TRAININGS, LEARNING_RATE_SCHEDULES),
         FLEETS,
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),
-        *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS),
+        *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS, AGGREGATORS),
     )
 }
 """All but those of studies, which `tuning` has: samplers and pruners."""

@@ -77,6 +77,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
         (nc.partitions, "partition"),
         (nc.learning_rate_schedules, "learning_rate_schedule"),
         (nc.server_optimizers, "server_optimizer"),
+        (nc.aggregators, "aggregator"),
         (nc.rank_policies, "rank_policy"),
         (nc.schedules, "schedule"),
         (nc.channels, "channel"),

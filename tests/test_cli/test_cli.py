@@ -75,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["algorithm.kind=scolar"],
             [
                 'algorithm.kind = "scolar" is unknown; known: fedavg, fedprox, scaffold, fednova, feddyn, qffl, afl, '
-                "median, fedmf, fedpara, colr, scolr",
+                "fedmf, fedpara, colr, scolr",
                 'Did you mean "scolr"',
             ],
         ),

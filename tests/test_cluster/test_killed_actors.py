@@ -25,7 +25,13 @@ DIGITS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2"
 
 # Algorithms with client state, or whose server needs every update.
 STATEFUL = {
-    name: ("fedavg-digits", [*DIGITS, f"algorithm={name}"]) for name in ("scaffold", "feddyn", "median", "scolr")
+    name: ("fedavg-digits", [*DIGITS, f"algorithm={algorithm}"])
+    for name, algorithm in {
+        "scaffold": "scaffold",
+        "feddyn": "feddyn",
+        "median": "{kind: fedavg, aggregator: median}",
+        "scolr": "scolr",
+    }.items()
 }
 
 # Algorithms whose server keeps more than the model, or needs more than the sum of changes.

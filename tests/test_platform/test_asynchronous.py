@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.median import Median
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.platform.contracts import Broadcast, Task
@@ -209,9 +209,9 @@ def test_bits_are_paid_by_flight() -> None:
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's SQL store
 def test_what_cannot_be_buffered_is_refused_in_one_line(tmp_path: Path) -> None:
     Run(PLAN, FedAvg(), network_task()).check_plan()
-    with pytest.raises(UserError, match=r"schedule = buffered: median cannot count stale updates less; use fedavg"):
-        Run(PLAN, Median(), network_task()).check_plan()
-    with pytest.raises(UserError, match=r"schedule = buffered: fedmf cannot count stale updates less"):
+    with pytest.raises(UserError, match=r"schedule = buffered: fedavg as set here cannot count stale updates less"):
+        Run(PLAN, FedAvg(aggregator=CoordinateMedian()), network_task()).check_plan()
+    with pytest.raises(UserError, match=r"schedule = buffered: fedmf as set here cannot count stale updates less"):
         Run(PLAN, FedMF(), rows_task()).check_plan()
     coded = FedAvg(codec=({"kind": "quantise"},))  # type: ignore[arg-type]
     for algorithm in (coded, FedProx(partial_share=0.5)):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from digits import digits, make_task, relative_error
+from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.sgd import SGD
@@ -33,7 +33,7 @@ ALGORITHMS: list[Algorithm] = [
     FedAvg(),
     FedProx(mu=0.1, partial_share=0.5),
     Scaffold(),
-    Median(),
+    FedAvg(aggregator=CoordinateMedian()),
     CoLR(rank=3),
     SCoLR(rank=4),
     FedPara(),

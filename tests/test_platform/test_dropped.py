@@ -17,7 +17,7 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult
 from running import local
 
 SETTINGS = ("rounds=5", "chunk_size=5", "checkpoint_every=5", "checkpoint_seconds=600", "evaluate_every=5")
-ALGORITHMS = ("median", "scaffold", "{kind: fedavg, codec: quantise}")
+ALGORITHMS = ("{kind: fedavg, aggregator: median}", "scaffold", "{kind: fedavg, codec: quantise}")
 
 
 @dataclass(frozen=True)

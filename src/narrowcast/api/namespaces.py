@@ -8,6 +8,7 @@ from narrowcast.platform import plugins
 from narrowcast.platform.config import suggest
 
 REGISTRY_NAMES = {
+    "aggregators": "aggregator",
     "algorithms": "algorithm",
     "allocations": "allocation",
     "availabilities": "availability",

@@ -29,6 +29,7 @@ _REGISTRIES = {
     "metric": "kinds of model.metrics",
     "learning_rate_schedule": "kinds of training.learning_rate_schedule",
     "server_optimizer": "kinds of algorithm.server_optimizer",
+    "aggregator": "kinds of algorithm.aggregator",
     "rank_policy": "kinds of algorithm.rank_policy",
 }
 """By registry, the fields that take its kinds, if they are not the field of its own name."""

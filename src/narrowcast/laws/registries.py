@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from narrowcast.laws import (
+    aggregator_laws,
     algorithm_laws,
     codec_laws,
     configuration,
@@ -64,6 +65,7 @@ LAWS: Mapping[str, LawsOf] = {
     "training": LawsOf(training_laws.cases, training_laws.LAWS, _NO_MODEL),
     "learning_rate_schedule": LawsOf(learning_rate_laws.cases, learning_rate_laws.LAWS),
     "server_optimizer": LawsOf(server_optimizer_laws.cases, server_optimizer_laws.LAWS),
+    "aggregator": LawsOf(aggregator_laws.cases, aggregator_laws.LAWS),
     "fleet": LawsOf(simulation_laws.fleet_cases, simulation_laws.FLEET_LAWS),
     "channel": LawsOf(radio_laws.channel_cases, radio_laws.CHANNEL_LAWS),
     "downlink": LawsOf(radio_laws.downlink_cases, radio_laws.DOWNLINK_LAWS),

@@ -38,7 +38,8 @@ class Run:
         buffered = plan.schedule.kind == "buffered"
         if buffered and algorithm.weighted_by_staleness({}, 1.0) is None:
             raise UserError(
-                f"schedule = buffered: {algorithm.kind} cannot count stale updates less; use fedavg or fedprox"
+                f"schedule = buffered: {algorithm.kind} as set here cannot count stale updates less; use fedavg or "
+                "fedprox without an aggregator"
             )
         if not (buffered or plan.stragglers == "partial"):
             return

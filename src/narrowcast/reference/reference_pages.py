@@ -38,6 +38,7 @@ _TITLES = {
     "secure": ("Secure aggregation", "secure aggregation", "secure"),
     "rank_policy": ("Rank policies of SCoLR", "rank policy of SCoLR", "algorithm.rank_policy"),
     "server_optimizer": ("Server optimizers", "server optimizer", "algorithm.server_optimizer"),
+    "aggregator": ("Aggregators", "aggregator", "algorithm.aggregator"),
     "backend": ("Backends", "backend", "backend"),
     "sampler": ("Samplers of studies", "sampler of a study", "study.sampler"),
     "pruner": ("Pruners of studies", "pruner of a study", "study.pruner"),

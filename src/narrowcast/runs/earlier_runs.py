@@ -18,6 +18,7 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "training.learning_rate_schedule": None,
     "algorithm.download": None,
     "algorithm.server_optimizer": None,
+    "algorithm.aggregator": None,
     "data.predict": "last",
     "model.loss": None,
     "model.metrics": None,

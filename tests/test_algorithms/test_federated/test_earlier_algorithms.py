@@ -44,3 +44,11 @@ def test_basis_own_is_translated(
     assert {key: algorithm[key] for key in wanted} == wanted
     assert {key: algorithm["codec"][0][key] for key in LEVELS[0]} == LEVELS[0]
     assert f"algorithm.basis = own is now algorithm.kind = {wanted['kind']}" in caplog.text
+
+
+@pytest.mark.parametrize("override", ["algorithm=median", "algorithm={kind: median, server_learning_rate: 0.5}"])
+def test_the_median_is_an_aggregator_of_fedavg(override: str, caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = load_experiment("fedavg-digits", [override]).algorithm.model_dump()
+    assert (algorithm["kind"], algorithm["aggregator"]) == ("fedavg", {"kind": "median"})
+    assert algorithm["server_learning_rate"] == (0.5 if "0.5" in override else 1.0)
+    assert "algorithm.kind = median is now algorithm.kind = fedavg with aggregator = median" in caplog.text

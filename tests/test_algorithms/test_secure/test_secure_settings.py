@@ -39,12 +39,17 @@ def test_what_cannot_work_is_said_before_anything_is_trained(
         prepared(experiment(secure, *settings_))
 
 
-@pytest.mark.parametrize("algorithm", ["median", "scaffold"])
-def test_what_is_no_sum_of_updates_is_refused(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ("scaffold", "scaffold on mlp needs more than the weighted sum .* use fedavg, fedprox"),
+        ("{kind: fedavg, aggregator: median}", "algorithm.aggregator = median needs the change of each client"),
+    ],
+    ids=["scaffold", "median"],
+)
+def test_what_is_no_sum_of_updates_is_refused(algorithm: str, message: str) -> None:
     chosen = load_experiment("fedavg-digits", [f"algorithm={algorithm}", "secure=ckks"])
-    with pytest.raises(
-        UserError, match=f"secure: {algorithm} on mlp needs more than the weighted sum .* use fedavg, fedprox"
-    ):
+    with pytest.raises(UserError, match=f"secure: {message}"):
         prepared(chosen)
 
 

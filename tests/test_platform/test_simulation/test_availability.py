@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
-from narrowcast.algorithms.federated.median import Median
 from narrowcast.catalog import AVAILABILITIES
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
@@ -26,6 +26,7 @@ from narrowcast.runs.prepare import prepare
 from running import play, sha256
 from small_tasks import network_task, rows_task
 
+MEDIAN = FedAvg(aggregator=CoordinateMedian())
 PLAN = Plan(rounds=8, clients_per_round=4, chunk_size=3, checkpoint_every=1)
 TRACE = "client,time,available\n0,0,1\n1,0,0\n1,30,1\n0,20,0\n2,0,1\n"
 
@@ -116,7 +117,8 @@ def test_only_those_who_are_there_are_sampled(sampling: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "task"), [(FedAvg(), network_task()), (Median(), network_task()), (FedMF(), rows_task())]
+    ("algorithm", "task"),
+    [(FedAvg(), network_task()), (MEDIAN, network_task()), (FedMF(), rows_task())],
 )
 def test_a_round_without_clients_passes(algorithm: FedAvg, task: object, tmp_path: Path) -> None:
     """Clients are there for the first 15 s of every 100; the server looks again every 10 s."""

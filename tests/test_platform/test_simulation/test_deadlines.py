@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fedprox import FedProx
-from narrowcast.algorithms.federated.median import Median
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.platform.contracts import Algorithm, Task
 from narrowcast.platform.errors import UserError
@@ -23,11 +23,12 @@ from narrowcast.platform.simulation.deadlines import cutoff, epochs_in_time
 from running import play, sha256
 from small_tasks import Counting, network_task, rows_task
 
+MEDIAN = FedAvg(aggregator=CoordinateMedian())
 PLAN = Plan(rounds=5, clients_per_round=4, chunk_size=3, checkpoint_every=1, clock=Clock(compute_overhead_seconds=10.0))
 CODED = FedAvg(codec=({"kind": "quantise"},))  # type: ignore[arg-type]
 CASES = [
     pytest.param(FedAvg(), network_task(), id="fedavg"),
-    pytest.param(Median(), network_task(), id="median"),
+    pytest.param(MEDIAN, network_task(), id="median"),
     pytest.param(Scaffold(), network_task(), id="scaffold"),
     pytest.param(CODED, network_task(), id="fedavg-coded"),
     pytest.param(FedMF(), rows_task(), id="fedmf"),
@@ -120,7 +121,11 @@ def test_a_deadline_ends_the_round(algorithm: Algorithm, task: Task) -> None:
 
 
 def test_where_everyone_is_late_the_model_stays() -> None:
-    for algorithm, task in ((FedAvg(), network_task()), (Median(), network_task()), (FedMF(), rows_task())):
+    for algorithm, task in (
+        (FedAvg(), network_task()),
+        (MEDIAN, network_task()),
+        (FedMF(), rows_task()),
+    ):
         outcomes = play(PLAN.model_copy(update={"deadline_seconds": 1.0}), algorithm, task)
         assert [outcome.record.late for outcome in outcomes] == [4] * 5
         assert outcomes[-1].record.simulated_seconds == 5.0

@@ -1,4 +1,4 @@
-"""Translation of algorithms of version 0.1: `basis: own` is `adaptive_svd` or `adaptive_atomo` now."""
+"""Translation of algorithms of version 0.1: `basis: own`, and `kind: median`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ _MOST_ERROR = 3.0  # the coarsest rounding that version 0.1 knew
 
 
 def translate_earlier_algorithm(values: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Return an experiment's values with CoLR or SCoLR in `basis: own` as `adaptive_svd`, or `adaptive_atomo`.
+    """Return an experiment's values with an algorithm of version 0.1 as it is called now.
 
-    Values without it are returned as they are; otherwise a warning names the new kind.
+    CoLR or SCoLR in `basis: own` is `adaptive_svd` or `adaptive_atomo`; `median` is FedAvg with an aggregator. Other
+    values are returned as they are; otherwise a warning has the new name.
     """
     former = values.get("algorithm")
+    if former == "median" or (isinstance(former, Mapping) and former.get("kind") == "median"):
+        fields = former if isinstance(former, Mapping) else {}
+        logger.warning("%s: algorithm.kind = median is now algorithm.kind = fedavg with aggregator = median", origin)
+        return {**values, "algorithm": {**fields, "kind": "fedavg", "aggregator": "median"}}
     if not isinstance(former, Mapping) or former.get("basis") != "own" or former.get("kind") not in _RANKS:
         return values
     model = values.get("model", "matrix_factorisation")

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.federated.aggregator import AGGREGATORS, Aggregator
 from narrowcast.algorithms.federated.coded_download import Download, SizesDownloads
 from narrowcast.algorithms.federated.server_optimizer import (
     SERVER_OPTIMIZERS,
@@ -34,12 +35,16 @@ class Averaging(SizesDownloads, WholeModel):
     """x += server_learning_rate * sum w_u (y_u - x) / sum w_u over the clients that delivered; w_u is n_u, or 1.
 
     With a `server_optimizer` that mean is its pseudo-gradient: FedAvgM, FedAdam, FedYogi and FedAdagrad are fields of
-    these algorithms. FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds.
+    these algorithms. FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds. With an
+    `aggregator` its aggregate takes the place of the weighted mean.
     """
 
     weights: Weights = "examples"
     server_optimizer: Annotated[ServerOptimizer, SERVER_OPTIMIZERS] | None = Field(
         None, description="optimizer of the server's step, with server_learning_rate; null: add the mean change"
+    )
+    aggregator: Annotated[Aggregator, AGGREGATORS] | None = Field(
+        None, description="robust aggregate of the clients' changes; null: their weighted mean"
     )
     download: Download = None
 
@@ -67,12 +72,20 @@ class Averaging(SizesDownloads, WholeModel):
         return self.download.broadcast(model, server, task, round_index)
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
-        """Add up the chunks' sums."""
-        return add_up(partials)
+        """Add up the chunks' sums; concatenate the changes of all clients for an aggregator."""
+        if self.aggregator is None:
+            return add_up(partials)
+        return {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Return x after the server's step along the weighted mean of the clients' changes."""
-        return self.moved(server, broadcast, TensorSum.of(total).means())
+        """Return x after the server's step along the weighted mean, or the aggregate, of the clients' changes."""
+        if self.aggregator is None:
+            changes: Arrays = TensorSum.of(total).means()
+        elif len(total[WEIGHT]):
+            changes = self.aggregator.aggregate(TENSORS.of(total), total[WEIGHT])
+        else:
+            changes = {name: np.zeros_like(values) for name, values in model_of(server).items()}
+        return self.moved(server, broadcast, changes)
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
         """Return the server state after a step along `changes`, at the server's learning rate."""
@@ -87,12 +100,16 @@ class Averaging(SizesDownloads, WholeModel):
         return model_of(server)
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays | None:
-        """Return a partial sum with its changes times `factor`, and their weight unchanged."""
+        """Return a partial sum with its changes times `factor`, and their weight unchanged; None with an aggregator."""
+        if self.aggregator is not None:
+            return None
         tensors = {name: values * factor for name, values in TENSORS.of(partial).items()}
         return {**partial, **TENSORS.add(tensors)}
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return one group: all tensors that clients train, and the weight that they are multiplied by."""
+        """Return one group: all tensors that clients train, and their weight; None with an aggregator."""
+        if self.aggregator is not None:
+            return None
         tensors = {TENSORS.name(name): np.asarray(values) for name, values in self.parameters(task).items()}
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             name: (values.shape, values.dtype) for name, values in tensors.items()
@@ -114,11 +131,16 @@ class Averaging(SizesDownloads, WholeModel):
         return LocalCall(model_of(broadcast), chunk, task, self.terms(chunk, task))
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send y_u - x, and add up w_u (y_u - x)."""
+        """Send y_u - x, and add up w_u (y_u - x), or keep each for the aggregator."""
         del broadcast
         received, uploads = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
         weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
-        return chunk_result(chunk, updates, uploads, TensorSum.weighted(received, weight).arrays())
+        if self.aggregator is None:
+            partial = TensorSum.weighted(received, weight).arrays()
+        else:
+            sent = np.flatnonzero(weight)
+            partial = {**TENSORS.add({name: values[sent] for name, values in received.items()}), WEIGHT: weight[sent]}
+        return chunk_result(chunk, updates, uploads, partial)
 
 
 class FedAvg(Averaging):

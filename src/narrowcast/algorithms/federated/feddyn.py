@@ -44,6 +44,7 @@ class FedDyn(Averaging):
     alpha: float = Field(0.01, gt=0, description="weight of the quadratic term")
     weights: Weights = "equal"
     server_optimizer: None = Field(None, description="none: h is the memory of the server's step")
+    aggregator: None = Field(None, description="none: h follows the mean change")
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for other weights than those of the paper."""

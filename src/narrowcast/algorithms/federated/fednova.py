@@ -41,6 +41,7 @@ class FedNova(Proximal):
 
     kind: Literal["fednova"] = "fednova"
     mu: float = Field(0.0, ge=0, description="weight of the proximal term")
+    aggregator: None = Field(None, description="none: the step is a mean of normalised changes")
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local steps are not linear in the gradients."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.number_upload import with_number
@@ -12,6 +14,8 @@ from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
 
 class LossReporting(Averaging):
     """Clients compute their mean loss over their training set before they train, and send it: 32 bits."""
+
+    aggregator: None = Field(None, description="none: losses weight the changes")
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local training does not compute that loss."""

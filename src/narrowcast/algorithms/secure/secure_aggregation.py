@@ -92,6 +92,11 @@ class SecureAggregation(AlgorithmDefaults):
                 f"secure: what algorithm.codec ({codec[0].kind}) sends cannot be added up under encryption; leave out "
                 "algorithm.codec and set secure.bits"
             )
+        if (aggregator := getattr(self.algorithm, "aggregator", None)) is not None:
+            raise UserError(
+                f"secure: algorithm.aggregator = {aggregator.kind} needs the change of each client, which a sum hides; "
+                "leave out algorithm.aggregator, or set secure=none"
+            )
         if (download := getattr(self.algorithm, "download", None)) is not None and download.rows == "touched":
             raise UserError(
                 "secure hides the rows that a client touches, and algorithm.download.rows = touched asks for them; use "

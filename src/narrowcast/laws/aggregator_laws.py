@@ -1,0 +1,79 @@
+"""Laws of aggregators: of the aggregate of several clients' changes."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from narrowcast.algorithms.federated.aggregator import Aggregator
+from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import digest
+from narrowcast.platform.types import Arrays, FloatArray
+
+_CLIENTS = (1, 2, 7)
+_SHAPES = {"weight": (3, 5), "bias": (3,)}
+
+
+def cases(aggregator: Aggregator) -> dict[str, Aggregator]:
+    """Return the only case."""
+    return {"": aggregator}
+
+
+def _changes(clients: int) -> tuple[Arrays, FloatArray]:
+    """Return random changes and weights, read-only, as in a run."""
+    draw = np.random.default_rng(clients)
+    changes = {name: draw.normal(size=(clients, *shape)).astype(np.float32) for name, shape in _SHAPES.items()}
+    weights = draw.uniform(1, 9, size=clients)
+    weights.flags.writeable = False
+    for values in changes.values():
+        values.flags.writeable = False
+    return changes, weights
+
+
+def _far_apart(some: Arrays, others: Arrays) -> bool:
+    return not all(np.allclose(some[name], others[name], rtol=1e-4, atol=1e-5) for name in _SHAPES)
+
+
+def an_aggregate_has_the_shape_of_one_change(aggregator: Aggregator) -> None:
+    """Aggregate one, two and seven changes."""
+    for clients in _CLIENTS:
+        got = aggregator.aggregate(*_changes(clients))
+        shapes = {name: (values.shape, str(values.dtype)) for name, values in got.items()}
+        wanted = {name: (shape, "float32") for name, shape in _SHAPES.items()}
+        hold(shapes == wanted, f"the aggregate of {clients} changes {wanted} is {shapes}")
+        hold(all(np.isfinite(values).all() for values in got.values()), f"of {clients} changes it is not finite")
+
+
+def an_aggregate_depends_on_its_arguments_alone(aggregator: Aggregator) -> None:
+    """Aggregate twice, the second time through pickle."""
+    again: Any = pickle.loads(pickle.dumps(aggregator))
+    first, second = (each.aggregate(*_changes(7)) for each in (aggregator, again))
+    hold(digest(first) == digest(second), "the same changes have another aggregate")
+
+
+def equal_changes_have_themselves_as_aggregate(aggregator: Aggregator) -> None:
+    """Aggregate a change that one, two and seven clients send."""
+    for clients in _CLIENTS:
+        changes, weights = _changes(clients)
+        equal = {name: np.repeat(values[:1], clients, axis=0) for name, values in changes.items()}
+        got = aggregator.aggregate(equal, weights)
+        far = _far_apart(got, {name: values[0] for name, values in equal.items()})
+        hold(not far, f"{clients} equal changes have another aggregate")
+
+
+def the_order_of_the_clients_does_not_matter(aggregator: Aggregator) -> None:
+    """Aggregate seven changes in the opposite order."""
+    changes, weights = _changes(7)
+    opposite = {name: values[::-1] for name, values in changes.items()}
+    far = _far_apart(aggregator.aggregate(changes, weights), aggregator.aggregate(opposite, weights[::-1]))
+    hold(not far, "clients in another order have another aggregate")
+
+
+LAWS = (
+    an_aggregate_has_the_shape_of_one_change,
+    an_aggregate_depends_on_its_arguments_alone,
+    equal_changes_have_themselves_as_aggregate,
+    the_order_of_the_clients_does_not_matter,
+)

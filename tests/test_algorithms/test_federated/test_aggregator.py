@@ -1,0 +1,143 @@
+"""Aggregators: slow references, wild minorities, and FedAvg with each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.stats import trim_mean
+
+from narrowcast.algorithms.federated.aggregator import (
+    Aggregator,
+    CoordinateMedian,
+    GeometricMedian,
+    Krum,
+    TrimmedMean,
+)
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.federated.fedprox import FedProx
+from narrowcast.algorithms.federated.server_optimizer import Momentum
+from narrowcast.laws import algorithm_laws
+from narrowcast.laws.algorithm_laws import Trained
+from narrowcast.platform.types import Arrays
+
+AGGREGATORS: dict[str, Aggregator] = {
+    "median": CoordinateMedian(),
+    "trimmed_mean": TrimmedMean(share=0.3),
+    "geometric_median": GeometricMedian(),
+    "krum": Krum(byzantine=2, selected=2),
+}
+HONEST, WILD, SIZE = 9, 3, 20
+CASES = {
+    name: case
+    for name, case in algorithm_laws.cases(
+        {
+            **{name: FedAvg(aggregator=each) for name, each in AGGREGATORS.items()},
+            "fedprox": FedProx(aggregator=TrimmedMean(), mu=0.1),
+            "momentum": FedAvg(aggregator=CoordinateMedian(), server_optimizer=Momentum()),
+        }
+    ).items()
+    if name.startswith("mlp")
+}
+LAWS: Sequence[Callable[[Any], None]] = (
+    algorithm_laws.a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state,
+    algorithm_laws.a_lost_upload_is_counted_and_not_aggregated,
+    algorithm_laws.chunk_sizes_change_results_by_rounding_alone,
+    algorithm_laws.a_replica_equals_its_single_run,
+)
+
+
+def random_changes(clients: int, seed: int = 0) -> Arrays:
+    draw = np.random.default_rng(seed)
+    return {"weight": draw.normal(size=(clients, 4, 4)), "bias": draw.normal(size=(clients, 4))}
+
+
+def rows(changes: Arrays) -> NDArray[Any]:
+    """Return each client's change as one vector, [C, SIZE]."""
+    return np.concatenate([values.reshape(len(values), -1) for values in changes.values()], axis=1)
+
+
+def aggregate(aggregator: Aggregator, changes: Arrays, weights: Any = None) -> NDArray[Any]:
+    """Return the aggregate as one vector, [SIZE]."""
+    weights = np.ones(len(changes["bias"])) if weights is None else weights
+    return rows({name: values[None] for name, values in aggregator.aggregate(changes, weights).items()})[0]
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7, 10])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.49])
+def test_the_trimmed_mean_is_scipys(clients: int, share: float) -> None:
+    changes = random_changes(clients)
+    wanted = trim_mean(rows(changes), share, axis=0)
+    assert aggregate(TrimmedMean(share=share), changes) == pytest.approx(wanted, abs=1e-14)
+
+
+def test_the_geometric_median_has_the_least_sum_of_weighted_distances() -> None:
+    changes, weights = random_changes(7), np.arange(1.0, 8)
+    vectors = rows(changes)
+
+    def distance(point: NDArray[Any]) -> Any:
+        return weights @ np.linalg.norm(vectors - point, axis=1)
+
+    least = minimize(distance, vectors.mean(axis=0), tol=1e-12)
+    got = aggregate(GeometricMedian(iterations=200), changes, weights)
+    assert got == pytest.approx(least.x, abs=1e-5)
+    few = [distance(aggregate(GeometricMedian(iterations=count), changes, weights)) for count in (1, 4, 16)]
+    assert few[0] > few[1] > few[2] >= least.fun - 1e-9
+
+
+@pytest.mark.parametrize("byzantine", [0, 1, 3])
+@pytest.mark.parametrize("selected", [1, 3])
+def test_krum_is_its_definition(byzantine: int, selected: int) -> None:
+    changes = random_changes(9, seed=byzantine)
+    vectors = rows(changes)
+    scores = []
+    for own, vector in enumerate(vectors):
+        others = np.delete(vectors, own, axis=0)
+        least = min(
+            sum(float(((vector - other) ** 2).sum()) for other in chosen)
+            for chosen in combinations(others, len(vectors) - byzantine - 2)
+        )
+        scores.append(least)
+    wanted = vectors[np.argsort(scores)[:selected]].mean(axis=0)
+    assert aggregate(Krum(byzantine=byzantine, selected=selected), changes) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_multi_krum_of_all_clients_and_an_untrimmed_mean_are_the_mean() -> None:
+    changes = random_changes(8)
+    mean = rows(changes).mean(axis=0)
+    for aggregator in (Krum(selected=8), TrimmedMean(share=0)):
+        assert aggregate(aggregator, changes) == pytest.approx(mean, abs=1e-14)
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_a_wild_minority_moves_no_aggregate_far(name: str) -> None:
+    honest, wild = random_changes(HONEST), random_changes(WILD, seed=1)
+    changes = {each: np.concatenate([honest[each], 1e6 + wild[each]]) for each in honest}
+    mean = rows(honest).mean(axis=0)
+    aggregator = AGGREGATORS[name]
+    if isinstance(aggregator, GeometricMedian):
+        aggregator = GeometricMedian(iterations=100)
+    assert np.linalg.norm(aggregate(aggregator, changes) - mean) < np.linalg.norm(rows(honest) - mean, axis=1).max()
+    assert np.linalg.norm(rows(changes).mean(axis=0) - mean) > 1e5
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("name", CASES)
+def test_fedavg_with_an_aggregator_keeps_the_laws(name: str, law: Callable[[Trained], None]) -> None:
+    law(CASES[name])
+
+
+def test_the_server_holds_every_change_and_nobody_moves_nothing() -> None:
+    algorithm = FedAvg(aggregator=CoordinateMedian())
+    draw = np.random.default_rng(0)
+    chunks = [{"sum/x": draw.normal(size=(clients, 50)), "weight": np.ones(clients)} for clients in (2, 7, 4)]
+    model = {"x": np.zeros(50)}
+    moved = algorithm.step(model, {}, algorithm.fold(chunks))["x"]
+    assert np.array_equal(moved, np.median(np.concatenate([chunk["sum/x"] for chunk in chunks]), axis=0))
+    nobody = algorithm.fold([{"sum/x": np.empty((0, 50)), "weight": np.empty(0)}])
+    assert not algorithm.step(model, {}, nobody)["x"].any()
