@@ -35,10 +35,10 @@ class FedAvgM(Averaging):
         """Send the model alone."""
         return super().broadcast(self.final(server), task, round_index)
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Add the mean change to the velocity, and the velocity to the model."""
         model = self.final(server)
-        moved = super().step(model, broadcast, total)
+        moved = super().step(model, broadcast, total, task, round_index)
         velocity = {
             name: self.momentum * server[VELOCITY + name] + moved[name] - values for name, values in model.items()
         }

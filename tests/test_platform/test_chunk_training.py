@@ -117,8 +117,11 @@ def test_clients_that_train_one_by_one_do_so_in_replicas_too() -> None:
 
 def test_a_replica_that_fails_or_is_done_leaves_the_others_playing() -> None:
     class Explodes(FedAvg):
-        def step(self, server: Any, broadcast: Any, total: Any) -> Any:
-            return {name: values * np.inf for name, values in super().step(server, broadcast, total).items()}
+        def step(self, server: Any, broadcast: Any, total: Any, task: Any, round_index: int) -> Any:
+            return {
+                name: values * np.inf
+                for name, values in super().step(server, broadcast, total, task, round_index).items()
+            }
 
     replicas = sharing_data([replica(FedAvg(), 0), replica(Explodes(), 1), replica(FedAvg(), 2, n_rounds=1)])
     seen = list(lockstep(replicas))

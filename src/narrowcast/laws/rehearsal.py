@@ -193,7 +193,7 @@ def stepped_server(algorithm: Algorithm, task: Task, result: ChunkResult) -> Arr
     """Return the server's whole state after a round of this chunk alone."""
     server = algorithm.init(task)
     broadcast = algorithm.broadcast(server, task, 1).arrays
-    return algorithm.step(server, broadcast, algorithm.fold([result.partial]))
+    return algorithm.step(server, broadcast, algorithm.fold([result.partial]), task, 1)
 
 
 def stepped(algorithm: Algorithm, task: Task, result: ChunkResult) -> Arrays:

@@ -291,8 +291,8 @@ class Algorithm(Protocol):
         """Return the sum of the chunks' partial sums, taken in the order of the chunks."""
         ...
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
-        """Return the server half: the next state, from the sum over all chunks."""
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return the server half: the state after this round, from the sum over all chunks."""
         ...
 
     def final(self, server: Arrays) -> Arrays:

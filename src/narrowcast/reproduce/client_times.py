@@ -33,7 +33,7 @@ def measure_times(run: Run) -> Mapping[str, Any]:
                 seconds.append(time.thread_time() - began)
             began = time.thread_time()
             total = algorithm.fold([result.partial for result in results])
-            algorithm.step(live.server, opened.broadcast.arrays, total)
+            algorithm.step(live.server, opened.broadcast.arrays, total, task, opened.round_index)
             server.append(time.thread_time() - began)
             slowest.append(max(seconds))
             close_round(live, opened, results)

@@ -219,7 +219,7 @@ def test_the_server_sends_what_a_client_needs_to_follow(algorithm: FedMF | CoLR 
     assert first.update is None
     users = task.model.init_clients(task.data, 0)
     trained = algorithm.train(first.arrays, Chunk(1, 0, np.arange(4), users), task)
-    second = algorithm.broadcast(algorithm.step(server, first.arrays, trained.partial), task, 2)
+    second = algorithm.broadcast(algorithm.step(server, first.arrays, trained.partial, task, 1), task, 2)
     assert second.update is not None
     for payload in (first.full, second.full, second.update):
         assert payload.wire_bits() == 8 * len(payload.to_bytes())

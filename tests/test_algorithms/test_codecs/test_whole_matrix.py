@@ -53,7 +53,7 @@ def test_a_round_is_that_of_the_released_code(kind: str) -> None:
     broadcast = algorithm.broadcast(server, task, 1)
     chunk = Chunk(1, 0, np.arange(4), users)
     result = algorithm.train(broadcast.arrays, chunk, task)
-    after = algorithm.step(server, broadcast.arrays, result.partial)
+    after = algorithm.step(server, broadcast.arrays, result.partial, task, 1)
 
     before = np.asarray(server[ITEM_FACTORS])
     cohort = RowCohort.draw(chunk, task)
@@ -115,4 +115,4 @@ def test_a_diverged_mean_is_left_for_the_round_to_refuse() -> None:
     broadcast = algorithm.broadcast(server, task, 1).arrays
     shape = np.asarray(server[ITEM_FACTORS]).shape
     total = {"sum": np.full(shape, np.nan, dtype=np.float32), "weight": np.ones((shape[0], 1))}
-    assert np.isnan(algorithm.step(server, broadcast, total)[ITEM_FACTORS]).all()
+    assert np.isnan(algorithm.step(server, broadcast, total, task, 1)[ITEM_FACTORS]).all()

@@ -147,7 +147,7 @@ def test_a_clients_rank_follows_its_budget() -> None:
     assert (rich.ledger.rank >= ledger.rank).all() and rich.ledger.rank.sum() > ledger.rank.sum()
     assert sorted(ledger.client[~ledger.delivered]) == [4, 5, 6]
     assert (ledger.rank > 0).tolist() == ledger.delivered.tolist() == (ledger.uplink_bits > 0).tolist()
-    again = algorithm.broadcast(algorithm.step(server, broadcast.arrays, result.partial), task, 2)
+    again = algorithm.broadcast(algorithm.step(server, broadcast.arrays, result.partial, task, 1), task, 2)
     whole = FedAvg().broadcast(FedAvg().init(task), task, 2)
     assert again.update is not None and again.update.wire_bits() == whole.full.wire_bits()
 

@@ -106,7 +106,7 @@ def test_the_server_adds_whole_rows_and_sends_no_basis() -> None:
     sent = algorithm.broadcast(server, task, 1)
     assert set(sent.arrays) == {"item_factors"}
     total = {"sum": np.ones((150, 8), dtype=np.float32), "weight": np.full((150, 1), 2.0)}
-    after = algorithm.step(server, sent.arrays, total)
+    after = algorithm.step(server, sent.arrays, total, task, 1)
     assert np.allclose(after["item_factors"] - server["item_factors"], 0.5)
     update = algorithm.broadcast(after, task, 2).update
     whole = FedMF().broadcast({**after, "sent": np.empty(0, np.uint8)}, task, 2).update

@@ -25,6 +25,7 @@ from narrowcast.algorithms.federated.server_optimizer import Momentum
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
 from narrowcast.platform.types import Arrays
+from small_tasks import network_task
 
 AGGREGATORS: dict[str, Aggregator] = {
     "median": CoordinateMedian(),
@@ -133,11 +134,11 @@ def test_fedavg_with_an_aggregator_keeps_the_laws(name: str, law: Callable[[Trai
 
 
 def test_the_server_holds_every_change_and_nobody_moves_nothing() -> None:
-    algorithm = FedAvg(aggregator=CoordinateMedian())
+    algorithm, task = FedAvg(aggregator=CoordinateMedian()), network_task()
     draw = np.random.default_rng(0)
     chunks = [{"sum/x": draw.normal(size=(clients, 50)), "weight": np.ones(clients)} for clients in (2, 7, 4)]
     model = {"x": np.zeros(50)}
-    moved = algorithm.step(model, {}, algorithm.fold(chunks))["x"]
+    moved = algorithm.step(model, {}, algorithm.fold(chunks), task, 1)["x"]
     assert np.array_equal(moved, np.median(np.concatenate([chunk["sum/x"] for chunk in chunks]), axis=0))
     nobody = algorithm.fold([{"sum/x": np.empty((0, 50)), "weight": np.empty(0)}])
-    assert not algorithm.step(model, {}, nobody)["x"].any()
+    assert not algorithm.step(model, {}, nobody, task, 1)["x"].any()

@@ -95,7 +95,7 @@ def test_with_error_feedback_nothing_is_lost_but_delayed() -> None:
         broadcast = algorithm.broadcast(server, task, round_index).arrays
         rows = np.random.default_rng(round_index).normal(size=exact.shape).astype(np.float32)
         total = RowSum(rows * 3, np.full((len(rows), 1), 3.0)).arrays()
-        server = algorithm.step(server, broadcast, total)
+        server = algorithm.step(server, broadcast, total, task, 1)
         exact += RowSum.of(total).mean()
         owed = server["downlink/memory/memory/matrix"]
         assert np.abs(owed).max() > 0.1, "rank 1 leaves out most of a random matrix"
@@ -128,6 +128,6 @@ def test_a_change_that_is_not_finite_keeps_the_memory() -> None:
     algorithm, task = FedMF(downlink_codec=FEEDBACK), task_of(MODEL)
     server = algorithm.init(task)
     total = RowSum(np.full((130, 8), np.nan, np.float32), np.ones((130, 1))).arrays()
-    after = algorithm.step(server, algorithm.broadcast(server, task, 1).arrays, total)
+    after = algorithm.step(server, algorithm.broadcast(server, task, 1).arrays, total, task, 1)
     assert np.isnan(after[ITEM_FACTORS]).all()
     assert set(after) == set(server)

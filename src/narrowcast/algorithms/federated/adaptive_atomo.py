@@ -103,9 +103,9 @@ class AdaptiveAtomo(LocalThenUpload):
         """Add up the chunks' sums."""
         return add_up(partials)
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the parameters plus the weighted mean of the decoded changes, at the server's learning rate."""
-        del broadcast
+        del broadcast, task, round_index
         sums, rate = TensorSum.of(total), self.server_learning_rate
         after: dict[str, NDArray[np.float32]] = {}
         for name, values in self.final(server).items():

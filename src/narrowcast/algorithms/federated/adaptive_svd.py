@@ -138,8 +138,9 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
         """Add up the chunks' sums."""
         return add_up(partials)
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return Q plus the mean of the decoded changes, at the server's learning rate."""
+        del task, round_index
         rows = RowSum.of(total)
         update = rows.mean() * np.float32(self.server_learning_rate)
         item_factors = np.asarray(server[ITEM_FACTORS]) + update

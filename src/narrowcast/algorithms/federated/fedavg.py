@@ -77,8 +77,9 @@ class Averaging(SizesDownloads, WholeModel):
             return add_up(partials)
         return {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the weighted mean, or the aggregate, of the clients' changes."""
+        del task, round_index
         if self.aggregator is None:
             changes: Arrays = TensorSum.of(total).means()
         elif len(total[WEIGHT]):

@@ -23,7 +23,6 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 _H = PrefixedArrays(OPTIMIZER.name("h/"))
-_CLIENTS = OPTIMIZER.name("clients")
 
 
 class FedDyn(Averaging):
@@ -52,25 +51,26 @@ class FedDyn(Averaging):
         refuse_weights(self.kind, self.weights)
 
     def init(self, task: Task) -> Arrays:
-        """Return x, h = 0 and the number of clients U."""
+        """Return x, and h = 0."""
         server = super().init(task)
         zeros = {name: np.zeros_like(values) for name, values in model_of(server).items()}
-        return {**server, **_H.add(zeros), _CLIENTS: np.array(task.data.n_clients)}
+        return {**server, **_H.add(zeros)}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, g_u = 0, and the codec's state."""
         gradients = zeros_of_clients(self.parameters(task), task.data.n_clients)
         return {**super().init_clients(task), **CONTROL.add(gradients)}
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the state with the next h, and x = mean y_u - h / alpha."""
-        sums, clients, h = TensorSum.of(total), int(server[_CLIENTS]), _H.of(server)
-        scale = self.alpha * float(sums.weight) / clients
+        del round_index
+        sums, h = TensorSum.of(total), _H.of(server)
+        scale = self.alpha * float(sums.weight) / task.data.n_clients
         h = {name: _like(values, values - scale * sums.mean(name)) for name, values in h.items()}
         moved = self.moved(server, broadcast, sums.means())
         if float(sums.weight):  # a round without deliveries moves nothing
             moved = {**moved, **{name: _like(each, moved[name] - each / self.alpha) for name, each in h.items()}}
-        return {**moved, **_H.add(h), _CLIENTS: server[_CLIENTS]}
+        return {**moved, **_H.add(h)}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
         """Return None: h would no longer be the mean of the clients' g_u."""

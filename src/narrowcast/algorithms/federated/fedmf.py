@@ -119,8 +119,9 @@ class FedMF(SizesDownloads, BaseModel):
         """Add up the chunks' sums."""
         return add_up(partials)
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate."""
+        del task, round_index
         rows = RowSum.of(total)
         mean = np.float32(self.server_learning_rate) * rows.mean()
         change, coded = self._coded_change.send({WHOLE: mean}, server, broadcast)

@@ -59,8 +59,9 @@ class FedNova(Proximal):
                 "or cosine"
             )
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the mean normalised change times the mean number of steps."""
+        del task, round_index
         sums = TensorSum.of(total)
         steps = float(total[_STEPS]) / (float(sums.weight) or 1.0)
         return self.moved(server, broadcast, {name: steps * mean for name, mean in sums.means().items()})

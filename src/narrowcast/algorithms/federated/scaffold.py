@@ -66,9 +66,9 @@ class Scaffold(LocalThenUpload):
         """Add up the chunks' sums."""
         return add_up(partials)
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Move x by the cohort's mean change, and c by the mean change of c_u over all clients: lines 16 and 17."""
-        del broadcast
+        del broadcast, task, round_index
         sums, rate, controls = TensorSum.of(total), self.server_learning_rate, CONTROL.add(CONTROL.of(server))
         return {
             name: values + (sums.tensors[name] if name in controls else rate * sums.mean(name))

@@ -55,8 +55,9 @@ class SCoLR(LowRank):
         """Send A of the last round and the seed of B, Algorithm 2, lines 2 to 6; Q itself to a newcomer."""
         return self.form(server).broadcast(server, basis_seed(task.seed, round_index), first=round_index == 1)
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4)."""
+        del task, round_index
         return self.form(server).step(server, broadcast, total)
 
     # Client half

@@ -195,9 +195,9 @@ class SecureAggregation(AlgorithmDefaults):
         """Return the round's sum, which has been opened and takes the place of every chunk's."""
         return partials[0]
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the plain algorithm's next server state."""
-        return self.algorithm.step(server, broadcast, total)
+        return self.algorithm.step(server, broadcast, total, task, round_index)
 
     def final(self, server: Arrays) -> Arrays:
         """Return the plain algorithm's global parameters."""
