@@ -41,6 +41,7 @@ from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.hugging_face import HuggingFace
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
 from narrowcast.platform.data.image_folder import ImageFolder
+from narrowcast.platform.data.least_squares import LeastSquares
 from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
 from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.npz import NPZ
@@ -109,6 +110,7 @@ DATA = Registry(
         "ratings": Ratings,
         "digits": Digits,
         "diabetes": Diabetes,
+        "least_squares": LeastSquares,
         "mnist": MNIST,
         "fashion-mnist": FashionMNIST,
         "cifar-10": CIFAR10,
@@ -150,6 +152,7 @@ MODEL_DEFAULTS: Mapping[str, str] = {
     **dict.fromkeys(TRAINING_DEFAULTS, "matrix_factorisation"),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar-10", "image_folder"), "cnn"),
     **dict.fromkeys(("shakespeare", "python-docs", "text_files"), "char_lstm"),
+    "least_squares": "softmax",
     "synthetic": "softmax",
 }
 """The kind of model per data set, where an experiment names none; `mlp` for all others."""

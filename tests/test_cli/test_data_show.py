@@ -62,10 +62,10 @@ def test_data_are_described_and_drawn(words: list[str], expected: dict[str, str]
 def test_every_partition_is_drawn(folder: Path) -> None:
     said = narrowcast("data", "show", "digits", "--every-partition", "--output", "figures")
     assert said.status == 0, said.err
-    drawn = ["dirichlet", "iid", "partitions.png", "quantity", "shards"]
+    drawn = ["dirichlet", "iid", "partitions.png", "quantity", "shards", "similarity"]
     assert sorted(path.name for path in (folder / "figures").iterdir()) == drawn
     with Image.open(folder / "figures" / "partitions.png") as overview:
-        assert overview.size == (1155, 1199), "two panels for each of four partitions"
+        assert overview.size == (1155, 1485), "two panels for each of five partitions"
     assert "without natural: partition natural: the data set has no users" in said.out
     table = pq.read_table(folder / "figures" / "shards" / TABLE).to_pandas()
     assert ((table.filter(like="class_") > 0).sum(axis=1) <= 2).all()

@@ -29,6 +29,7 @@ PUBLIC = {
     ("platform/data/own_samples.py", "'users'"),
     ("platform/data/partition.py", "'partition'"),
     ("platform/data/shakespeare.py", "'characters'"),
+    ("platform/data/least_squares.py", "'least squares'"),
     ("platform/data/synthetic.py", "'synthetic'"),
     ("tuning/samplers.py", "'sampler'"),
     ("reproduce/wireless_figures.py", "'least squares'"),

@@ -1,45 +1,88 @@
-"""A run without a folder and a store, for studies of hundreds of runs: its result, and the hits of each test user."""
+"""Runs without a folder and a store, for studies of hundreds of runs: their results, and the hits of each test user."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import USER_FACTORS, MatrixFactorisation
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.reproduce.run_spec import RunSpec
 
 
-def light_run(spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> dict[str, Any]:
-    """Run a specification in this process and return what `result.json` would have, with an array `hits`.
+class LightRun:
+    """A run in this process; `result` is what `result.json` would have, with an array `hits`.
 
-    Without `test` the result has no test metrics. A run that fails returns its `error` and no metrics.
+    Without `test` the result has no test metrics. The result of a run that failed has its `error` and no metrics, and
+    that of a run that ended at its target has the rounds until then.
     """
-    experiment = spec.configured(seed, spec.label, rounds)
-    task = experiment.task(experiment.data_source.load())
-    run = Run(experiment, experiment.secured_algorithm, task)
-    began, outcome = time.perf_counter(), None
-    result: dict[str, Any] = {"rounds": experiment.rounds, "final": {}}
-    metrics: Mapping[str, float] = {}
-    try:
-        for outcome in experiment.backend.run(run, start(run)):
-            metrics = outcome.metrics or metrics
-    except RunFailed as error:
-        result["error"] = str(error).partition("\n")[0]
-    if outcome is not None:
-        record = outcome.record
+
+    def __init__(self, spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> None:
+        self.experiment = spec.configured(seed, spec.label, rounds)
+        self._task = self.experiment.task(self.experiment.data_source.load())
+        self.run = Run(self.experiment, self.experiment.secured_algorithm, self._task)
+        self._target, self._test = spec.target, test
+        self.result: dict[str, Any] = {"rounds": self.experiment.rounds, "final": {}}
+
+    def saw(self, outcome: Outcome | RunFailed) -> bool:
+        """Take in the outcome of a round; return whether the run is at its target."""
+        if isinstance(outcome, RunFailed):
+            self.result |= {"error": str(outcome).partition("\n")[0], "final": {}}
+            return True
+        record, result = outcome.record, self.result
         result |= {"uplink_bits": record.total_uplink_bits, "downlink_bits": record.total_downlink_bits}
         result["simulated_seconds"] = round(record.simulated_seconds, 3)
-        if outcome.state is not None and "error" not in result:
-            result["final"] = {name: value for name, value in metrics.items() if test or not name.startswith("test")}
-            result["model_sha256"] = model_sha256(run.algorithm, outcome.state)
-            if test and isinstance(task.model, MatrixFactorisation):
-                result["hits"] = task.model.ranks(*_parameters(run, outcome.state), task.data, "test") < 10
-    return result | {"wall_seconds": round(time.perf_counter() - began, 2)}
+        if outcome.metrics:
+            result["final"] = {
+                name: value for name, value in outcome.metrics.items() if self._test or not name.startswith("test")
+            }
+        if self._target is not None and outcome.metrics.get(self._target[0], -1.0) >= self._target[1]:
+            result["rounds"] = record.round
+            return True
+        if outcome.state is not None and record.round == self.experiment.rounds:
+            result["model_sha256"] = model_sha256(self.run.algorithm, outcome.state)
+            model = self._task.model
+            if self._test and isinstance(model, MatrixFactorisation):
+                result["hits"] = model.ranks(*_parameters(self.run, outcome.state), self._task.data, "test") < 10
+        return False
+
+
+def light_run(spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> dict[str, Any]:
+    """Run a specification by itself and return its result."""
+    light, began = LightRun(spec, seed, rounds, test=test), time.perf_counter()
+    try:
+        for outcome in light.experiment.backend.run(light.run, start(light.run)):
+            if light.saw(outcome):
+                break
+    except RunFailed as error:
+        light.saw(error)
+    return light.result | {"wall_seconds": round(time.perf_counter() - began, 2)}
+
+
+def light_runs(runs: Sequence[tuple[RunSpec, int, bool]]) -> list[dict[str, Any]]:
+    """Run specifications with their seed and `test` in lockstep; return their results, with equal shares of the time.
+
+    Local training of equal shapes is one tensor program; the results are those of each run by itself.
+    """
+    if len(runs) == 1:
+        ((spec, seed, test),) = runs
+        return [light_run(spec, seed, test=test)]
+    began = time.perf_counter()
+    each = [LightRun(spec, seed, test=test) for spec, seed, test in runs]
+    rounds = lockstep([light.run for light in each])
+    outcomes = next(rounds)
+    try:
+        while True:
+            outcomes = rounds.send([place for place, outcome in outcomes.items() if each[place].saw(outcome)])
+    except StopIteration:
+        seconds = round((time.perf_counter() - began) / len(each), 2)
+    return [light.result | {"wall_seconds": seconds} for light in each]
 
 
 def _parameters(run: Run, state: RunState) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.errors import RunFailed, UserError
-from narrowcast.reproduce.light_run import light_run
+from narrowcast.reproduce.light_run import light_runs
 from narrowcast.reproduce.long_studies import STUDIES, Planned
 from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows
 from narrowcast.reproduce.worker_threads import one_core_each
@@ -45,6 +45,13 @@ class Queue:
                 if not begun and key_of(planned.spec, planned.seed) not in self.rows:
                     yield planned
 
+    def next_job(self, planned: Planned) -> list[Planned]:
+        """Return the missing runs that go in lockstep with this one, or this one alone."""
+        if not (together := planned.spec.together):
+            return [planned]
+        found = [each for each in self.missing() if each.spec.together == together]
+        return list({(each.spec.label, each.seed): each for each in found}.values())
+
     def seconds(self, planned: Planned) -> float:
         """Return how long a run takes: as the longest of its method so far, or a guess."""
         stem = planned.spec.label.rpartition("-")[0]
@@ -62,7 +69,7 @@ def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: f
     end, ended = time.monotonic() + seconds, 0
     one_core_each()
     output.mkdir(parents=True, exist_ok=True)
-    running = dict[Future[dict[str, Any]], Planned]()
+    running = dict[Future[list[dict[str, Any]]], list[Planned]]()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context)
     try:
@@ -70,32 +77,36 @@ def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: f
             for planned in queue.missing():
                 if len(running) == workers:
                     break
-                used = sum(each.spec.memory_gib for each in running.values())
-                if queue.seconds(planned) <= left and used + planned.spec.memory_gib <= memory_gib:
-                    queue.begun.add((planned.spec.label, planned.seed))
-                    running[pool.submit(light_run, planned.spec, planned.seed, test=planned.test)] = planned
+                used = sum(each.spec.memory_gib for job in running.values() for each in job)
+                job = queue.next_job(planned)
+                needed = sum(each.spec.memory_gib for each in job)
+                if sum(map(queue.seconds, job)) <= left and used + needed <= memory_gib:
+                    queue.begun |= {(each.spec.label, each.seed) for each in job}
+                    running[pool.submit(light_runs, [(each.spec, each.seed, each.test) for each in job])] = job
             if not running:
                 break
             for future in wait(running, left, FIRST_COMPLETED).done:
-                planned = running.pop(future)
+                job = running.pop(future)
                 try:
-                    result = future.result()
+                    results = future.result()
                 except BrokenProcessPool:
                     raise RunFailed("a run's process was killed, perhaps for lack of memory; lower --memory") from None
                 except UserError as error:
-                    print(f"{planned.spec.label}-seed-{planned.seed} cannot run: {error}", flush=True)
+                    print(f"{job[0].spec.label}-seed-{job[0].seed} cannot run: {error}", flush=True)
                     continue
-                if not planned.per_user:
-                    result.pop("hits", None)
-                append(output / f"{planned.study}.csv", planned.spec, planned.seed, result)
-                queue.ended(planned, result)
-                ended += 1
-                shown = result.get("error") or {name: round(100 * each, 2) for name, each in result["final"].items()}
-                print(
-                    f"[{ended}, {end - time.monotonic():.0f} s left] {planned.spec.label}-seed-{planned.seed} {shown} "
-                    f"{result.get('uplink_bits')} bits, {result['wall_seconds']:.0f} s",
-                    flush=True,
-                )
+                for planned, result in zip(job, results, strict=True):
+                    if not planned.per_user:
+                        result.pop("hits", None)
+                    append(output / f"{planned.study}.csv", planned.spec, planned.seed, result)
+                    queue.ended(planned, result)
+                    ended += 1
+                    final = {name: round(100 * each, 2) for name, each in result["final"].items()}
+                    print(
+                        f"[{ended}, {end - time.monotonic():.0f} s left] {planned.spec.label}-seed-{planned.seed} "
+                        f"{result.get('error') or final} {result.get('uplink_bits')} bits, "
+                        f"{result['wall_seconds']:.0f} s",
+                        flush=True,
+                    )
     finally:
         for process in multiprocessing.active_children():
             process.kill()

@@ -21,7 +21,8 @@ class RunSpec:
 
     `label` begins the name of the run's folder. Seeds are counted from `first_seed`, and there are at most `most_seeds`
     of them. With `data_seed` the seed of a data set's split and partition follows that of the run, else it is 0.
-    `memory_gib`: about how much memory a run needs.
+    `memory_gib`: about how much memory a run needs. In a study, runs with the same `together` go in lockstep, and a run
+    ends at the first evaluation at which the metric of `target` is at least its value.
     """
 
     label: str
@@ -32,6 +33,8 @@ class RunSpec:
     most_seeds: int | None = None
     data_seed: bool = False
     memory_gib: float = 1.0
+    together: str = ""
+    target: tuple[str, float] | None = None
 
     def seeds(self, number: int) -> range:
         """Return the seeds of this run where `number` are asked for."""

@@ -25,8 +25,16 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "radio.channel.csi_error_decibel": 0.0,
     "radio.channel.back_off_decibel": 0.0,
 }
-_NEW_FIELDS_OF_DATA: Mapping[str, Mapping[str, Any]] = {"image_folder": {"data.size": None, "data.test_share": 0.2}}
-_NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {kind: {"algorithm.downlink_codec": []} for kind in ("colr", "scolr")}
+_NEW_FIELDS_OF_DATA: Mapping[str, Mapping[str, Any]] = {
+    "image_folder": {"data.size": None, "data.test_share": 0.2},
+    "synthetic": {"data.as_variances": False},
+}
+_PARTIAL_DRAW = {"algorithm.partial_draw": "probability"}
+_NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {
+    **{kind: {"algorithm.downlink_codec": []} for kind in ("colr", "scolr")},
+    "fednova": _PARTIAL_DRAW,
+    "fedprox": {**_PARTIAL_DRAW, "algorithm.drop_partial": False},
+}
 
 
 def new_fields(experiment: Experiment) -> Mapping[str, Any]:

@@ -39,6 +39,25 @@ def local_changes(task: Task, x: np.ndarray, terms: LocalTerms | None = None) ->
     return np.asarray(task.training.train({"x": x}, chunk, task, terms or LocalTerms()).changes["x"])
 
 
+# FedProx
+
+
+def test_a_fixed_number_of_stragglers_is_drawn_and_dropped() -> None:
+    task, _ = quadratics(steps=5, examples=COUNTS)
+    chunk = Chunk(3, 0, np.arange(6), {})
+    kept = FedProx(mu=0, partial_share=0.5, partial_draw="number")
+    slow = kept.stragglers(chunk, task)
+    assert slow.sum() == 3
+    assert (kept.stragglers(Chunk(4, 0, np.arange(6), {}), task) != slow).any()
+    dropping = kept.model_copy(update={"drop_partial": True})
+    server, weights = {"x": np.zeros(3)}, np.where(slow, 0, COUNTS)
+    updates = task.training.train(server, chunk, task, LocalTerms())
+    changes = np.asarray(updates.changes["x"])
+    moved = dropping.step(server, server, dropping.upload(server, chunk, task, updates).partial)["x"]
+    assert np.abs(moved - weights @ changes / weights.sum()).max() <= 1e-6
+    assert dropping.sum_layout(task, 6) is None, "a masked sum cannot leave out clients"
+
+
 # FedNova
 
 

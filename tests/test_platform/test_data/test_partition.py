@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Quantity, Shards
+from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Quantity, Shards, Similarity
 from narrowcast.platform.errors import UserError
 
 N_CLASSES = 10
@@ -22,6 +22,8 @@ KINDS = [
     Shards(),
     Shards(classes_per_client=1),
     Shards(classes_per_client=10),
+    Similarity(),
+    Similarity(share=0),
 ]
 
 
@@ -151,6 +153,18 @@ def test_shards_of_equal_classes_are_of_equal_size() -> None:
     table = counts(Shards(), 100, labels=labels)
     assert (table.sum(axis=1) == 60).all()
     assert set(np.unique(table)) == {0, 30, 60}
+
+
+def test_similarity_sorts_the_classes_of_what_it_does_not_mix() -> None:
+    labels = np.repeat(np.arange(10), 600)
+    held = (counts(Similarity(share=0), 20, labels=labels) > 0).sum(axis=1)
+    assert (held == 1).all(), "20 contiguous parts of 300 samples"
+    mixed = counts(Similarity(share=0.5), 20, labels=labels)
+    assert mixed.sum(axis=1).tolist() == [300] * 20
+    main = mixed.max(axis=1)
+    assert (main > 75).all()
+    assert (main < 200).all(), "at most 150 of the sorted half, and about 15 of the mixed one"
+    assert np.abs(counts(Similarity(share=1), 20, labels=labels) - 30).max() < 25
 
 
 def test_natural_users_keep_their_samples() -> None:

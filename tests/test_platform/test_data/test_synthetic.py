@@ -52,6 +52,13 @@ def test_beta_moves_the_users_means_and_alpha_does_not() -> None:
         assert centres.std() == pytest.approx(np.sqrt(beta**2 + 1 / 60), rel=0.2)
 
 
+def test_variances_are_squares_of_deviations() -> None:
+    deviations = Synthetic(alpha=0.5, beta=2, validation_share=0).load()
+    variances = Synthetic(alpha=0.25, beta=4, as_variances=True, validation_share=0).load()
+    assert variances.train.features.tobytes() == deviations.train.features.tobytes()
+    assert variances.train.labels.tobytes() == deviations.train.labels.tobytes()
+
+
 @pytest.mark.parametrize(("iid", "low", "high"), [(True, 0.05, 0.2), (False, 0.5, 0.9)])
 def test_only_iid_users_have_the_same_classes(iid: bool, low: float, high: float) -> None:
     data = Synthetic(iid=iid, validation_share=0).load()

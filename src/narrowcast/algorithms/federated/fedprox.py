@@ -5,15 +5,17 @@ Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 20
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.federated.fedavg import Averaging
+from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.seeds import uniform_below, uniform_unit
-from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
 
 class Proximal(Averaging):
@@ -21,16 +23,27 @@ class Proximal(Averaging):
 
     mu: float = Field(0.01, ge=0, description="weight of the proximal term")
     partial_share: float = Field(0.0, ge=0, le=1, description="share of the clients that do part of the epochs")
+    partial_draw: Literal["probability", "number"] = Field(
+        "probability",
+        description="these clients: each of a round with the probability partial_share, or that share of every chunk",
+    )
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return the proximal term, and the epochs that each client has time for."""
         if not self.partial_share:
             return LocalTerms(proximal=self.mu)
         keys = task.private_seed.stream_keys("partial work", chunk.round_index, chunk.clients)
-        first = np.zeros(len(keys), dtype=np.int64)
-        slow = uniform_unit(keys, first) < self.partial_share
         epochs = np.full(len(keys), task.training.epochs)
-        return LocalTerms(self.mu, epochs=np.where(slow, 1 + uniform_below(keys, first + 1, epochs), epochs))
+        fewer = 1 + uniform_below(keys, np.ones(len(keys), dtype=np.int64), epochs)
+        return LocalTerms(self.mu, epochs=np.where(self.stragglers(chunk, task), fewer, epochs))
+
+    def stragglers(self, chunk: Chunk, task: Task) -> BoolArray:
+        """Return which clients of the chunk do part of the epochs, [C]."""
+        keys = task.private_seed.stream_keys("partial work", chunk.round_index, chunk.clients)
+        drawn = uniform_unit(keys, np.zeros(len(keys), dtype=np.int64))
+        if self.partial_draw == "probability":
+            return drawn < self.partial_share
+        return drawn.argsort().argsort() < round(self.partial_share * len(drawn))
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C]; None if some clients do part of the epochs, or with a codec."""
@@ -44,7 +57,21 @@ class FedProx(Proximal):
 
     Differs from the paper: 1. clients are weighted by examples and sampled without weights, where the paper samples
     them by weight and averages equally (`weights: equal` does the latter). 2. stragglers are drawn client by client
-    with probability `partial_share`, where the authors' code draws a fixed number in each round.
+    with probability `partial_share`, where the authors' code draws a fixed number in each round (`partial_draw: number`
+    does so, if a round is one chunk).
     """
 
     kind: Literal["fedprox"] = "fedprox"
+    drop_partial: bool = Field(
+        False, description="do not aggregate what these clients send, as FedAvg does in the paper's comparison"
+    )
+
+    def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
+        """Return the layout of FedAvg; None if uploads are dropped, which a masked sum cannot do."""
+        return None if self.drop_partial and self.partial_share else super().sum_layout(task, cohort)
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send y_u - x, and add up w_u (y_u - x), without the stragglers' if these are dropped."""
+        if self.drop_partial and self.partial_share:
+            chunk = replace(chunk, lost=~chunk.arrives() | self.stragglers(chunk, task))
+        return super().upload(broadcast, chunk, task, updates)

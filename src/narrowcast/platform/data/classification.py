@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.data.partition import IID, Dirichlet, Partition, Shards
+from narrowcast.platform.data.partition import IID, Dirichlet, Partition, Shards, Similarity
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -88,7 +88,7 @@ class Classification(BaseModel):
             order=nobody,
             indptr=nobody,
         )
-        if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards):
+        if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards | Similarity):
             raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")
         labels = tenths(data.train.labels[:, 0]) if data.targets == "numbers" else data.train.labels
         order, indptr = self.partition.deal(labels, clients, self.seed or 0, users)

@@ -158,6 +158,28 @@ class Shards(Partitioner):
         return owners
 
 
+class Similarity(Partitioner):
+    """A share of the samples assigned at random, and the others in the order of their classes, in equal parts.
+
+    `share` 1 is `iid`; with 0 a client has the neighbouring classes of one contiguous part.
+
+    Reference: Karimireddy et al., SCAFFOLD, ICML 2020 (arXiv:1910.06378), section 7, "s% similarity", after Hsu et al.,
+    2019 (arXiv:1909.06335).
+    """
+
+    kind: Literal["similarity"] = "similarity"
+    share: float = Field(default=0.1, ge=0, le=1, description="share of the samples that is assigned at random")
+
+    def owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, _: IntArray | None) -> IntArray:
+        """Return owners of equal parts of the samples drawn at random, and of the others sorted by class."""
+        rows = random.permutation(len(labels))
+        mixed, rest = np.split(rows, [round(self.share * len(rows))])
+        owners = np.empty(len(labels), dtype=np.int64)
+        for part in (mixed, rest[np.argsort(labels[rest], kind="stable")]):
+            owners[part] = np.arange(len(part)) * n_clients // max(len(part), 1)
+        return owners
+
+
 class Natural(Partitioner):
     """One client for each user of the data set."""
 
@@ -175,9 +197,16 @@ class Natural(Partitioner):
 PARTITIONS = Registry(
     "partition",
     Partitioner,
-    {"iid": IID, "quantity": Quantity, "dirichlet": Dirichlet, "shards": Shards, "natural": Natural},
+    {
+        "iid": IID,
+        "quantity": Quantity,
+        "dirichlet": Dirichlet,
+        "shards": Shards,
+        "similarity": Similarity,
+        "natural": Natural,
+    },
 )
-Partition = Annotated[IID | Quantity | Dirichlet | Shards | Natural, PARTITIONS]
+Partition = Annotated[IID | Quantity | Dirichlet | Shards | Similarity | Natural, PARTITIONS]
 
 
 def rows_by_class(labels: IntArray) -> list[IntArray]:

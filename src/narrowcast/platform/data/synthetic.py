@@ -28,13 +28,14 @@ class Synthetic(Classification):
 
     User k has lognormal(4, 2) + 50 samples. W and b are normal around u ~ N(0, alpha); x has the variances j ** -1.2
     around a mean that is normal around B ~ N(0, beta). `alpha` and `beta` are standard deviations, as in the code that
-    FedProx released; its paper writes variances, which is the same for 0 and 1. `iid` gives all users one W and b and
-    the mean 0. The last tenth of every user's samples is the test set.
+    FedProx released; its paper writes variances (`as_variances`), which is the same for 0 and 1. `iid` gives all users
+    one W and b and the mean 0. The last tenth of every user's samples is the test set.
     """
 
     kind: Literal["synthetic"] = "synthetic"
     alpha: float = Field(default=0.0, ge=0, le=1e6, description="spread of the users' models")
     beta: float = Field(default=0.0, ge=0, le=1e6, description="spread of the users' feature means")
+    as_variances: bool = Field(False, description="alpha and beta are variances, and not standard deviations")
     iid: bool = Field(False, description="one model and mean for all users")
     clients: int = Field(default=30, ge=1, le=MOST_SAMPLES // 50, description="number of users, one client each")
     partition: Partition = Field(default=Natural(), description="distribution of the training samples across clients")
@@ -78,7 +79,8 @@ class Synthetic(Classification):
         """Return one user's features [size, 60] and labels [size]."""
         mean: FloatArray = np.zeros(N_FEATURES)
         if model is None:
-            centre, shift = random.normal(0, self.alpha), random.normal(0, self.beta)
+            power = 0.5 if self.as_variances else 1.0
+            centre, shift = random.normal(0, self.alpha**power), random.normal(0, self.beta**power)
             mean = random.normal(shift, 1, N_FEATURES)
             model = random.normal(centre, 1, (N_FEATURES, N_CLASSES)), random.normal(centre, 1, N_CLASSES)
         features = mean + SPREADS * random.standard_normal((size, N_FEATURES))

@@ -1,0 +1,92 @@
+"""FedProx's comparison on synthetic data: FedAvg drops stragglers, FedProx keeps their partial work, with mu.
+
+Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (arXiv:1812.06127), section 5.2 and
+Figure 1. Its settings: 30 devices, 10 a round, 20 epochs of batches of 10 at the rate 0.01, stragglers that do 1 to 20
+epochs, mu the best of five; FedAvg, and FedProx with mu = 0, have the same rate.
+
+Here FedAvg also has as many tries of its rate as FedProx of mu, in every cell: validation accuracy, with a seed that is
+not a test seed. The same clients are stragglers under every method of a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from narrowcast.reproduce.run_spec import RunSpec
+
+ROUNDS = 50
+TEST_SEEDS = 3
+TUNING_SEED = 100
+RATE = 0.01
+TRIES = range(5)
+DATA = ("iid", "0", "0.5", "1")
+"""Synthetic data without heterogeneity, and with this alpha and beta."""
+STRAGGLERS = (0, 50, 90)
+FEDAVG, TUNED_FEDAVG, PARTIAL, FEDPROX = "FedAvg", "FedAvg, tuned rate", "FedProx, mu = 0", "FedProx, best mu"
+METHODS = (FEDAVG, TUNED_FEDAVG, PARTIAL, FEDPROX)
+GRIDS = {TUNED_FEDAVG: (0.003, 0.01, 0.03, 0.1, 0.3), FEDPROX: (0.001, 0.01, 0.1, 0.5, 1.0)}
+"""Learning rates, and values of mu."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a data set of `DATA`, with a percentage of stragglers."""
+
+    data: str
+    stragglers: int
+    method: str
+
+    def tuning(self, place: int) -> RunSpec:
+        """Return the run on validation samples at a place of the grid; a method without a grid has a single one."""
+        return self._spec(self._grid[place % len(self._grid)], "-tuning")
+
+    def best(self, tried: Sequence[Mapping[str, Any]]) -> float:
+        """Return the best value of the grid, from the results in its order."""
+        reached = [result["final"].get("validation.accuracy", 0.0) for result in tried[: len(self._grid)]]
+        return self._grid[reached.index(max(reached))]
+
+    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
+        """Return the run on test samples at the best value of the grid."""
+        return self._spec(self.best(tried), "")
+
+    @property
+    def _grid(self) -> tuple[float, ...]:
+        return GRIDS.get(self.method, (RATE,))
+
+    def _spec(self, value: float, tuning: str) -> RunSpec:
+        mu, rate = (value, RATE) if self.method == FEDPROX else (0.0, value)
+        drop = self.method in (FEDAVG, TUNED_FEDAVG)
+        spread = "iid: true" if self.data == "iid" else f"alpha: {self.data}, beta: {self.data}"
+        fields = f"mu: {mu:g}, partial_share: {self.stragglers / 100:g}, partial_draw: number"
+        kept = "dropped" if drop else "kept"
+        return RunSpec(
+            f"fedprox-synthetic-{self.data}-{self.stragglers}-{kept}-mu-{mu:g}-rate-{rate:g}{tuning}",
+            "fedavg-digits",
+            (
+                f"rounds={ROUNDS}",
+                f"evaluate_every={ROUNDS}",
+                "checkpoint_seconds=100000",
+                "clients_per_round=10",
+                "sampling=uniform",
+                f"data={{kind: synthetic, {spread}}}",
+                "model=softmax",
+                f"algorithm={{kind: fedprox, {fields}, drop_partial: {str(drop).lower()}}}",
+                f"training={{learning_rate: {rate:g}, batch_size: 10, epochs: 20}}",
+            ),
+            first_seed=TUNING_SEED if tuning else 0,
+            memory_gib=0.05,
+            together=f"fedprox-synthetic-{self.data}{tuning}",
+        )
+
+
+def cells() -> list[Cell]:
+    """Return the cells; without stragglers FedAvg is FedProx with mu = 0."""
+    return [
+        Cell(data, stragglers, method)
+        for data in DATA
+        for stragglers in STRAGGLERS
+        for method in METHODS
+        if stragglers or method != PARTIAL
+    ]
