@@ -368,6 +368,11 @@ class AlgorithmDefaults:
         return False
 
     @property
+    def counts_draws(self) -> bool:
+        """False: a client that is drawn several times with replacement has the weight of one draw."""
+        return False
+
+    @property
     def secure_sums(self) -> SecureSums | None:
         """None: the server sees the partial sums of the chunks."""
         return None

@@ -61,10 +61,12 @@ def make_chunks(
     population: Population,
     link_allocation: LinkAllocation | None = None,
     epochs: IntArray | None = None,
+    draws: IntArray | None = None,
 ) -> list[Chunk]:
     """Deal a cohort, clients with most examples first, into equal chunks of at most `chunk_size` clients.
 
-    Shapes: cohort [C] ascending; examples [U], of all clients; epochs [C], the most that each client has time for.
+    Shapes: cohort [C] ascending; examples [U], of all clients; epochs [C], the most that each client has time for;
+    draws [C], how often each was drawn.
     """
     n_chunks = -(-len(cohort) // chunk_size)
     by_size = np.lexsort((cohort, -examples[cohort]))
@@ -78,6 +80,7 @@ def make_chunks(
             None if budget_bits is None else budget_bits[part],
             None if lost is None else lost[part],
             None if epochs is None else epochs[part],
+            None if draws is None else draws[part],
         )
         for index in range(n_chunks)
         for part in [_ascending(by_size[index::n_chunks], cohort)]

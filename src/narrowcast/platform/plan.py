@@ -51,6 +51,11 @@ class Plan(BaseModel):
         description="client sampling: a shuffled rotation, or an independent draw in each round, of equal "
         "probabilities or by the clients' numbers of examples",
     )
+    replacement: bool = Field(
+        False,
+        description="draw uniform and by_examples with replacement: a client drawn k times trains once and has k times "
+        "its weight",
+    )
     availability: AnyAvailability = Field(Always(), description="when clients can be sampled")
     over_selection: float = Field(
         1.0,
@@ -93,6 +98,20 @@ class Plan(BaseModel):
         "run", max_length=100, description="name of the run and of its folder"
     )
 
+    @field_validator("replacement")
+    @classmethod
+    def _draws_can_repeat(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("sampling") == "round_robin":
+            raise ValueError("a rotation repeats no client; use sampling = uniform or by_examples")
+        return value
+
+    @field_validator("over_selection")
+    @classmethod
+    def _waits_for_every_draw(cls, value: float, info: ValidationInfo) -> float:
+        if value != 1 and info.data.get("replacement"):
+            raise ValueError("the first uploads of draws with replacement are undefined; leave out one of both")
+        return value
+
     @field_validator("stragglers")
     @classmethod
     def _partial_work_has_a_deadline(cls, value: str, info: ValidationInfo) -> str:
@@ -113,8 +132,11 @@ class Plan(BaseModel):
     @classmethod
     def _without_rounds_nobody_is_late(cls, value: AnySchedule, info: ValidationInfo) -> AnySchedule:
         asked, deadline, radio = (info.data.get(name) for name in ("over_selection", "deadline_seconds", "radio"))
-        if value.kind == "buffered" and not (asked == 1 and deadline is None and radio is None):
-            raise ValueError("has no rounds; leave out radio, over_selection and deadline_seconds, or schedule")
+        plain = asked == 1 and deadline is None and radio is None and not info.data.get("replacement")
+        if value.kind == "buffered" and not plain:
+            raise ValueError(
+                "has no rounds; leave out radio, over_selection, deadline_seconds and replacement, or schedule"
+            )
         return value
 
     @property

@@ -23,7 +23,8 @@ def open_round(live: LiveState) -> OpenRound:
     run, round_index = live.run, live.round_index + 1
     n_clients = run.task.data.n_clients
     free = run.plan.availability.free(n_clients, run.plan.seed, round_index, live.simulated_seconds)
-    cohort = np.sort(sample_cohort(run.plan, live.rotation, round_index, free, run.task.data.examples))
+    sampled = sample_cohort(run.plan, live.rotation, round_index, free, run.task.data.examples)
+    cohort, draws = np.unique(sampled, return_counts=True)
     link_allocation = allocate_links(run, cohort, round_index)
     broadcast = run.algorithm.broadcast(live.server, run.task, round_index)
     downlink_bits, renewed_bits = download_bits(live, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
@@ -39,8 +40,8 @@ def open_round(live: LiveState) -> OpenRound:
     opened = OpenRound(run, round_index, cohort, link_allocation, broadcast, downlink_bits, download_seconds)
     epochs, late = predict_stragglers(opened)
     known = link_allocation if late is None else replace(link_allocation, lost=either(link_allocation.lost, late))
-    chunk_size, population = run.plan.chunk_size, live.population
-    chunks = make_chunks(cohort, run.task.data.examples, chunk_size, round_index, population, known, epochs)
+    chunk_size, population, counted = run.plan.chunk_size, live.population, draws if run.plan.replacement else None
+    chunks = make_chunks(cohort, run.task.data.examples, chunk_size, round_index, population, known, epochs, counted)
     return replace(opened, chunks=chunks)
 
 
@@ -51,15 +52,16 @@ def sample_cohort(
     free: BoolArray | None = None,
     examples: IntArray | None = None,
 ) -> IntArray:
-    """Return the distinct clients of a round: the next in the rotation, or a fresh draw, among those that are free.
+    """Return the clients of a round: the next in the rotation, or a fresh draw, among those that are free.
 
-    `examples` [U] are the weights of a draw by examples.
+    They are distinct, unless the plan draws with replacement. `examples` [U] are the weights of a draw by examples.
     """
     size = cohort_size(plan.clients_per_round, plan.over_selection, len(rotation))
     if plan.sampling == "round_robin":
         return next_in(rotation, (round_index - 1) * size, size, free)
     weights = examples if plan.sampling == "by_examples" else None
-    return drawn_from(free, size, generator(plan.seed, "cohort", round_index), len(rotation), weights)
+    draw = generator(plan.seed, "cohort", round_index)
+    return drawn_from(free, size, draw, len(rotation), weights, plan.replacement)
 
 
 def allocate_links(run: Run, cohort: IntArray, round_index: int) -> LinkAllocation:

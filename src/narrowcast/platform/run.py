@@ -41,6 +41,11 @@ class Run:
                 f"schedule = buffered: {algorithm.kind} as set here cannot count stale updates less; use fedavg or "
                 "fedprox without an aggregator"
             )
+        if plan.replacement and not getattr(algorithm, "counts_draws", False):
+            raise UserError(
+                f"replacement = true: {algorithm.kind} as set here counts every client once; use fedavg, fedprox, "
+                "fednova or qffl, without an aggregator and secure sums"
+            )
         if not (buffered or plan.stragglers == "partial"):
             return
         nobody = np.empty(0, dtype=np.int64)

@@ -32,18 +32,24 @@ def next_in(order: IntArray, first: int, size: int, free: BoolArray | None) -> I
 
 
 def drawn_from(
-    free: BoolArray | None, size: int, draw: np.random.Generator, n_clients: int, weights: IntArray | None = None
+    free: BoolArray | None,
+    size: int,
+    draw: np.random.Generator,
+    n_clients: int,
+    weights: IntArray | None = None,
+    replacement: bool = False,
 ) -> IntArray:
-    """Draw `size` of the clients that are `free` [U] without replacement; all of them if there are fewer.
+    """Draw `size` of the clients that are `free` [U]; all of them if there are fewer, unless with `replacement`.
 
-    Each set is equally likely, or each next client is drawn by the `weights` [U] of those that are left.
+    Each client is equally likely, or drawn by the `weights` [U] of those that are left.
     """
     if free is None and weights is None:
-        return draw.choice(n_clients, size, replace=False)
+        return draw.choice(n_clients, size, replacement)
     clients = np.arange(n_clients) if free is None else np.flatnonzero(free)
     if weights is not None:
         clients = clients[weights[clients] > 0]
     if not len(clients):
         return clients
     shares = None if weights is None else weights[clients] / weights[clients].sum()
-    return clients[draw.choice(len(clients), min(size, len(clients)), replace=False, p=shares)]
+    size = size if replacement else min(size, len(clients))
+    return clients[draw.choice(len(clients), size, replacement, shares)]

@@ -107,7 +107,8 @@ class Chunk:
     Shapes: clients [C] ascending by place in the chunk; state holds each of these clients' private arrays, [C, ...];
     budget_bits [C], what each may send in this round, None if nothing limits it; lost [C], whose upload an outage
     takes or comes too late, None if there is none: it is paid for and does not enter the sum; epochs [C], the most
-    that each has time for, None if all have time for the training's.
+    that each has time for, None if all have time for the training's; draws [C], how often each was drawn with
+    replacement and counts, None if once.
 
     Under secure aggregation, `relayed` is the record of public keys that the server passes on to all clients of the
     round, and `secrets` are the private keys of these clients: their host fills them in, and they never leave it.
@@ -120,6 +121,7 @@ class Chunk:
     budget_bits: IntArray | None = None
     lost: BoolArray | None = None
     epochs: IntArray | None = None
+    draws: IntArray | None = None
     relayed: Any = None
     secrets: Arrays = field(default_factory=dict, repr=False)
 

@@ -44,6 +44,11 @@ class AFL(LossReporting):
     mixture_learning_rate: float = Field(0.1, gt=0, description="step size of the mixture lambda")
     weights: Weights = "equal"
 
+    @property
+    def counts_draws(self) -> bool:
+        """False: the mixture weighs the clients."""
+        return False
+
     def check(self, task: Task) -> None:
         """Raise `UserError` for other weights than those of the mixture."""
         super().check(task)

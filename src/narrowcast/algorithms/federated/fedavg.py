@@ -48,6 +48,11 @@ class Averaging(SizesDownloads, WholeModel):
     )
     download: Download = None
 
+    @property
+    def counts_draws(self) -> bool:
+        """True without an aggregator: a client drawn k times has k times its weight in the mean."""
+        return self.aggregator is None
+
     def check(self, task: Task) -> None:
         """Raise `UserError` if clients are to ask for rows, which networks have not."""
         super().check(task)

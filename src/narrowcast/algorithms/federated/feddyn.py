@@ -45,6 +45,11 @@ class FedDyn(Averaging):
     server_optimizer: None = Field(None, description="none: h is the memory of the server's step")
     aggregator: None = Field(None, description="none: h follows the mean change")
 
+    @property
+    def counts_draws(self) -> bool:
+        """False: h is the mean of all g_u, which move once a round."""
+        return False
+
     def check(self, task: Task) -> None:
         """Raise `UserError` for other weights than those of the paper."""
         super().check(task)

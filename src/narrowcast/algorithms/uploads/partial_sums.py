@@ -39,9 +39,10 @@ def refuse_weights(kind: str, weights: Weights) -> None:
 
 
 def tensor_weights(weights: Weights, task: Task, chunk: Chunk, delivered: BoolArray) -> FloatArray:
-    """Return each client's weight in the mean of tensors, [C]; 0 if its update was not delivered."""
+    """Return each client's weight in the mean of tensors, [C], times its draws; 0 if its update was not delivered."""
     examples = task.data.examples[chunk.clients].astype(np.float64)
-    return np.where(delivered, examples if weights == "examples" else 1.0, 0.0)
+    counted = np.where(delivered, examples if weights == "examples" else 1.0, 0.0)
+    return counted if chunk.draws is None else counted * chunk.draws
 
 
 def row_weights(aggregation: Aggregation, task: Task, chunk: Chunk, ranks: IntArray) -> NDArray[np.float32]:
