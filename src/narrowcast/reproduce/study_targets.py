@@ -14,6 +14,7 @@ from narrowcast.reproduce.decay_table import judge_decay, plot_decay
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
 from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, channel_results, chosen, finished, others
+from narrowcast.reproduce.narrow_links_table import judge_narrow_links, plot_narrow_links
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.tuning_study import read_tuning_study
@@ -67,6 +68,11 @@ def _decay(rows: Rows, path: Path) -> Finished:
     return judge_decay(rows), [png]
 
 
+def _narrow(rows: Rows, path: Path) -> Finished:
+    plot_narrow_links(rows, png := path.with_suffix(".png"))
+    return judge_narrow_links(rows), [png]
+
+
 def _total(rows: Rows, path: Path) -> Finished:
     del path
     runs: dict[str, Runs] = {}
@@ -114,6 +120,12 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
         "192 runs, 4 h",
         ("decay-ml1m", "decay-ml1m-3000"),
         _decay,
+    ),
+    "narrow-links": StudyTarget(
+        "nine optimisation methods, from FedAvg to SCAFFOLD, through the same codecs at the same bits, MNIST",
+        "396 runs, 30 min",
+        ("narrow-links",),
+        _narrow,
     ),
     "channel-ml1m": _channel(ML1M, "levels, allocation and knowledge of the channel, each apart", "220 runs, 1 h"),
     "channel-mnist": _channel(MNIST, "the same for a network on MNIST", "46 runs, 30 min"),

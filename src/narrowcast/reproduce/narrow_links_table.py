@@ -1,0 +1,104 @@
+"""The table and plot of the methods under narrow links: each against FedAvg, and against itself in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+
+from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.reproduce.against_reference import accuracies, against
+from narrowcast.reproduce.long_studies import finished, tried
+from narrowcast.reproduce.narrow_links import (
+    DENSE_BITS,
+    FEDAVG,
+    FULL,
+    LINKS,
+    METHODS,
+    ROUNDS,
+    TEST_SEEDS,
+    TRIES,
+    Cell,
+    cells,
+)
+from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.significance import paired_interval
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
+
+
+@dataclass(frozen=True)
+class TestedMethod:
+    """A finished cell: the settings that were best on validation samples, and its test runs by seed."""
+
+    cell: Cell
+    settings: str
+    runs: tuple[Any, ...]
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """The test accuracy of each seed in percent."""
+        return accuracies(self.runs, "accuracy")
+
+    @property
+    def share(self) -> float:
+        """The uplink as a share of updates in float32 over all rounds."""
+        return float(np.mean([run["uplink_bits"] for run in self.runs])) / (ROUNDS * DENSE_BITS)
+
+
+def tested_methods(rows: Rows) -> dict[tuple[str, str], TestedMethod]:
+    """Return the cells whose runs are all finished, by link and method."""
+    found = {}
+    for cell in cells():
+        results = tried(rows, cell, TRIES)
+        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
+            found[cell.link, cell.method] = TestedMethod(cell, cell.settings(cell.best(results)), tuple(runs))
+    return found
+
+
+def judge_narrow_links(rows: Rows) -> list[PaperVerdict]:
+    """Compare each method with FedAvg through the same codec, seed by seed, and with itself in float32.
+
+    p values are corrected over the methods of a link.
+    """
+    tested, verdicts = tested_methods(rows), []
+    for link in LINKS:
+        inside = {method: tested[link, method] for method in METHODS if (link, method) in tested}
+        if FEDAVG not in inside:
+            continue
+        others = {method: each.runs for method, each in inside.items() if method != FEDAVG}
+        compared = against(others, inside[FEDAVG].runs, "accuracy")
+        for method, each in inside.items():
+            difference, said = compared.get(method, ("", "reference"))
+            full = tested.get((FULL, method))
+            if link != FULL and full is not None:
+                own = paired_interval(each.accuracies, full.accuracies)
+                said += f"; to its own float32 {own.mean:+.2f} ({own.low:+.2f} to {own.high:+.2f})"
+            words = f"{said}; uplink 1/{1 / each.share:.0f}; {each.settings}"
+            ours = mean_and_spread(each.accuracies)
+            verdicts.append(PaperVerdict(f"{link}: {method}", "", ours, words, difference, each.accuracies))
+    return verdicts
+
+
+def plot_narrow_links(rows: Rows, path: Path) -> None:
+    """Plot the accuracy of each method against its uplink."""
+    tested, colours = tested_methods(rows), colormaps["tab10"]
+    figure, (axes,) = new_figure("Optimisation methods under narrow links, MNIST, Dirichlet(0.1)", panels=1)
+    for place, method in enumerate(METHODS):
+        there = [tested[link, method] for link in LINKS if (link, method) in tested]
+        if there:
+            axes.errorbar(
+                [each.share for each in there],
+                [np.mean(each.accuracies) for each in there],
+                [np.std(each.accuracies, ddof=1) for each in there],
+                color=colours(place),
+                marker="osD^v<>pP"[place],
+                capsize=3,
+                label=method,
+            )
+    axes.set_xscale("log")
+    axes.set(xlabel="uplink, of updates in float32", ylabel="test accuracy (%)")
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
