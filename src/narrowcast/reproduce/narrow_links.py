@@ -1,6 +1,6 @@
 """Federated optimisation methods under narrow links: the same methods through the same codecs, at the same bits.
 
-MNIST, 100 clients with Dirichlet(0.1) labels, 10 a round, 2 epochs of batches of 32, one hidden layer of 64 units. Every
+MNIST, 100 clients with Dirichlet(0.1) labels, 10 a round, 2 epochs of batches of 32, one hidden layer of 64. Every
 method has as many tries in every cell: three client rates and two values of its own field, on validation samples with a
 seed that is not a test seed. SCAFFOLD sends two tensors for one and has half of the rounds.
 """
