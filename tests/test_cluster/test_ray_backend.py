@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from narrowcast.cluster.ray_backend import RayBackend
@@ -23,7 +24,10 @@ join = pytest.mark.usefixtures("shared_ray")  # the first test starts a cluster 
 
 ROUNDS = 6
 # Fifteen to a chunk makes four chunks; twelve epochs make a round last long enough to be killed in its midst.
-SETTINGS = (f"rounds={ROUNDS}", "chunk_size=15", "training.epochs=12", "checkpoint_every=2", "evaluate_every=3")
+SETTINGS = (
+    *(f"rounds={ROUNDS}", "chunk_size=15", "training.epochs=12", "checkpoint_every=2"),
+    *("evaluate_every=3", "evaluate_clients=[test,validation]"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,11 @@ def assert_same(experiment: Experiment, outcomes: list[Outcome], in_process: lis
     assert sha256(experiment, outcomes) == sha256(experiment, in_process)
     assert [outcome.record for outcome in outcomes] == [outcome.record for outcome in in_process]
     assert [outcome.metrics for outcome in outcomes] == [outcome.metrics for outcome in in_process]
+    for outcome, other in zip(outcomes, in_process, strict=True):
+        assert outcome.client_metrics.keys() == other.client_metrics.keys()
+        for name, values in outcome.client_metrics.items():
+            np.testing.assert_array_equal(values, other.client_metrics[name])
+    assert len(outcomes[-1].client_metrics["test.ndcg@10"]) == 943
 
 
 def test_ray_gives_the_in_process_results(experiment: Experiment, in_process: list[Outcome]) -> None:

@@ -26,6 +26,7 @@ PUBLIC = {
     ("platform/data/diabetes.py", "'diabetes: test'"),
     ("platform/data/digits.py", "'digits: test'"),
     ("platform/data/documents.py", "'documents'"),
+    ("platform/data/held_out.py", "split + ' of clients'"),
     ("platform/data/own_samples.py", "'users'"),
     ("platform/data/partition.py", "'partition'"),
     ("platform/data/shakespeare.py", "'characters'"),

@@ -55,12 +55,21 @@ def compare(
         comparison = compare_runs(runs, output=output, by_seed=not each)
     path = plot or output / "compare.png"
     written = [_write(path, "plot", lambda: comparison.plot(path, axes=axes or None, metric=metric))]
+    if any(run.evaluates_clients for run in comparison.runs):
+        clients = path.with_name(f"{path.stem}-clients{path.suffix}")
+        written.append(_write(clients, "plot", lambda: comparison.clients_figure(clients)))
     if csv is not None:
         written.append(_write(csv, "csv", lambda: comparison.table.to_csv(csv, index_label="run")))
     if latex is not None:
         written.append(_write(latex, "latex", lambda: latex.write_text(comparison.latex(), encoding="utf-8")))
     terminal = console()
-    for make in (tables.differences_table, tables.results_table, tables.traffic_table, tables.targets_table):
+    for make in (
+        tables.differences_table,
+        tables.results_table,
+        tables.over_clients_table,
+        tables.traffic_table,
+        tables.targets_table,
+    ):
         if (table := make(comparison)) is not None:
             terminal.print(as_table(table))
             terminal.print()

@@ -8,9 +8,11 @@ import ray
 
 from narrowcast.cluster.key_service import RemoteKeyStore
 from narrowcast.platform.chunk_training import train_chunk
+from narrowcast.platform.client_metrics import measure_chunk
+from narrowcast.platform.contracts import ClientSplit
 from narrowcast.platform.run import Run
 from narrowcast.platform.threads import one_thread
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
 
 @ray.remote
@@ -32,3 +34,8 @@ class ClientHost:
         """Train some of a round's chunks, one after the other."""
         with one_thread():
             return [train_chunk(self._run, broadcast, chunk, self._key_store) for chunk in chunks]
+
+    def measure(self, broadcast: Arrays, chunks: list[Chunk], splits: list[ClientSplit]) -> list[ClientMeasures]:
+        """Measure the clients of some chunks, one chunk after the other."""
+        with one_thread():
+            return [measure_chunk(self._run, broadcast, chunk, splits) for chunk in chunks]

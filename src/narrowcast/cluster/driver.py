@@ -57,7 +57,7 @@ class Driver:
     def run(self, state: RunState) -> Generator[Batch, None, None]:
         """Run the rounds after `state` and yield them a few at a time with the failures during them."""
         self._hosts.wait(_START_SECONDS)
-        pool = RayExecutor(self._hosts, self._policy, self._stopping)
+        pool = RayExecutor(self._run, self._hosts, self._policy, self._stopping)
         pool.settled_round = state.settled_round
         batch, sent_at = Batch(), host_time().monotonic()
         metrics = RunMetrics(self._run.plan.name)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from ray.util.metrics import Counter, Gauge
 
-from narrowcast.platform.contracts import Executor
+from narrowcast.cluster.ray_executor import RayExecutor
+from narrowcast.platform.contracts import ClientSplit
 from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
 _RUN = ("run",)
 
@@ -53,7 +54,7 @@ class RunMetrics:
 class Metered:
     """An executor that reports its queue to the metrics."""
 
-    executor: Executor
+    executor: RayExecutor
     metrics: RunMetrics
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
@@ -62,3 +63,9 @@ class Metered:
         results = self.executor.train(broadcast, chunks)
         self.metrics.queued(0)
         return results
+
+    def measure(
+        self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]
+    ) -> list[ClientMeasures]:
+        """Measure the clients on the wrapped executor."""
+        return self.executor.measure(broadcast, chunks, splits)

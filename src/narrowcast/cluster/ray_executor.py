@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import ray
@@ -14,9 +15,12 @@ from ray.exceptions import RayError, RayTaskError
 from narrowcast.cluster.failure import Failure, FailurePolicy
 from narrowcast.cluster.hosts import Host, Hosts
 from narrowcast.cluster.placement import deal
+from narrowcast.platform.client_metrics import measure_chunk
+from narrowcast.platform.contracts import ClientSplit
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.host_time import host_time
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.run import Run
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
 _BYTES_IN_A_CALL = 64 * 1024
 
@@ -36,7 +40,8 @@ class RayExecutor:
     training ends with a `KeyboardInterrupt`.
     """
 
-    def __init__(self, hosts: Hosts, policy: FailurePolicy, stopping: threading.Event) -> None:
+    def __init__(self, run: Run, hosts: Hosts, policy: FailurePolicy, stopping: threading.Event) -> None:
+        self._run = run
         self._hosts = hosts
         self._policy = policy
         self._stopping = stopping
@@ -57,6 +62,31 @@ class RayExecutor:
         self.incidents += self._hosts.problems
         self._hosts.problems.clear()
         return [results[chunk.index] for chunk in chunks]
+
+    def measure(
+        self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]
+    ) -> list[ClientMeasures]:
+        """Measure the clients of all chunks and return the results in the order of the chunks.
+
+        Those of a host that fails, or is stopped, are measured in this process, so that a round that the server has
+        finished is recorded in any case.
+        """
+        shared, hosts = _shared(broadcast), self._hosts.ready()
+        parts = [part for part in deal(chunks, max(len(hosts), 1)) if part]
+        calls = [host.actor.measure.remote(shared, part, splits) for host, part in zip(hosts, parts, strict=False)]
+        measured: dict[int, ClientMeasures] = {}
+        for call, part in zip_longest(calls, parts):  # without hosts there are no calls
+            results = self._answer(call) or [measure_chunk(self._run, broadcast, chunk, splits) for chunk in part]
+            measured |= {each.index: each for each in results}
+        return [measured[chunk.index] for chunk in chunks]
+
+    def _answer(self, call: ray.ObjectRef[Any] | None) -> list[ClientMeasures] | None:
+        """Return the result of a call; None if there was no call, or its host failed."""
+        try:
+            found: list[ClientMeasures] = ray.get(call, timeout=self._policy.round_timeout_seconds) if call else []
+        except RayError:
+            return None
+        return found
 
     def _raise_if_stopping(self) -> None:
         if self._stopping.is_set():

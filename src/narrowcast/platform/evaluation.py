@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from narrowcast.platform.client_metrics import client_statistics, measure_clients
 from narrowcast.platform.contracts import Algorithm, Split
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import LiveState, RunState
@@ -24,8 +25,9 @@ def evaluate(live: LiveState) -> dict[str, float]:
 
 
 def measure(run: Run, state: RunState) -> dict[str, float]:
-    """Return the metrics of a saved state, as `evaluate` gives them in the round loop."""
-    return evaluate(LiveState.of(run, state))
+    """Return the metrics of a saved state, as the round loop gives them."""
+    live = LiveState.of(run, state)
+    return evaluate(live) | client_statistics(run, measure_clients(live))
 
 
 def model_sha256(algorithm: Algorithm, state: RunState) -> str:

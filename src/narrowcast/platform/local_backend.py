@@ -10,13 +10,15 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.chunk_training import train_chunk
+from narrowcast.platform.client_metrics import measure_chunk
+from narrowcast.platform.contracts import ClientSplit
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
 from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.state import RunState
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
 
 class LocalBackend(BaseModel):
@@ -50,3 +52,9 @@ class LocalExecutor:
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks and return their results in the order of the chunks."""
         return [train_chunk(self.run, broadcast, chunk, self.key_store) for chunk in chunks]
+
+    def measure(
+        self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]
+    ) -> list[ClientMeasures]:
+        """Measure the clients of all chunks and return the results in the order of the chunks."""
+        return [measure_chunk(self.run, broadcast, chunk, splits) for chunk in chunks]

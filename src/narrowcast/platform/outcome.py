@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from narrowcast.platform.state import RunState
-from narrowcast.platform.types import ChunkResult, RoundLedger, RoundRecord
+from narrowcast.platform.types import ChunkResult, FloatArray, RoundLedger, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Timing:
 class Outcome:
     """The result of one round, yielded by the round loop.
 
-    `metrics` is empty unless an evaluation was due, and `state` is None unless a checkpoint is due.
+    `metrics` is empty unless an evaluation was due, and `state` is None unless a checkpoint is due. `client_metrics`
+    are those of each client by `split.metric`, [U] each, if the plan asks for them.
     """
 
     record: RoundRecord
@@ -54,6 +55,7 @@ class Outcome:
     wall_seconds: float
     state: RunState | None
     timing: Timing = field(default_factory=Timing)
+    client_metrics: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def timed(self, moments: Sequence[float], results: Sequence[ChunkResult], share: float = 1.0) -> Outcome:
         """Return the outcome with its wall time, of which this run takes the given share; see `Timing.of`."""

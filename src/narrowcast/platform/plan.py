@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from narrowcast.platform.contracts import Radio
+from narrowcast.platform.contracts import ClientSplit, Radio
 from narrowcast.platform.field_roles import Role
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import hide_secrets
@@ -18,6 +18,18 @@ from narrowcast.platform.simulation.availability import Always, AnyAvailability
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.units import ROUNDS
 
+
+def _several(value: Any) -> Any:
+    """`test` is `[test]`; a split counts once."""
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+
+
+EvaluatedSplits = Annotated[
+    tuple[ClientSplit, ...],
+    BeforeValidator(_several, json_schema_input_type=ClientSplit | tuple[ClientSplit, ...] | None),
+]
 _KEPT = Role(identity=False, not_tuned="it does not affect a run")
 
 
@@ -83,6 +95,13 @@ class Plan(BaseModel):
     schedule: AnySchedule = Field(Synchronous(), description="synchronous rounds, or buffered asynchronous steps")
     evaluate_every: Annotated[int, Role(identity=False, not_tuned="trials are compared after the same rounds")] = Field(
         10, ge=1, description="interval of evaluations; the last round has one", json_schema_extra=ROUNDS
+    )
+    evaluate_clients: Annotated[
+        EvaluatedSplits, Role(identity=False, not_tuned="trials are compared by the same metrics")
+    ] = Field(
+        (),
+        description="splits of which an evaluation also measures each client on its own samples: test, validation, "
+        "train; [] for none",
     )
     checkpoint_every: Annotated[int | None, _KEPT] = Field(
         None, ge=1, description="interval of checkpoints, besides checkpoint_seconds", json_schema_extra=ROUNDS

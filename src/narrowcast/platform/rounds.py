@@ -8,7 +8,8 @@ from contextlib import closing
 
 from narrowcast.platform.asynchronous import OpenStep
 from narrowcast.platform.chunk_training import train_together
-from narrowcast.platform.contracts import Executor
+from narrowcast.platform.client_metrics import Measure, with_client_metrics
+from narrowcast.platform.contracts import Executor, MeasuringExecutor
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.open_round import OpenRound, TrainingCall
 from narrowcast.platform.outcome import Outcome
@@ -42,7 +43,8 @@ def rounds(
     def train_call(call: TrainingCall) -> list[ChunkResult]:
         return executor.train(call.broadcast, call.chunks if secure is None else secure.before(call.chunks))
 
-    with closing(_loop([run], [state or start(run)], train, secure)) as loop:
+    measure = executor.measure if isinstance(executor, MeasuringExecutor) else None
+    with closing(_loop([run], [state or start(run)], train, secure, measure)) as loop:
         for outcomes in loop:
             if isinstance(outcome := outcomes[0], RunFailed):
                 raise outcome
@@ -64,6 +66,7 @@ def _loop(
     states: Sequence[RunState],
     train: Train,
     secure: SecureRounds | None = None,
+    measure: Measure | None = None,
 ) -> Rounds:
     live = [LiveState.of(run, state) for run, state in zip(runs, states, strict=True)]
     going = [place for place, each in enumerate(live) if each.rounds_left]
@@ -80,7 +83,8 @@ def _loop(
                 trained = time.perf_counter()
                 if secure is not None:
                     results = [secure.after(each) for each in results]
-            closed = [_close(*each) for each in zip([live[place] for place in going], opened, results, strict=True)]
+            ends = zip([live[place] for place in going], opened, results, strict=True)
+            closed = [_close(*each, measure) for each in ends]
         moments = (began, ready, trained, time.perf_counter())
         everything = [result for its_results in results for result in its_results]
         outcomes = {
@@ -104,8 +108,8 @@ def _calls_to_repeat(opened: Opened, results: list[ChunkResult]) -> Calls:
     return calls_to_repeat(opened, results) if isinstance(opened, OpenRound) else []
 
 
-def _close(live: LiveState, opened: Opened, results: list[ChunkResult]) -> Outcome | RunFailed:
+def _close(live: LiveState, opened: Opened, results: list[ChunkResult], measure: Measure | None) -> Outcome | RunFailed:
     try:
-        return live.run.plan.schedule.close(live, opened, results)
+        return with_client_metrics(live, live.run.plan.schedule.close(live, opened, results), measure)
     except RunFailed as error:
         return error

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from narrowcast.platform.client_splits import check_client_evaluation
 from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
@@ -25,6 +26,7 @@ class Run:
         self.task.training.check(self.task)
         self.algorithm.check(self.task)
         self.check_plan()
+        check_client_evaluation(self.plan.evaluate_clients, self.task)
 
     def detached(self) -> Run:
         """Return the run with nothing but the plan of its experiment, for processes that need no more than that."""

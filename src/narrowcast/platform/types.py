@@ -321,6 +321,14 @@ class ChunkResult:
 
 
 @dataclass(frozen=True)
+class ClientMeasures:
+    """Metrics of a chunk's clients by `split.metric`, [C] each; NaN for a client without samples of the split."""
+
+    index: int
+    metrics: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One row of `rounds.parquet`: a round as the driver sees it.
 

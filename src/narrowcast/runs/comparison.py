@@ -158,19 +158,26 @@ class Comparison:
 
         return comparison_figure(self.groups, axes, metric)
 
+    def clients_figure(self, path: str | Path | None = None, *, metric: str | None = None) -> Figure | None:
+        """Return a metric's distribution over clients after the last evaluation: its value by percentile of clients.
+
+        None if no run has evaluated its clients. With several seeds, a line is the mean over them.
+
+        Args:
+            path: file to which the figure is written too, in the format that its suffix names.
+            metric: such as `test.accuracy`; by default that of the figure of a single run.
+
+        """
+        from narrowcast.runs.comparison_figure import clients_figure
+
+        figure = clients_figure(self.groups, metric)
+        return figure and _saved(figure, path)
+
     def plot(
         self, path: str | Path | None = None, *, axes: Sequence[str] | None = None, metric: str | None = None
     ) -> Figure:
         """Return `figure()`, written to a file too if a path is given, in the format that its suffix names."""
-        figure = self.figure(axes, metric)
-        if path is not None:
-            path = Path(path)
-            known = sorted(figure.canvas.get_supported_filetypes())
-            if path.suffix.removeprefix(".").lower() not in known:
-                raise UserError(f"{path}: not the name of a figure; end it in one of .{', .'.join(known)}")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150)
-        return figure
+        return _saved(self.figure(axes, metric), path)
 
     def report(self, path: str | Path) -> Path:
         """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
@@ -180,6 +187,18 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return str(self.table.drop(columns="model_sha256").to_html())
+
+
+def _saved(figure: Figure, path: str | Path | None) -> Figure:
+    """Write the figure to a file if a path is given, and return it."""
+    if path is not None:
+        path = Path(path)
+        known = sorted(figure.canvas.get_supported_filetypes())
+        if path.suffix.removeprefix(".").lower() not in known:
+            raise UserError(f"{path}: not the name of a figure; end it in one of .{', .'.join(known)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    return figure
 
 
 def _primary(run: Result) -> float:

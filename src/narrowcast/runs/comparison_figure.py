@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -12,6 +13,7 @@ from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.client_plots import percentiles, shown_metric
 from narrowcast.platform.tracking.metric_labels import is_share, metric_label, primary_metric
 from narrowcast.runs.seed_groups import SeedGroup
 
@@ -67,6 +69,39 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
         panel.set(xlabel=cost.axis_label(unit), ylabel=f"{shown} (%)" if percent else shown)
     _add_legend(figure, [each.label for each in groups])
     return figure
+
+
+def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | None:
+    """Return the distribution of a metric over clients after the last evaluation, a line for each group.
+
+    A line gives the metric by percentile of the clients, the mean over the seeds. None if no run evaluated its clients.
+    """
+    evaluated = [each for each in groups if all(run.evaluates_clients for run in each.runs)]
+    metric = metric or next((name for each in evaluated if (name := shown_metric(_first_table(each)))), None)
+    if metric is None:
+        return None
+    at = np.linspace(0, 100, 101)
+    figure, (panel,) = plots.new_figure(f"{metric_label(metric)} of the clients by percentile", panels=1)
+    labels, scale = [], 100 if is_share(metric) else 1
+    for index, group in enumerate(groups):
+        found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
+        known = [each for each in found if each is not None]
+        if known:
+            colour, dashes = plots.COLOURS[index % len(plots.COLOURS)], _DASHES[index // len(plots.COLOURS) % 3]
+            panel.plot(at, scale * np.mean(known, axis=0), dashes, color=colour, linewidth=1.5)
+            labels.append(group.label)
+    if not labels:
+        return None
+    panel.set(
+        xlabel="percentile of the clients, from the lowest value",
+        ylabel=f"{metric_label(metric)} of a client" + (" (%)" if is_share(metric) else ""),
+    )
+    _add_legend(figure, labels)
+    return figure
+
+
+def _first_table(group: SeedGroup) -> pa.Table:
+    return group.runs[0].client_metrics_table
 
 
 def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from narrowcast.platform.client_statistics import CLIENTS, STATISTICS, parted
 from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.client_plots import SPLITS
 from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of, primary_metric
 from narrowcast.platform.tracking.targets import Reached
@@ -60,6 +62,28 @@ def results_table(comparison: Comparison) -> TextTable:
     data = list(dict.fromkeys(run.file.data for run in comparison.runs))
     caption = f"Different data sets ({', '.join(data)}): metrics compare only within one." if len(data) > 1 else ""
     return TextTable([*heads, *costs], rows, words=3, bold=frozenset(bold), caption=caption)
+
+
+def over_clients_table(comparison: Comparison) -> TextTable | None:
+    """Return a row per group and metric with its statistics over clients; None if no run evaluated its clients."""
+    names = dict.fromkeys(parted(name)[0] for run in comparison.runs for name in run.final if parted(name)[1])
+    metrics = [f"{split}.{each}" for split in SPLITS for each in metrics_of(names, split) if each != "loss"]
+    rows = [
+        [
+            group.label,
+            metric_label(metric),
+            *(
+                with_spread(f"{metric}.{statistic}", *group.statistics(_final(f"{metric}.{statistic}")))
+                for statistic in STATISTICS
+            ),
+        ]
+        for metric in metrics
+        for group in comparison.groups
+        if f"{metric}.{CLIENTS}" in group.runs[0].final
+    ]
+    heads = ["run", "metric", *(each.replace("_", " ").replace("percent", "%") for each in STATISTICS)]
+    caption = "Variances of metrics in percent are in percent squared."
+    return TextTable(heads, rows, words=2, caption=caption) if rows else None
 
 
 def differences_table(comparison: Comparison) -> TextTable | None:

@@ -81,12 +81,15 @@ def comparison_report(comparison: Comparison) -> str:
     made = {
         "Settings that differ": tables.differences_table(comparison),
         "Results": tables.results_table(comparison),
+        "Metrics over clients": tables.over_clients_table(comparison),
         "Traffic against baselines": tables.traffic_table(comparison),
         "Costs of targets": tables.targets_table(comparison),
     }
     shown = [_section(title, table.html()) for title, table in made.items() if table is not None]
     figure = _section("Metrics and costs", _image(comparison.figure(), "metrics against costs, a line per run"))
     shown.insert(2 if made["Settings that differ"] else 1, figure)
+    if (of_clients := comparison.clients_figure()) is not None:
+        shown.append(_section("Distribution over clients", _image(of_clients, "metric by percentile of the clients")))
     runs = [
         f"<details><summary>{escape(label)}</summary>{_pairs(run.summary())}{_pairs(_provenance(run))}"
         f"{_configuration(run)}</details>"
@@ -133,6 +136,7 @@ def _title(figure: str) -> str:
         "accuracy_time": "Test metrics against simulated time",
         "client_bits_ranks": "Uplink of the clients",
         "loss_time": "Training loss",
+        "client_metrics": "Metrics of the clients",
     }[figure]
 
 

@@ -22,10 +22,11 @@ from narrowcast.platform.disk import sync_all
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking.journal import TABLES, Journal
+from narrowcast.platform.tracking.client_plots import client_metrics_figures
+from narrowcast.platform.tracking.journal import CLIENT_METRICS, CLIENTS, ROUNDS, Journal
 from narrowcast.platform.tracking.metric_direction import declared_by
 from narrowcast.platform.tracking.partition_report import write_partition
-from narrowcast.platform.tracking.run_plots import draw_plots
+from narrowcast.platform.tracking.run_plots import draw_plots, write_figures
 from narrowcast.platform.tracking.targets import reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import MODEL, RESULT
@@ -35,11 +36,12 @@ def write_outputs(
     folder: Path, experiment: Experiment, task: Task, journal: Journal, state: RunState, run_id: str
 ) -> dict[str, Any]:
     """Write everything that a finished run leaves and return the content of `result.json`, which comes last."""
-    rounds, clients = journal.write_tables(task.profiles)
+    tables = journal.write_tables(task.profiles)
     drawn = write_partition(task.data, folder / "partition")
-    drawn += draw_plots(
-        rounds, clients, folder / "plots", f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}"
-    )
+    title = f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}"
+    drawn += draw_plots(tables[ROUNDS], tables[CLIENTS], folder / "plots", title)
+    if CLIENT_METRICS in tables:
+        drawn += write_figures(client_metrics_figures(tables[CLIENT_METRICS], title), folder / "plots")
     write_model(experiment.algorithm.final(state.server), folder / MODEL)
     result = {
         "name": folder.name,
@@ -55,7 +57,7 @@ def write_outputs(
         "git_commit": git_commit(),
         "narrowcast_version": __version__,
     }
-    sync_all([*(folder / name for name in TABLES), *drawn])
+    sync_all([*(folder / name for name in tables), *drawn])
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
 

@@ -24,8 +24,16 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.client_plots import client_metrics_figures
+from narrowcast.platform.tracking.journal import CLIENT_METRICS
 from narrowcast.platform.tracking.metric_direction import Declared, relation
-from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
+from narrowcast.platform.tracking.metric_labels import (
+    format_metric,
+    is_share,
+    metric_label,
+    metrics_of,
+    over_clients_text,
+)
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
@@ -193,6 +201,26 @@ class Result:
         """One row per participation of a client in a round, with bits, rank, seconds, delivered, loss."""
         return self._client_table.to_pandas()
 
+    @property
+    def evaluates_clients(self) -> bool:
+        """True if the run evaluated clients one by one, see `evaluate_clients`."""
+        return (self.folder / CLIENT_METRICS).is_file()
+
+    @cached_property
+    def client_metrics(self) -> DataFrame:
+        """One row per client and evaluated round: the client's metrics on its own samples, NaN if it has none.
+
+        Raise `UserError` if the run did not evaluate its clients.
+        """
+        return self.client_metrics_table.to_pandas()
+
+    @cached_property
+    def client_metrics_table(self) -> pa.Table:
+        """`client_metrics` as an Arrow table."""
+        if not self.evaluates_clients:
+            raise UserError(f"{self.name} did not evaluate its clients; run it with evaluate_clients=test")
+        return _read_table(self.folder / CLIENT_METRICS, ("round", "client"))
+
     @cached_property
     def config(self) -> Experiment:
         """The experiment, as `config.yaml` has it."""
@@ -253,10 +281,13 @@ class Result:
         """Return the figures of the run by name.
 
         These are accuracy_round, accuracy_uplink, accuracy_total and accuracy_time, with every test metric whatever its
-        name, client_bits_ranks and loss_time, without those for which nothing was measured.
+        name, client_bits_ranks, loss_time and client_metrics, without those for which nothing was measured.
         """
         title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
-        return plots.run_figures(self.history, self._client_table, title)
+        figures = plots.run_figures(self.history, self._client_table, title)
+        if self.evaluates_clients:
+            figures |= client_metrics_figures(self.client_metrics_table, title)
+        return figures
 
     def plot(self, figure: str = "accuracy_uplink") -> Figure:
         """Return one of the `figures`."""
@@ -282,6 +313,8 @@ class Result:
                 if chosen is not None and name in chosen[1]:
                     peak = f" ({format_metric(name, chosen[1][name])} in round {chosen[0]}, the best on validation)"
                 rows.append((metric_label(name), format_metric(name, self.final[name]) + peak))
+                if statistics := over_clients_text(name, self.final):
+                    rows.append((f"{metric_label(name)} of clients", statistics))
         rows += [(goal(each, self.file.lower_is_better), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits not in (None, self.full_uplink_bits):

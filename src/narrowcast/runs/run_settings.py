@@ -13,7 +13,7 @@ from narrowcast.runs.run_folder import CONFIG
 
 SEEDS = ("seed", "data.seed", "client_seed")
 """The settings in which repetitions of one experiment may differ."""
-_NOT_SETTINGS = ("name", "tracking", "backend")
+_NOT_SETTINGS = ("name", "tracking", "backend", "evaluate_clients")
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

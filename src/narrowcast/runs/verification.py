@@ -25,7 +25,8 @@ from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
-from narrowcast.platform.tracking.journal import TABLES, Journal, read_locked
+from narrowcast.platform.tracking.client_tables import METRICS
+from narrowcast.platform.tracking.journal import Journal, read_locked
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
 from narrowcast.runs.outputs import measured
@@ -136,14 +137,17 @@ class _Verification:
         compared = f"repeated from {where}: each number of the round and of its clients{but}"
         if getattr(self._experiment.backend, "on_failure", "") == "drop":
             return Check(subject, skipped="with backend.on_failure=drop, rounds depend on failures")
-        ledgers = self._journal.ledgers()
+        entries = self._journal.entries()
         with closing(LocalBackend().run(self._run, state)) as outcomes:
             for outcome in islice(outcomes, count):
                 number = outcome.record.round
                 row = _results(outcome)
                 there = {name: value for name, value in self._journal.rounds[number - 1].items() if name in row}
                 problem = _difference(row, there, left_out)
-                problem = problem or _difference(_ledger(outcome), ledgers[number - 1], left_out)
+                problem = problem or _difference(_ledger(outcome), entries[number - 1]["clients"], left_out)
+                again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
+                measured = entries[number - 1].get(METRICS, {})
+                problem = problem or _difference(again, {name: measured[name] for name in measured if name in again})
                 if problem:
                     return Check(subject, compared, f"round {number}: repeated, {problem}")
                 if number == self._experiment.rounds:
@@ -151,8 +155,7 @@ class _Verification:
         return Check(subject, compared)
 
     def _tables(self) -> Iterator[Check]:
-        tables = (self._journal.rounds_table(), self._journal.clients_table(self._run.task.profiles))
-        for name, expected in zip(TABLES, tables, strict=True):
+        for name, expected in self._journal.tables(self._run.task.profiles).items():
             yield Check(name, "each value against the journal", _table_problem(self._folder / name, expected))
 
     def _result(self, result: ResultFile) -> Check:

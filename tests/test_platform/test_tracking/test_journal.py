@@ -311,7 +311,7 @@ def test_a_round_that_is_played_again_keeps_its_first_line(tmp_path: Path) -> No
 
 def test_the_tables_have_a_row_a_round_and_a_row_a_client(tmp_path: Path) -> None:
     journal = filled(tmp_path)
-    rounds, clients = journal.write_tables(profiles())
+    rounds, clients = journal.write_tables(profiles()).values()
     assert pq.read_table(tmp_path / "rounds.parquet") == rounds
     assert dict(zip(rounds.column_names, rounds.schema.types, strict=True)) == ROUND_COLUMNS
     assert rounds["test.hr@10"].to_pylist() == [None, 0.5, None, 0.75, None, 0.625]
@@ -362,4 +362,4 @@ def test_a_round_in_which_nobody_delivered_is_kept(tmp_path: Path) -> None:
     Journal.open(tmp_path).append(outcome(1, loss=math.nan), logged_at_ms=0)
     journal = Journal.open(tmp_path)
     assert math.isnan(journal.rounds[0]["loss"])
-    assert math.isnan(journal.write_tables(profiles())[0]["loss"][0].as_py())
+    assert math.isnan(journal.write_tables(profiles())["rounds.parquet"]["loss"][0].as_py())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.platform.data.partition import IID, Dirichlet, Partition, Shards, Similarity
-from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Shards, Similarity
+from narrowcast.platform.data.samples import Labelled, Samples, tenths
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
@@ -54,17 +54,23 @@ class Classification(BaseModel):
         *,
         clients: int,
         users: IntArray | None = None,
+        test_users: IntArray | None = None,
     ) -> Samples:
         """Hold out validation samples and partition the others; raise `UserError` if that is impossible.
 
-        Shapes: users [n], the user of each training sample, for the partition `natural`.
+        Shapes: users [n] and test_users [n], the user of each sample of `train` and `test`, for the partition
+        `natural`.
         """
         kept, held_out = hold_out(len(train), self.validation_share, self.seed or 0)
-        validation = train.take(held_out)
+        validation, validation_users = train.take(held_out), None if users is None else users[held_out]
         if len(held_out):
             train = train.take(kept)
             users = None if users is None else users[kept]
-        return self._indexed(name, source, n_classes, Splits(train, validation, test), clients=clients, users=users)
+        splits = Splits(train, validation, test)
+        held_out_users = {"validation": validation_users, "test": test_users}
+        return self._indexed(
+            name, source, n_classes, splits, clients=clients, users=users, held_out_users=held_out_users
+        )
 
     def _indexed(
         self,
@@ -75,8 +81,9 @@ class Classification(BaseModel):
         *,
         clients: int,
         users: IntArray | None,
+        held_out_users: Mapping[str, IntArray | None],
     ) -> Samples:
-        """Partition the training samples as given."""
+        """Partition the training samples as given; `held_out_users` counts for the partition `natural`."""
         nobody = np.empty(0, dtype=np.int64)
         data = Samples(
             name=name,
@@ -90,14 +97,12 @@ class Classification(BaseModel):
         )
         if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards | Similarity):
             raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")
-        labels = tenths(data.train.labels[:, 0]) if data.targets == "numbers" else data.train.labels
+        numbers = data.train.labels[:, 0] if data.targets == "numbers" else None
+        labels = data.train.labels if numbers is None else tenths(numbers, numbers)
         order, indptr = self.partition.deal(labels, clients, self.seed or 0, users)
-        return replace(data, order=order, indptr=indptr)
-
-
-def tenths(numbers: NDArray[Any]) -> IntArray:
-    """Return the tenth of all numbers that each belongs to, 0 to 9: the classes by which numbers are partitioned."""
-    return np.searchsorted(np.quantile(numbers, np.arange(0.1, 0.95, 0.1)), numbers).astype(np.int64)
+        natural = held_out_users if isinstance(self.partition, Natural) else {}
+        known = {split: owners for split, owners in natural.items() if owners is not None}
+        return replace(data, order=order, indptr=indptr, held_out_users=known, seed=self.seed or 0)
 
 
 def hold_out(n: int, share: float, seed: int, part: str = "validation") -> tuple[IntArray, IntArray]:

@@ -64,8 +64,9 @@ class Documents(Classification):
             for part, (begin, end) in zip(parts, pairwise(cuts[document]), strict=True):
                 part.append(self._labelled(tokens[document], self._starts(begin, end)))
         splits = Splits(*(_together(part) for part in parts))
-        users = np.repeat(np.arange(len(kept)), counts[kept])
-        return self._indexed(name, source, N_BYTES, splits, clients=clients, users=users)
+        users, *held_out = (np.repeat(np.arange(len(kept)), [len(each) for each in part]) for part in parts)
+        held_out_users = dict(zip(("validation", "test"), held_out, strict=True))
+        return self._indexed(name, source, N_BYTES, splits, clients=clients, users=users, held_out_users=held_out_users)
 
     def _cuts(self, length: int) -> tuple[int, int, int, int]:
         """Return the boundaries of the training, validation and test part of a document."""

@@ -10,6 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.platform.contracts import ClientSplit
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray
 
 NO_ITEM = -1
@@ -60,6 +62,15 @@ class Interactions:
     def trained_items(self) -> NDArray[np.bool_]:
         """Return whether each item is a training item of any user, [N]."""
         return np.bincount(self.items, minlength=self.n_items) > 0
+
+    def examples_of(self, split: ClientSplit) -> IntArray:
+        """Return 1 for each user with a held-out item in a split, 0 for others, [U].
+
+        Raise `UserError` for training items, which are not ranked against items that the user never interacted with.
+        """
+        if split == "train":
+            raise UserError(f"{self.name} ranks held-out items alone; evaluate clients on validation or test")
+        return ((self.test if split == "test" else self.validation) != NO_ITEM).astype(np.int64)
 
     @property
     def digest(self) -> str:

@@ -85,31 +85,41 @@ class OwnSamples(Classification):
         if targets == "tokens":
             n_classes = 1 + max(int(array.max()) for each in ready.values() for array in (each.features, each.labels))
         train, users = ready[TRAIN], None if train_part.users is None else np.asarray(train_part.users)
+        held_out_users = {key: part.users for key, part in parts.items() if key != TRAIN}
         if TEST in ready:
             test = ready[TEST]
         else:
             # Of no seed of the experiment's, so that runs with different seeds are tested on the same samples.
             kept, held_out = hold_out(len(train), self.test_share, 0, "test")
             train, test = train.take(kept), train.take(held_out)
-            users = None if users is None else users[kept]
-        clients, train, numbers = self._clients(train, users)
+            if users is not None:
+                users, held_out_users[TEST] = users[kept], users[held_out]
+        clients, train, numbers, ids = self._clients(train, users)
+        owners = {key: _owners(each, ids) for key, each in held_out_users.items()}
         if VALIDATION not in ready:
-            return self._dealt(name, source, n_classes, train, test, clients=clients, users=numbers)
+            return self._dealt(
+                name, source, n_classes, train, test, clients=clients, users=numbers, test_users=owners.get(TEST)
+            )
         splits = Splits(train, ready[VALIDATION], test)
-        return self._indexed(name, source, n_classes, splits, clients=clients, users=numbers)
+        return self._indexed(name, source, n_classes, splits, clients=clients, users=numbers, held_out_users=owners)
 
-    def _clients(self, train: Labelled, users: NDArray[Any] | None) -> tuple[int, Labelled, IntArray | None]:
-        """Return the number of clients, the samples that are theirs, and the client of each if they are users."""
+    def _clients(
+        self, train: Labelled, users: NDArray[Any] | None
+    ) -> tuple[int, Labelled, IntArray | None, NDArray[Any] | None]:
+        """Return the number of clients, the samples that are theirs, and if they are users, each one's client and id.
+
+        Clients are numbered in ascending order of their ids.
+        """
         if users is None or not isinstance(self.partition, Natural):
-            return self.clients or DEFAULT_CLIENTS, train, None
+            return self.clients or DEFAULT_CLIENTS, train, None, None
         ids, numbers = np.unique(users, return_inverse=True)
         if self.clients is None or self.clients == len(ids):
-            return len(ids), train, numbers
+            return len(ids), train, numbers, ids
         if self.clients > len(ids):
             raise UserError(f"data.clients is {self.clients}, but the data have {len(ids)} users; omit it")
         chosen = np.sort(generator(self.seed or 0, "users").choice(len(ids), self.clients, replace=False))
         rows = np.flatnonzero(np.isin(numbers, chosen))
-        return self.clients, train.take(rows), np.searchsorted(chosen, numbers[rows])
+        return self.clients, train.take(rows), np.searchsorted(chosen, numbers[rows]), ids[chosen]
 
     def _features(self, part: OwnPart) -> NDArray[Any]:
         """Return features as uint8, float32 or, for tokens, int64."""
@@ -156,6 +166,14 @@ def stacked(values: Sequence[Any], where: str) -> NDArray[Any]:
 def channels_first(pixels: NDArray[Any]) -> NDArray[Any]:
     """Return an image [height, width] or [height, width, channels] as [channels, height, width]."""
     return pixels[np.newaxis] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+def _owners(users: NDArray[Any] | None, ids: NDArray[Any] | None) -> IntArray | None:
+    """Return the client of each sample by the ascending ids of clients, -1 for others; None if users are unknown."""
+    if users is None or ids is None:
+        return None
+    places = np.minimum(np.searchsorted(ids, users), len(ids) - 1)
+    return np.where(ids[places] == users, places, -1)
 
 
 def _targets(part: OwnPart, *, tokens: bool) -> Targets:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.platform.contracts import ClientSplit
+from narrowcast.platform.data.held_out import ClientIndex, deal_alike, index_of_owners
 from narrowcast.platform.types import IntArray
 
 Targets = Literal["classes", "tokens", "numbers"]
@@ -44,6 +46,9 @@ class Samples:
 
     Shapes: client u trains on the samples `order[indptr[u]:indptr[u + 1]]` of `train`; indptr [U + 1]. `validation` and
     `test` belong to the server; either may be empty.
+
+    `held_out_users` has the client of each sample of `validation` and `test`, [n], if these come from the clients' own
+    users. Otherwise `of_clients` deals these samples to the clients, by `seed`.
     """
 
     name: str
@@ -54,6 +59,8 @@ class Samples:
     test: Labelled
     order: IntArray
     indptr: IntArray
+    held_out_users: Mapping[str, IntArray] = field(default_factory=dict)
+    seed: int = 0
 
     @property
     def targets(self) -> Targets:
@@ -78,6 +85,36 @@ class Samples:
         """Number of training samples of every client, [U]."""
         return np.diff(self.indptr)
 
+    def of_clients(self, split: ClientSplit) -> ClientIndex:
+        """Return each client's own samples of a split: of users their own, else those that `deal_alike` gives them.
+
+        Classes are those of the labels, the tenths of the first number to predict, or one class for tokens.
+        """
+        if split not in self._client_indices:
+            self._client_indices[split] = self._client_index(split)
+        return self._client_indices[split]
+
+    def examples_of(self, split: ClientSplit) -> IntArray:
+        """Return the number of each client's own samples of a split, [U]."""
+        return np.diff(self.of_clients(split).indptr)
+
+    @cached_property
+    def _client_indices(self) -> dict[ClientSplit, ClientIndex]:
+        return {"train": ClientIndex(self.order, self.indptr)}
+
+    def _client_index(self, split: ClientSplit) -> ClientIndex:
+        held_out = self.validation if split == "validation" else self.test
+        if split in self.held_out_users:
+            return index_of_owners(self.held_out_users[split], self.n_clients)
+        owners = np.repeat(np.arange(self.n_clients), self.examples)
+        classes = self._classes(self.train.labels[self.order])
+        return deal_alike(classes, owners, self._classes(held_out.labels), self.n_clients, self.seed, split)
+
+    def _classes(self, labels: NDArray[Any]) -> IntArray:
+        if self.targets == "tokens":
+            return np.zeros(len(labels), dtype=np.int64)
+        return tenths(labels[:, 0], self.train.labels[:, 0]) if self.targets == "numbers" else labels
+
     @property
     def sizes(self) -> Mapping[str, int]:
         """Sizes shown in reports."""
@@ -100,3 +137,8 @@ class Samples:
             hasher.update(f"\0{array.dtype.str}\0{array.shape}".encode())
             hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
+
+
+def tenths(numbers: NDArray[Any], among: NDArray[Any]) -> IntArray:
+    """Return the tenth of the numbers `among` that each number belongs to, 0 to 9."""
+    return np.searchsorted(np.quantile(among, np.arange(0.1, 0.95, 0.1)), numbers).astype(np.int64)

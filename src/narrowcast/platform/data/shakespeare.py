@@ -83,7 +83,8 @@ class Shakespeare(Classification):
             len(VOCABULARY),
             Splits(*(self._labelled(windows, np.concatenate(starts)) for starts in (train, validation, test))),
             clients=clients,
-            users=np.repeat(np.arange(len(kept)), [len(starts) for starts in train]),
+            users=_users(train),
+            held_out_users={"validation": _users(validation), "test": _users(test)},
         )
 
     def _cuts(self, length: int) -> tuple[int, int, int, int]:
@@ -105,6 +106,11 @@ def tokens(text: str) -> IntArray:
     text = re.sub(r"[ \t]+", " ", text)
     found = _TOKENS[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
     return found[found >= 0]
+
+
+def _users(starts: list[IntArray]) -> IntArray:
+    """Return the user of each window, from the starts of the windows of each user."""
+    return np.repeat(np.arange(len(starts)), [len(each) for each in starts])
 
 
 def _n_windows(lengths: IntArray, stride: int) -> IntArray:

@@ -71,7 +71,16 @@ class Synthetic(Classification):
         everything = Labelled(features, labels)
         train, test = everything.take(np.flatnonzero(is_train)), everything.take(np.flatnonzero(~is_train))
         name = "synthetic-iid" if self.iid else f"synthetic({self.alpha:g},{self.beta:g})"
-        return self._dealt(name, "drawn", N_CLASSES, train, test, clients=self.clients, users=users[is_train])
+        return self._dealt(
+            name,
+            "drawn",
+            N_CLASSES,
+            train,
+            test,
+            clients=self.clients,
+            users=users[is_train],
+            test_users=users[~is_train],
+        )
 
     def _draw(
         self, random: np.random.Generator, size: int, model: tuple[FloatArray, FloatArray] | None

@@ -8,12 +8,13 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.contracts import ClientSplit, Dataset
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, IntArray
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 ITEM_FACTORS, USER_FACTORS = "item_factors", "user_factors"
 _USERS_AT_ONCE = 100  # their scores, or the rows gathered for them, fit in the processor's cache
@@ -57,14 +58,33 @@ class MatrixFactorisation(BaseModel):
         self, server: Arrays, clients: Arrays, data: Interactions, split: Literal["validation", "test"]
     ) -> Mapping[str, float]:
         """Return HR@10 and NDCG@10 of each user's held-out item among its 99 fixed negatives."""
-        rank = self.ranks(server, clients, data, split)
-        if not len(rank):
-            return {}
-        hit = rank < 10
-        return {
-            "hr@10": float(hit.mean()),
-            "ndcg@10": float(np.where(hit, 1 / np.log2(rank + 2.0), 0.0).mean()),
-        }
+        values = _gains(self.ranks(server, clients, data, split))
+        return {name: float(each.mean()) for name, each in values.items() if len(each)}
+
+    @property
+    def client_parameters(self) -> frozenset[str]:
+        """The arrays of the clients' state that `measure_clients` takes."""
+        return frozenset((USER_FACTORS,))
+
+    def measure_clients(
+        self, parameters: Arrays, state: Arrays, data: Interactions, split: ClientSplit, clients: IntArray
+    ) -> Mapping[str, FloatArray]:
+        """Return HR@10, which is 0 or 1, and NDCG@10 of each user's held-out item, [C]; NaN without one."""
+        targets = data.test if split == "test" else data.validation
+        some = np.flatnonzero(targets[clients] != NO_ITEM)
+        item_factors = torch.from_numpy(np.array(parameters[ITEM_FACTORS]))
+        own = torch.from_numpy(np.array(state[USER_FACTORS]))
+        ranks = np.empty(0, dtype=np.int64)
+        if len(item_factors) == 1:
+            ranks = _ranks(item_factors[0], own[some], _candidates(data, targets, clients[some]))
+        elif len(some):
+            parts = [slice(place, place + 1) for place in some.tolist()]
+            each = [_ranks(item_factors[at][0], own[at], _candidates(data, targets, clients[at])) for at in parts]
+            ranks = np.concatenate(each)
+        measured = {name: np.full(len(clients), np.nan) for name in sorted(self.shares)}
+        for name, values in _gains(ranks).items():
+            measured[name][some] = values
+        return measured
 
     def ranks(
         self, server: Arrays, clients: Arrays, data: Interactions, split: Literal["validation", "test"]
@@ -78,16 +98,31 @@ class MatrixFactorisation(BaseModel):
         """
         targets = data.test if split == "test" else data.validation
         users = np.flatnonzero(targets != NO_ITEM)
-        candidates = np.concatenate([targets[users, None], data.negatives[users]], axis=1)
         item_factors = torch.from_numpy(np.array(server[ITEM_FACTORS]))
         user_factors = torch.from_numpy(np.array(clients[USER_FACTORS]))
-        ranks = [torch.empty(0, dtype=torch.int64)]
-        for start in range(0, len(users), _USERS_AT_ONCE):
-            part = slice(start, start + _USERS_AT_ONCE)
-            own, places = user_factors[torch.from_numpy(users[part])], torch.from_numpy(candidates[part])
-            if data.n_items <= _ITEMS_PER_CANDIDATE * places.shape[1]:
-                scores = (own @ item_factors.T).gather(1, places)
-            else:
-                scores = torch.bmm(item_factors[places], own.unsqueeze(2)).squeeze(2)
-            ranks.append((scores[:, 1:] >= scores[:, :1]).sum(dim=1))
-        return torch.cat(ranks).numpy()
+        return _ranks(item_factors, user_factors[torch.from_numpy(users)], _candidates(data, targets, users))
+
+
+def _candidates(data: Interactions, targets: IntArray, users: IntArray) -> IntArray:
+    """Return the held-out item of each user and its negatives, [n, 100]."""
+    return np.concatenate([targets[users, None], data.negatives[users]], axis=1)
+
+
+def _ranks(item_factors: Tensor, user_factors: Tensor, candidates: IntArray) -> IntArray:
+    """Return the rank of the first of each user's candidates [n, k] among them; user_factors [n, d]."""
+    ranks = [torch.empty(0, dtype=torch.int64)]
+    for start in range(0, len(candidates), _USERS_AT_ONCE):
+        part = slice(start, start + _USERS_AT_ONCE)
+        own, places = user_factors[part], torch.from_numpy(candidates[part])
+        if len(item_factors) <= _ITEMS_PER_CANDIDATE * places.shape[1]:
+            scores = (own @ item_factors.T).gather(1, places)
+        else:
+            scores = torch.bmm(item_factors[places], own.unsqueeze(2)).squeeze(2)
+        ranks.append((scores[:, 1:] >= scores[:, :1]).sum(dim=1))
+    return torch.cat(ranks).numpy()
+
+
+def _gains(ranks: IntArray) -> dict[str, FloatArray]:
+    """Return HR@10 and NDCG@10 of each rank."""
+    hit = ranks < 10
+    return {"hr@10": hit.astype(np.float64), "ndcg@10": np.where(hit, 1 / np.log2(ranks + 2.0), 0.0)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -12,14 +12,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from narrowcast.platform.contracts import Dataset, Split
-from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.contracts import ClientSplit, Dataset, Split
+from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
 from narrowcast.platform.models.sample_measures import SampleMeasure
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, FloatArray
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _MOST_PARAMETERS = 2**30
 _SAMPLES_AT_ONCE = 1000
@@ -151,23 +151,66 @@ class NeuralNetwork(BaseModel):
         samples = data.test if split == "test" else data.validation
         if not len(samples):
             return {}
+        sums: dict[str, Tensor] = {}
+        for values in self._values(server, data, samples):
+            for name, each in values.items():
+                total = each.sum(0).reshape(-1)
+                sums[name] = sums[name] + total if name in sums else total
+        return self._of_means({name: total.numpy() / len(samples) for name, total in sums.items()}, data)
+
+    @property
+    def client_parameters(self) -> frozenset[str]:
+        """The arrays of the clients' state that `measure_clients` takes: none."""
+        return frozenset()
+
+    def measure_clients(
+        self, parameters: Arrays, state: Arrays, data: Samples, split: ClientSplit, clients: IntArray
+    ) -> Mapping[str, FloatArray]:
+        """Return the loss and the metrics of each client on its own samples of a split, [C]; NaN without samples."""
+        del state
+        samples = getattr(data, split)
+        rows, counts = data.of_clients(split).rows(clients)
+        each = [(0, rows)] if all(len(values) == 1 for values in parameters.values()) else []
+        each = each or list(enumerate(np.split(rows, np.cumsum(counts)[:-1])))
+        values = [
+            {name: of_samples.numpy().reshape(len(of_samples), -1) for name, of_samples in batch.items()}
+            for place, its_rows in each
+            for batch in self._values({name: of[place] for name, of in parameters.items()}, data, samples, its_rows)
+        ]
+        names = [*(metric.name for metric in self.metrics_on(data)), "loss"]
+        measured = {name: np.full(len(clients), np.nan) for name in names}
+        some = np.flatnonzero(counts)
+        if not len(some):
+            return measured
+        starts = (np.cumsum(counts) - counts)[some]
+        sums = {name: np.add.reduceat(np.concatenate([each[name] for each in values]), starts) for name in names}
+        for place, client in enumerate(some.tolist()):
+            means = {name: total[place] / counts[client] for name, total in sums.items()}
+            for name, value in self._of_means(means, data).items():
+                measured[name][client] = value
+        return measured
+
+    def _values(
+        self, parameters: Arrays, data: Samples, samples: Labelled, rows: IntArray | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the values of the metrics and the loss of each sample, [n] or [n, m] float64, a batch at a time."""
         module = self.module(data)
-        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in server.items()})
+        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in parameters.items()})
         module.eval()
         loss, metrics = self.loss_on(data), self.metrics_on(data)
         parts: list[tuple[str, SampleMeasure]] = [*((metric.name, metric) for metric in metrics), ("loss", loss)]
-        sums: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for start in range(0, len(samples), _SAMPLES_AT_ONCE):
-                part = slice(start, start + _SAMPLES_AT_ONCE)
+        for start in range(0, len(samples) if rows is None else len(rows), _SAMPLES_AT_ONCE):
+            part: slice | IntArray = slice(start, start + _SAMPLES_AT_ONCE)
+            part = part if rows is None else rows[part]
+            with torch.no_grad():
                 outputs = module(as_input(torch.from_numpy(np.array(samples.features[part]))))
                 targets = torch.from_numpy(np.array(samples.labels[part]))
-                for name, each in parts:
-                    total = each.per_sample(outputs, targets).to(torch.float64).sum(0).reshape(-1)
-                    sums[name] = sums[name] + total if start else total
-        means = {name: total.numpy() / len(samples) for name, total in sums.items()}
+                values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
+            yield values
+
+    def _of_means(self, means: Mapping[str, FloatArray], data: Samples) -> dict[str, float]:
         return {
-            **{metric.name: float(metric.of_means(means[metric.name])) for metric in metrics},
+            **{metric.name: float(metric.of_means(means[metric.name])) for metric in self.metrics_on(data)},
             "loss": float(means["loss"][0]),
         }
 

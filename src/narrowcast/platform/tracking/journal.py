@@ -22,13 +22,14 @@ import pyarrow.parquet as pq
 from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.tracking.client_tables import METRICS, client_metrics_table, clients_table
 from narrowcast.platform.tracking.journal_lines import Lines, encoded, read_lines
 from narrowcast.platform.tracking.metric_direction import Declared, is_better
 from narrowcast.platform.types import Profiles
 
 logger = logging.getLogger(__name__)
 _FILE = "journal.jsonl"
-TABLES = ("rounds.parquet", "clients.parquet")
+ROUNDS, CLIENTS, CLIENT_METRICS = "rounds.parquet", "clients.parquet", "client_metrics.parquet"
 
 
 @contextmanager
@@ -128,7 +129,10 @@ class Journal:
             **outcome.metrics,
         }
         ledger = {name: values.tolist() for name, values in vars(outcome.ledger).items()}
-        line, checksum = encoded({"round": row, "clients": ledger}, self.lines.checksum)
+        entry: dict[str, Any] = {"round": row, "clients": ledger}
+        if outcome.client_metrics:
+            entry[METRICS] = {name: values.tolist() for name, values in outcome.client_metrics.items()}
+        line, checksum = encoded(entry, self.lines.checksum)
         disk().append(self.path, line)
         self.rounds.append(row)
         self.lines.size, self.lines.checksum = self.lines.size + len(line), checksum
@@ -149,34 +153,34 @@ class Journal:
                 raise
             self._synced_rounds = rounds
 
-    def ledgers(self) -> list[dict[str, list[Any]]]:
-        """Return the clients' ledgers of all rounds as columns, read from the disk."""
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the intact lines, read from the disk: each with its round, its clients' ledger and their metrics."""
         if not self.rounds:
             return []
-        return [json.loads(line)["clients"] for line in self.path.read_bytes()[: self.lines.size].splitlines()]
+        return [json.loads(line) for line in self.path.read_bytes()[: self.lines.size].splitlines()]
+
+    def ledgers(self) -> list[dict[str, list[Any]]]:
+        """Return the clients' ledgers of all rounds as columns, read from the disk."""
+        return [entry["clients"] for entry in self.entries()]
 
     def rounds_table(self) -> pa.Table:
         """Return one row per round; metrics are null in rounds that were not evaluated."""
         columns = dict.fromkeys(name for row in self.rounds for name in row)
         return pa.table({name: [row.get(name) for row in self.rounds] for name in columns})
 
-    def clients_table(self, profiles: Profiles) -> pa.Table:
-        """Return one row per client and round, with the client's uplink rate."""
-        ledgers = self.ledgers()
-        names = ledgers[0] if ledgers else {}
-        columns: dict[str, list[Any]] = {
-            name: [value for ledger in ledgers for value in ledger[name]] for name in names
-        }
-        rounds = [row["round"] for row, ledger in zip(self.rounds, ledgers, strict=True) for _ in ledger["client"]]
-        rates = profiles.uplink_bits_per_second[columns.get("client", [])].tolist() if rounds else []
-        return pa.table({"round": rounds, **columns, "uplink_bits_per_second": rates})
+    def tables(self, profiles: Profiles) -> dict[str, pa.Table]:
+        """Return the tables of a run by their file: `ROUNDS`, `CLIENTS`, and `CLIENT_METRICS` if there are any."""
+        entries = self.entries()
+        tables = {ROUNDS: self.rounds_table(), CLIENTS: clients_table(entries, profiles)}
+        metrics = client_metrics_table(entries)
+        return tables if metrics is None else {**tables, CLIENT_METRICS: metrics}
 
-    def write_tables(self, profiles: Profiles) -> tuple[pa.Table, pa.Table]:
-        """Write `rounds.parquet` and `clients.parquet` to the run's folder and return them."""
-        rounds, clients = self.rounds_table(), self.clients_table(profiles)
-        for name, table in zip(TABLES, (rounds, clients), strict=True):
+    def write_tables(self, profiles: Profiles) -> dict[str, pa.Table]:
+        """Write the tables to the run's folder and return them."""
+        tables = self.tables(profiles)
+        for name, table in tables.items():
             disk().fill(self.path.with_name(name), partial(pq.write_table, table))
-        return rounds, clients
+        return tables
 
     def final_metrics(self) -> dict[str, float]:
         """Return the metrics of the last evaluation and the training loss of the last round."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_KEYS = {"clients", "round"}
+_KEYS, _OPTIONAL = {"clients", "round"}, {"client_metrics"}
 _NAME = b', "sha256": "'
 _DIGITS = 64
 _SUFFIX = len(_NAME) + _DIGITS + len(b'"}')
@@ -72,7 +72,7 @@ def read_lines(content: bytes) -> Lines:
 
 def _row(body: bytes, number: int) -> dict[str, Any]:
     entry = json.loads(body)
-    if set(entry) != _KEYS:
+    if set(entry) - _OPTIONAL != _KEYS:
         raise ValueError("not a round with its clients")
     row: dict[str, Any] = entry["round"]
     if row["round"] != number:

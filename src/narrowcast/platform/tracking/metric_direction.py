@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from narrowcast.platform.client_statistics import SPREADS, parted
+
 Declared = Collection[str] | None
 
 _LOWER_IS_BETTER = frozenset(
@@ -24,6 +26,9 @@ def declared_by(model: Any) -> Declared:
 
 def lower_is_better(metric: str, declared: Declared = None) -> bool:
     """Return whether a metric, named `split.metric` or by its last part, measures an error: a loss, an RMSE, ..."""
+    metric, statistic = parted(metric)
+    if statistic in SPREADS:
+        return True
     name = metric.rpartition(".")[2]
     if declared is not None:
         return name in declared

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from narrowcast.platform.client_statistics import BEST, CLIENTS, GINI, MEAN, STATISTICS, VARIANCE, WORST, parted
 from narrowcast.platform.tracking.units import NOT_KNOWN, format_percent
 
 _ACRONYMS = frozenset(("hr", "ndcg", "mrr", "map", "auc", "f1", "rmse", "mae", "mse", "nll", "r2", "iou"))
@@ -16,6 +17,7 @@ _COSTS = {
     "total_bits": "uplink and downlink",
     "simulated_seconds": "simulated time",
 }
+_OF_THE_METRIC = ("", MEAN, WORST, BEST)  # statistics in the unit of the metric
 _PREFERRED = ("hr@10", "ndcg@10", "accuracy")
 
 
@@ -27,8 +29,9 @@ def metric_label(name: str) -> str:
 
 def is_share(name: str) -> bool:
     """Return whether a metric is one that is shown in percent, by its name: a table of runs knows no more of it."""
+    name, statistic = parted(name)
     words = re.split(r"[._ @-]+", name.rpartition(".")[2].lower())
-    return not _SHARES.isdisjoint(words)
+    return statistic in _OF_THE_METRIC and not _SHARES.isdisjoint(words)
 
 
 def format_metric(name: str, value: float | None) -> str:
@@ -40,9 +43,27 @@ def format_metric(name: str, value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
 
 
+def over_clients_text(name: str, values: Mapping[str, float]) -> str:
+    """Return the statistics over clients of a metric named `split.metric` in words, empty if there are none."""
+    if f"{name}.{CLIENTS}" not in values:
+        return ""
+    shown = {
+        statistic: format_metric(f"{name}.{statistic}", values.get(f"{name}.{statistic}")) for statistic in STATISTICS
+    }
+    unit = " %²" if is_share(name) else ""
+    return (
+        f"mean {shown[MEAN]}, worst 10 % {shown[WORST]}, best 10 % {shown[BEST]}, variance {shown[VARIANCE]}{unit}, "
+        f"Gini {shown[GINI]} ({shown[CLIENTS]} clients)"
+    )
+
+
 def metrics_of(names: Iterable[str], split: str = "test") -> list[str]:
-    """Return the metrics of a split without its name, HR@10, NDCG@10 and accuracy first and the loss last."""
-    found = dict.fromkeys(name.removeprefix(f"{split}.") for name in names if name.startswith(f"{split}."))
+    """Return the metrics of a split without its name, HR@10, NDCG@10 and accuracy first and the loss last.
+
+    Statistics over clients are left out.
+    """
+    of_split = (name.removeprefix(f"{split}.") for name in names if name.startswith(f"{split}."))
+    found = dict.fromkeys(name for name in of_split if "." not in name)
     known = [each for each in _PREFERRED if each in found]
     own = [each for each in found if each not in (*_PREFERRED, "loss")]
     return [*known, *own, *(["loss"] if "loss" in found else [])]

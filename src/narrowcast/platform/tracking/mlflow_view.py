@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow.exceptions import MlflowException
 
+from narrowcast.platform.client_statistics import CLIENTS, STATISTICS
 from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of
 
 if TYPE_CHECKING:
@@ -55,8 +56,13 @@ def view(metrics: Sequence[str]) -> dict[str, Any]:
         *((metric_label(_plain(each)), each, "step") for each in test),
         *((f"{metric_label(_plain(test[0]))} by {_AGAINST[cost]}", test[0], cost) for cost in _COSTS[:3] if test),
     ]
+    primary = (test or validation)[:1]
+    over_clients = [f"{each}.{statistic}" for each in primary for statistic in STATISTICS if statistic != CLIENTS]
     sections = {
         "Test metrics": shown,
+        "Metrics over clients": [
+            (metric_label(_plain(each)), each, "step") for each in over_clients if each in metrics
+        ],
         "Validation metrics": [(metric_label(_plain(each)), each, "step") for each in validation],
         "Training loss": [("training loss", "loss", "step"), ("training loss by time", "loss", "simulated_seconds")],
         "Costs": [(each.replace("_", " "), each, "step") for each in _COSTS],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,8 +75,12 @@ def run_figures(rounds: pa.Table, clients: pa.Table, title: str) -> dict[str, Fi
 
 def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) -> list[Path]:
     """Write the figures of a run as PNG files and return their paths."""
+    return write_figures(run_figures(rounds, clients, title), folder)
+
+
+def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write figures as PNG files of their names and return their paths."""
     make_folders(folder)
-    figures = run_figures(rounds, clients, title)
     for name, figure in figures.items():
         disk().fill(folder / f"{name}.png", partial(figure.savefig, dpi=150))
     return [folder / f"{name}.png" for name in figures]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
+from narrowcast.platform.client_statistics import CLIENTS, VARIANCE, parted
 from narrowcast.platform.config import flatten, suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import Declared, reaches
@@ -57,7 +58,9 @@ def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str], 
             raise UserError(
                 f"targets.{name} is no metric of this run; it measures {', '.join(known)}{suggest(name, known)}"
             )
-        if (highest := max(values)) > 1 and name.rpartition(".")[2] in shares:
+        metric, statistic = parted(name)
+        bounded = statistic not in (VARIANCE, CLIENTS) and metric.rpartition(".")[2] in shares
+        if (highest := max(values)) > 1 and bounded:
             raise UserError(
                 f"targets.{name} = {highest:g}: the metric lies between 0 and 1, so no run reaches it; 0.8 is 80 %"
             )

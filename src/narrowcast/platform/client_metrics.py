@@ -1,0 +1,100 @@
+"""The evaluation of clients, each on its own samples: in chunks, by an executor, and without any effect on the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from narrowcast.platform.chunk_training import naming_chunk_size
+from narrowcast.platform.client_statistics import over_clients
+from narrowcast.platform.contracts import ClientSplit, Personalises
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import LiveState
+from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray
+
+_CLIENTS_AT_ONCE = 100
+
+Measure = Callable[[Arrays, Sequence[Chunk], Sequence[ClientSplit]], list[ClientMeasures]]
+"""Measures the clients of chunks; the results are in the order of the chunks."""
+
+
+def with_client_metrics(live: LiveState, outcome: Outcome, measure: Measure | None = None) -> Outcome:
+    """Return the outcome of a round that was just committed with the metrics of its clients, if they are due."""
+    plan = live.run.plan
+    if not (plan.evaluate_clients and plan.evaluates(outcome.record.round)):
+        return outcome
+    began = time.perf_counter()
+    metrics = measure_clients(live, measure)
+    statistics = client_statistics(live.run, metrics)
+    seconds = outcome.timing.evaluate + time.perf_counter() - began
+    return replace(
+        outcome,
+        metrics={**outcome.metrics, **statistics},
+        client_metrics=metrics,
+        timing=replace(outcome.timing, evaluate=seconds),
+    )
+
+
+def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[ClientSplit]) -> ClientMeasures:
+    """Measure the clients of a chunk on their samples of each split.
+
+    A client uses the global model, which `broadcast` is, or for an algorithm that personalises what that says the
+    client would use; `broadcast` is then the algorithm's.
+    """
+    task = run.task
+    with naming_chunk_size(chunk.round_index, len(chunk.clients)):
+        if isinstance(run.algorithm, Personalises):
+            parameters = run.algorithm.personal(broadcast, chunk, task)
+        else:
+            parameters = {name: values[np.newaxis] for name, values in broadcast.items()}
+        metrics = {
+            f"{split}.{name}": values
+            for split in splits
+            for name, values in task.model.measure_clients(  # type: ignore[attr-defined] # see client_splits.py
+                parameters, chunk.state, task.data, split, chunk.clients
+            ).items()
+        }
+    return ClientMeasures(chunk.index, metrics)
+
+
+def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str, FloatArray]:
+    """Return the metrics of all clients after the last round, by `split.metric`, [U] each; by default measured here.
+
+    Empty unless the plan asks for an evaluation of clients.
+    """
+    run, plan, round_index = live.run, live.run.plan, live.round_index
+    splits, algorithm, population = plan.evaluate_clients, live.run.algorithm, live.population
+    if not splits:
+        return {}
+    everybody = np.arange(run.task.data.n_clients)
+    if isinstance(algorithm, Personalises):
+        broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
+        size, names = min(plan.chunk_size, _CLIENTS_AT_ONCE), set(population.arrays)
+    else:
+        broadcast = algorithm.final(live.server)
+        size, names = _CLIENTS_AT_ONCE, run.task.model.client_parameters  # type: ignore[attr-defined]
+    chunks = [
+        Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
+        for index, clients in enumerate(np.split(everybody, range(size, len(everybody), size)))
+    ]
+    if measure is None:
+        parts = [measure_chunk(run, broadcast, chunk, splits) for chunk in chunks]
+    else:
+        parts = measure(broadcast, chunks, splits)
+    return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+
+
+def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Return the statistics over clients of each metric, named `split.metric.statistic`."""
+    model = run.task.model
+    lower, shares = getattr(model, "lower_is_better", ()), getattr(model, "shares", ())
+    return {
+        f"{name}.{statistic}": value
+        for name, values in metrics.items()
+        for metric in [name.partition(".")[2]]
+        for statistic, value in over_clients(values, lower_is_better=metric in lower, share=metric in shares).items()
+    }
