@@ -11,10 +11,11 @@ import numpy as np
 
 from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, sample_sets
-from narrowcast.platform.contracts import Dataset, Model, Split
+from narrowcast.platform.contracts import Dataset, MeasuresClients, Model, Split
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays
 
+_MEANS = ("loss", "accuracy", "hr@10", "ndcg@10")  # metrics that are means over samples
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
@@ -91,6 +92,29 @@ def evaluating_changes_nothing(case: Fitted) -> None:
     hold(digest(frozen[0]) == digest(server), "the parameters changed")
 
 
+def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
+    """Measure all clients at once, and two by two; compare the losses with the evaluation on all held-out samples."""
+    model, data = case.model, case.data
+    if not isinstance(model, MeasuresClients):
+        return
+    server, state = model.init_server(data, 0), model.init_clients(data, 0)
+    shared, everybody = {name: values[np.newaxis] for name, values in server.items()}, np.arange(data.n_clients)
+    for split in SPLITS:
+        examples = data.examples_of(split)
+        at_once = model.measure_clients(shared, state, data, split, everybody)
+        for clients in np.split(everybody, range(2, len(everybody), 2)):
+            own = {name: state[name][clients] for name in model.client_parameters}
+            for name, values in model.measure_clients(shared, own, data, split, clients).items():
+                same = np.allclose(values, at_once[name][clients], rtol=1e-5, atol=1e-6, equal_nan=True)
+                hold(same, f"{name} of clients {clients} on {split} depends on who else is measured")
+        for name, value in case.metrics(split).items():
+            hold(name in at_once, f"measure_clients lacks {name}")
+            hold((np.isnan(at_once[name]) == (examples == 0)).all(), f"{name} is not NaN exactly without samples")
+            if name in _MEANS and examples.sum() == len(getattr(data, split)):
+                mean = float(np.average(np.nan_to_num(at_once[name]), weights=examples))
+                hold(math.isclose(mean, value, rel_tol=1e-5), f"{name} on {split} is {value!r}, of clients {mean!r}")
+
+
 def _read_only(values: np.ndarray) -> np.ndarray:
     copy = np.array(values)
     copy.flags.writeable = False
@@ -103,4 +127,5 @@ LAWS = (
     private_parameters_have_a_row_for_each_client,
     metrics_are_finite_and_the_same_each_time,
     evaluating_changes_nothing,
+    each_client_is_measured_on_its_own_samples,
 )

@@ -81,7 +81,11 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     if metric is None:
         return None
     at = np.linspace(0, 100, 101)
-    figure, (panel,) = plots.new_figure(f"{metric_label(metric)} of the clients by percentile", panels=1)
+    shown = metric_label(metric)
+    title = f"{shown[0].upper()}{shown[1:]} of the clients by percentile"
+    if any(len(each.runs) > 1 for each in groups):
+        title += "; mean over seeds"
+    figure, (panel,) = plots.new_figure(title, panels=1)
     labels, scale = [], 100 if is_share(metric) else 1
     for index, group in enumerate(groups):
         found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
@@ -94,7 +98,7 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
         return None
     panel.set(
         xlabel="percentile of the clients, from the lowest value",
-        ylabel=f"{metric_label(metric)} of a client" + (" (%)" if is_share(metric) else ""),
+        ylabel=f"{shown} of a client" + (" (%)" if is_share(metric) else ""),
     )
     _add_legend(figure, labels)
     return figure

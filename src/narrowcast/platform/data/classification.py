@@ -97,8 +97,7 @@ class Classification(BaseModel):
         )
         if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards | Similarity):
             raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")
-        numbers = data.train.labels[:, 0] if data.targets == "numbers" else None
-        labels = data.train.labels if numbers is None else tenths(numbers, numbers)
+        labels = tenths(data.train.labels[:, 0]) if data.targets == "numbers" else data.train.labels
         order, indptr = self.partition.deal(labels, clients, self.seed or 0, users)
         natural = held_out_users if isinstance(self.partition, Natural) else {}
         known = {split: owners for split, owners in natural.items() if owners is not None}

@@ -24,7 +24,8 @@ _PREFERRED = ("hr@10", "ndcg@10", "accuracy")
 def metric_label(name: str) -> str:
     """Return the name of a metric for people: `test.hr@10` is "test HR@10", `validation.top_5` "validation top 5"."""
     words = re.split(r"[._ ]+", _COSTS.get(name, name))
-    return " ".join(word.upper() if word.lower().partition("@")[0] in _ACRONYMS else word for word in words)
+    words = [word.upper() if word.lower().partition("@")[0] in _ACRONYMS else word for word in words]
+    return " ".join("Gini" if word == GINI else word for word in words)
 
 
 def is_share(name: str) -> bool:
