@@ -61,7 +61,7 @@ PRIVATE = {
     ("algorithms/local_training/batches.py", "'negatives'"),
     ("algorithms/local_training/batches.py", "'shuffle'"),
     ("algorithms/local_training/streams.py", "'shuffle'"),
-    ("algorithms/local_training/sgd.py", "'shuffle'"),
+    ("algorithms/local_training/joined_calls.py", "'shuffle'"),
     ("algorithms/federated/fedprox.py", "'partial work'"),
     ("algorithms/secure/fixed_point.py", "'secure rounding'"),
 }
@@ -75,7 +75,7 @@ INITIAL_STATE = {
 CLIENT_SIDE = {
     "algorithms/federated/fedprox.py",
     "algorithms/local_training/batches.py",
-    "algorithms/local_training/sgd.py",
+    "algorithms/local_training/joined_calls.py",
     "algorithms/local_training/streams.py",
     "algorithms/secure/protected_upload.py",
     "algorithms/secure/secure_aggregation.py",

@@ -20,6 +20,7 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Arrays = Mapping[str, NDArray[Any]]
 """Named arrays: a server state, the clients' states, a broadcast, a partial sum."""
+Dtype = np.dtype[Any]
 
 
 def all_finite(values: NDArray[Any]) -> bool:
@@ -192,7 +193,8 @@ class LocalTerms:
     `proximal` is mu of mu/2 ||y - x||^2. Shapes: correction [C, ...] for each parameter, added to every gradient;
     epochs [C], if clients deviate from the training's; gains [C, ...], factors of the gradients of the tensors they
     name. If values other than the module's own parameters are trained, `rebuild` computes the parameters from these
-    values and `frozen`. `start_loss` asks for `LocalUpdates.start_loss`, at the cost of one more forward pass.
+    values and `frozen`. `start_loss` and `start_gradient` ask for those of `LocalUpdates`, at the cost of one more pass
+    over a client's samples, forward or forward and back.
 
     `rule` replaces gradient descent; `own` [C, ...] are its clients' tensors. `start` [C, ...] has the parameters from
     which each client starts, if these are not the server's; changes are relative to them.
@@ -208,6 +210,7 @@ class LocalTerms:
     rule: LocalRule | None = None
     start: Arrays | None = None
     own: Arrays = field(default_factory=dict)
+    start_gradient: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,11 +220,12 @@ class LocalUpdates:
     Shapes: changes and state [C, ...] each, `state` being the model's private parameters; loss [C] over the last local
     epoch; examples [C] trained in all epochs; steps [C] taken; start_loss [C], the mean loss over all of a client's
     training samples of the parameters that it starts from, 0 without samples, None unless the terms ask for it;
+    start_gradient [C, ...], the gradient of that loss for each parameter, without the terms of the training;
     rate_sum [C], the sum of the learning rates of the steps taken, None if every step has `training.learning_rate`;
     slots [C, ...], what the terms' rule kept after the last step.
     """
 
-    changes: Mapping[str, NDArray[np.float32]]
+    changes: Arrays
     state: Arrays
     loss: FloatArray
     examples: IntArray
@@ -229,6 +233,7 @@ class LocalUpdates:
     start_loss: FloatArray | None = None
     rate_sum: FloatArray | None = None
     slots: Arrays = field(default_factory=dict)
+    start_gradient: Arrays = field(default_factory=dict)
 
     def mean_rates(self, learning_rate: float) -> FloatArray:
         """Return the mean learning rate of each client's steps, [C]: `learning_rate` without steps or a schedule."""

@@ -23,6 +23,7 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "data.predict": "last",
     "model.loss": None,
     "model.metrics": None,
+    "model.dtype": "float32",
     "radio.channel.csi_error_decibel": 0.0,
     "radio.channel.back_off_decibel": 0.0,
 }
@@ -34,6 +35,7 @@ _PARTIAL_DRAW = {"algorithm.partial_draw": "probability"}
 _NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {
     **{kind: {"algorithm.downlink_codec": []} for kind in ("colr", "scolr")},
     "fednova": _PARTIAL_DRAW,
+    "scaffold": {"algorithm.control": "update"},
     "fedprox": {**_PARTIAL_DRAW, "algorithm.drop_partial": False},
 }
 

@@ -14,11 +14,12 @@ from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Rank, as_matrix
+from narrowcast.algorithms.codecs.message_header import FLOAT32, dtype_of
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, ValueStage
 from narrowcast.algorithms.codecs.svd import truncated_svd
 from narrowcast.algorithms.codecs.wire import Reader, varint
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, BoolArray, FloatArray
+from narrowcast.platform.types import Arrays, BoolArray, Dtype, FloatArray
 
 _ROUNDING = 2.0**-20
 """Directions below this share of the strongest are float32 rounding errors."""
@@ -34,6 +35,8 @@ class Directions:
     factors: dict[str, tuple[FloatArray, FloatArray]]
     strength: FloatArray
     lengths: FloatArray
+    dtype: Dtype = FLOAT32
+    """The type in which factors are sent."""
 
     @classmethod
     def of(cls, tensors: Tensors, most: int) -> Directions:
@@ -50,7 +53,7 @@ class Directions:
                 factors[name] = left * (strength * sign), right.T * sign
                 strengths.append(strength)
                 lengths.append(np.full((len(strength), 2), shape, dtype=np.float64))
-        return cls(factors, np.concatenate(strengths), np.concatenate(lengths))
+        return cls(factors, np.concatenate(strengths), np.concatenate(lengths), dtype_of(tensors))
 
     def probabilities(self, weight: FloatArray, total: float) -> FloatArray:
         """Return the sampling probabilities p [D] of least variance with sum p weight = `total`, at most 1 each.
@@ -81,8 +84,8 @@ class Directions:
             own = slice(first, first := first + left.shape[1])
             taken: BoolArray = drawn[own]
             counts += varint(int(taken.sum()))
-            inner[name + LEFT] = (left[:, taken] / probabilities[own][taken]).astype(np.float32)
-            inner[name + RIGHT] = right[:, taken].astype(np.float32)
+            inner[name + LEFT] = (left[:, taken] / probabilities[own][taken]).astype(self.dtype)
+            inner[name + RIGHT] = right[:, taken].astype(self.dtype)
         return counts, inner
 
 

@@ -7,9 +7,8 @@ Reference: Konecny et al., arXiv:1610.05492 (random masks and sketches); the bas
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -18,7 +17,7 @@ from narrowcast.algorithms.codecs.factors import Rank
 from narrowcast.algorithms.codecs.random_basis import BasisKind, draw_basis
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform
 from narrowcast.algorithms.codecs.wire import Reader
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, Dtype
 
 
 class Basis(Transform):
@@ -40,7 +39,8 @@ class Basis(Transform):
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the bytes of the rest of the chain; the basis adds none."""
         inner = {
-            name: values.reshape(len(values), prod(values.shape[1:])) @ self._draw(name, values.shape, key).T
+            name: values.reshape(len(values), prod(values.shape[1:]))
+            @ self._draw(name, values.shape, key, rest.dtype).T
             if self._shrinks(values.shape)
             else values
             for name, values in tensors.items()
@@ -53,11 +53,12 @@ class Basis(Transform):
         for name, shape in shapes.items():
             if self._shrinks(shape):
                 scale = self.rank / prod(shape[1:]) if self.scale == "projection" else 1.0
-                inner[name] = (inner[name] @ (self._draw(name, shape, key) * np.float32(scale))).reshape(shape)
+                basis = self._draw(name, shape, key, rest.dtype) * rest.dtype.type(scale)
+                inner[name] = (inner[name] @ basis).reshape(shape)
         return inner
 
     def _shrinks(self, shape: tuple[int, ...]) -> bool:
         return len(shape) > 1 and self.rank < prod(shape[1:])
 
-    def _draw(self, name: str, shape: tuple[int, ...], key: int) -> NDArray[np.float32]:
-        return draw_basis(self.basis, self.rank, prod(shape[1:]), key, name)
+    def _draw(self, name: str, shape: tuple[int, ...], key: int, dtype: Dtype) -> NDArray[Any]:
+        return draw_basis(self.basis, self.rank, prod(shape[1:]), key, name, dtype)

@@ -3,7 +3,7 @@
     values --[transform]--> values --[quantiser]--> symbols --[coder]--> bytes
 
 A transform (rotation, Top-K, factors, error feedback) maps values to values; a quantiser gives symbols; a coder gives
-bytes. If the chain ends early, values are sent as float32 and symbols at a fixed width (`packing`).
+bytes. If the chain ends early, values are sent as they are and symbols at a fixed width (`packing`).
 
 Only data that the receiver does not know is sent. It knows the codec, the tensors' names and shapes, and the key: a
 64-bit word of `seeds.stream_keys`, from the run's seed, the round and the client, so that rotations, dithers and bases
@@ -13,7 +13,7 @@ cost nothing. It does not know the levels, which a client may choose, so they ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.algorithms.codecs.message_header import FLOAT32
 from narrowcast.algorithms.codecs.packing import pack, packed_bytes, unpack
 from narrowcast.algorithms.codecs.stage import (
     NO_STATE,
@@ -34,7 +35,7 @@ from narrowcast.algorithms.codecs.stage import (
     check_values,
 )
 from narrowcast.algorithms.codecs.wire import Reader
-from narrowcast.platform.types import Arrays, IntArray, PayloadError
+from narrowcast.platform.types import Arrays, Dtype, IntArray, PayloadError
 
 _KEY_MASK = 2**64 - 1
 
@@ -61,9 +62,13 @@ class EncodedUpdate:
 
 @dataclass(frozen=True)
 class Codec:
-    """A chain of stages, or its remainder; a codec without stages sends float32."""
+    """A chain of stages, or its remainder; a codec without stages sends the values themselves.
+
+    `dtype`, float32 or float64, is that of the tensors on either side; a message's header has it.
+    """
 
     stages: tuple[Stage, ...] = ()
+    dtype: Dtype = FLOAT32
 
     def __post_init__(self) -> None:
         check_order(self.stages)
@@ -81,20 +86,21 @@ class Codec:
 
         `key` is known to the receiver; `state` comes from `init_state` or from the client's last encoding.
         """
-        ordered = {name: np.asarray(tensors[name], dtype=np.float32, order="C") for name in sorted(tensors)}
+        ordered = {name: np.asarray(tensors[name], dtype=self.dtype, order="C") for name in sorted(tensors)}
         check_values(ordered)
         data, after = self.write(ordered, key & _KEY_MASK, state)
         return EncodedUpdate(data), after
 
     def decode(self, data: bytes, shapes: Mapping[str, Sequence[int]], key: int) -> Tensors:
-        """Return the decoded tensors, float32 and finite; raise `PayloadError` if the bytes are malformed."""
+        """Return the decoded tensors, finite and of `dtype`; raise `PayloadError` if the bytes are malformed."""
         reader = Reader(data)
         with np.errstate(over="ignore", invalid="ignore"):
             tensors = self.read(reader, {name: tuple(shapes[name]) for name in sorted(shapes)}, key & _KEY_MASK)
         reader.finish()
         if not all(np.isfinite(values).all() for values in tensors.values()):
             raise PayloadError("the payload decodes to values that are not finite")
-        return tensors
+        # Stages may compute in float32.
+        return {name: values.astype(self.dtype, copy=False) for name, values in tensors.items()}
 
     def init_state(self, shapes: Mapping[str, Sequence[int]]) -> Arrays:
         """Return a client's state before its first round, all zero: error memories, warm factors."""
@@ -126,6 +132,10 @@ class Codec:
         """Levels that the quantiser allows; None for a codec without one."""
         return next((stage.levels_allowed for stage in self.stages if isinstance(stage, Quantiser)), None)
 
+    def of(self, dtype: Dtype) -> Codec:
+        """Return the codec of tensors of this type."""
+        return self if dtype == self.dtype else replace(self, dtype=dtype)
+
     def with_levels(self, levels: int) -> Codec:
         """Return the codec with other levels; the receiver reads the levels from the payload."""
         return _changed(self, "levels", levels)
@@ -139,19 +149,20 @@ class Codec:
     def write(self, tensors: Tensors, key: int, state: Arrays) -> tuple[bytes, Arrays]:
         """Return the bytes of these tensors and the state after them."""
         if not self.stages:
-            return b"".join(values.astype("<f4").tobytes() for values in tensors.values()), NO_STATE
+            little = self.dtype.newbyteorder("<")
+            return b"".join(values.astype(little).tobytes() for values in tensors.values()), NO_STATE
         return self._values_stage().write(tensors, key, state, self._rest)
 
     def read(self, reader: Reader, shapes: Shapes, key: int) -> Tensors:
         """Return the tensors that `write` wrote."""
         if not self.stages:
-            return {name: reader.floats(prod(shape)).reshape(shape) for name, shape in shapes.items()}
+            return {name: reader.floats(prod(shape), self.dtype).reshape(shape) for name, shape in shapes.items()}
         return self._values_stage().read(reader, shapes, key, self._rest)
 
     def max_bytes(self, shapes: Shapes) -> int:
         """Return the most bytes that `write` returns."""
         if not self.stages:
-            return 4 * sum(map(prod, shapes.values()))
+            return self.dtype.itemsize * sum(map(prod, shapes.values()))
         return self._values_stage().max_bytes(shapes, self._rest)
 
     def write_symbols(self, streams: Sequence[IntArray], alphabet: int) -> bytes:
@@ -176,6 +187,7 @@ class Codec:
     def _rest(self) -> Codec:
         rest = object.__new__(Codec)  # a part of a chain may start with what a whole one may not
         object.__setattr__(rest, "stages", self.stages[1:])
+        object.__setattr__(rest, "dtype", self.dtype)
         return rest
 
     def _values_stage(self) -> ValueStage:
@@ -215,5 +227,6 @@ def _changed(codec: Codec, field: str, value: int) -> Codec:
             if field in type(stage).model_fields
             else stage
             for stage in codec.stages
-        )
+        ),
+        codec.dtype,
     )

@@ -71,7 +71,7 @@ class Eden(Quantiser):
         streams = rest.read_symbols(reader, [prod(shape) for shape in inner.values()], levels)
         points = centroids(levels)
         rotated = {
-            name: (points[symbols].reshape(shape) * scale[:, None]).astype(np.float32)
+            name: (points[symbols].reshape(shape) * scale[:, None]).astype(rest.dtype)
             for (name, shape), scale, symbols in zip(inner.items(), scales, streams, strict=True)
         }
         return rotate_back(rotated, shapes, self.passes, key)

@@ -53,7 +53,7 @@ class ErrorFeedback(ValueStage):
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
         """Return zero memory for every tensor."""
-        memory = {MEMORY + name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
+        memory = {MEMORY + name: np.zeros(shape, dtype=rest.dtype) for name, shape in shapes.items()}
         return {**rest.init_state(shapes), **memory}
 
 

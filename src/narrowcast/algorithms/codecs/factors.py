@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import prod
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -32,16 +31,14 @@ class Factored(Transform):
     rank: Rank = 4
 
     @abstractmethod
-    def factor(
-        self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
-    ) -> tuple[Tensors, Arrays]:
+    def factor(self, name: str, matrix: NDArray[Any], rank: int, key: int, state: Arrays) -> tuple[Tensors, Arrays]:
         """Return the factors of a matrix under their names, and the client's state for the next ones."""
 
     def factor_shapes(self, name: str, rows: int, columns: int, rank: int) -> Shapes:
         """Return the shapes of the factors."""
         return {name + LEFT: (rows, rank), name + RIGHT: (columns, rank)}
 
-    def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
+    def product(self, name: str, factors: Tensors) -> NDArray[Any]:
         """Return the matrix that the factors stand for."""
         return factors[name + LEFT] @ factors[name + RIGHT].T
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,12 @@ def n_values(shapes: Shapes) -> int:
     return sum(map(prod, shapes.values()))
 
 
-def flatten(tensors: Tensors) -> NDArray[np.float32]:
+def flatten(tensors: Tensors) -> NDArray[Any]:
     """Return the values of all tensors [n], in the order of the tensors."""
     return np.concatenate([values.ravel() for values in tensors.values()] or [np.empty(0, np.float32)])
 
 
-def unflatten(values: NDArray[np.float32], shapes: Shapes) -> Tensors:
+def unflatten(values: NDArray[Any], shapes: Shapes) -> Tensors:
     """Return tensors of these shapes from the values [n, or more]."""
     parts, place = Tensors(), 0
     for name, shape in shapes.items():

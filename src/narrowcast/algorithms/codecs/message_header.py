@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
+import numpy as np
+
 from narrowcast.algorithms.codecs.wire import Reader
-from narrowcast.platform.types import PayloadError
+from narrowcast.platform.types import Arrays, Dtype, PayloadError
 
 _FORMAT = struct.Struct("<BBHI")  # kind, flags, columns, examples
 HEADER_BYTES = _FORMAT.size
@@ -19,6 +21,9 @@ HEADER_BITS = 8 * HEADER_BYTES
 HAS_SEED = 128
 """The flag of messages with a seed of `SEED_BYTES`, from which the receiver regenerates a basis."""
 SEED_BYTES = 8
+HAS_FLOAT64 = 64
+"""The flag of tensors of float64, of 8 bytes each; other messages have values of float32, or decode to it."""
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 MAX_EXAMPLES = 2**32 - 1
 
 
@@ -54,6 +59,21 @@ class MessageHeader:
             name = kind.name.lower().replace("_", " ")
             raise PayloadError(f"these bytes do not start with the header of a message of {name}")
         return cls(kind, its_flags, columns, examples)
+
+
+def tensor_flags(dtype: Dtype, seed: int | None) -> int:
+    """Return the flags of a message of tensors of this type."""
+    return (dtype == FLOAT64) * HAS_FLOAT64 | (seed is not None) * HAS_SEED
+
+
+def tensor_dtype(header: MessageHeader) -> Dtype:
+    """Return the type of the tensors of a message, float32 or float64."""
+    return FLOAT64 if header.flags & HAS_FLOAT64 else FLOAT32
+
+
+def dtype_of(tensors: Arrays) -> Dtype:
+    """Return the type in which tensors are sent: float64 if all of them are, else float32."""
+    return FLOAT64 if tensors and all(values.dtype == FLOAT64 for values in tensors.values()) else FLOAT32
 
 
 def write_seed(seed: int | None) -> bytes:

@@ -6,7 +6,7 @@ Algorithm 2.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,14 +42,12 @@ class PowerSGD(Factored):
         """Return whether the client keeps Q."""
         return self.warm_start
 
-    def factor(
-        self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
-    ) -> tuple[Tensors, Arrays]:
+    def factor(self, name: str, matrix: NDArray[Any], rank: int, key: int, state: Arrays) -> tuple[Tensors, Arrays]:
         """Return the factors of one power iteration, started from warm columns of Q and random others."""
         first = start(WARM + name, matrix.shape[1], rank, key, state)
         left, _ = np.linalg.qr(matrix.astype(np.float64) @ first)
         right = matrix.T @ left
-        factors = {name + LEFT: left.astype(np.float32), name + RIGHT: right.astype(np.float32)}
+        factors = {name + LEFT: left.astype(matrix.dtype), name + RIGHT: right.astype(matrix.dtype)}
         return factors, kept_factors(WARM + name, right, state)
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:

@@ -54,9 +54,9 @@ class RandomK(Transform):
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:
         """Return the kept values, scaled, at their places, and zeros elsewhere."""
         drawn = rest.read(reader, self.inner_shapes(shapes), key)[DRAWN]
-        values = np.zeros(n_values(shapes), dtype=np.float32)
+        values = np.zeros(n_values(shapes), dtype=rest.dtype)
         scale = len(values) / len(drawn) if self.scale == "unbiased" and len(drawn) else 1.0
-        values[_places(len(values), len(drawn), key)] = drawn * np.float32(scale)
+        values[_places(len(values), len(drawn), key)] = drawn * rest.dtype.type(scale)
         return unflatten(values, shapes)
 
 

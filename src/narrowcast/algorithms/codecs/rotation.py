@@ -5,7 +5,7 @@ Reference: Ailon and Chazelle, STOC 2006; for distributed means, Suresh et al., 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ def rotate(tensors: Tensors, block: int, passes: int, key: int) -> Tensors:
     """Return all values as rotated rows: H S x / sqrt(D) per pass, with signs S and row length D."""
     values = flatten(tensors)
     shapes = rotated_shapes(len(values), block)
-    rows = np.zeros(n_values(shapes), dtype=np.float32)
+    rows = np.zeros(n_values(shapes), dtype=values.dtype)
     rows[: len(values)] = values
     parts = unflatten(rows, shapes)
     for index in range(passes):
@@ -107,19 +107,19 @@ def _signs(count: int, index: int, key: int) -> Words:
 
 
 @compiled()
-def _flip(rows: NDArray[np.float32], signs: Words) -> None:
+def _flip(rows: NDArray[Any], signs: Words) -> None:
     for place in range(len(rows)):
         minus = (signs[place >> 6] >> np.uint64(place & 63)) & np.uint64(1)
         rows[place] *= np.float32(1) - np.float32(2) * np.float32(minus)
 
 
-def _transform(rows: NDArray[np.float32]) -> None:
+def _transform(rows: NDArray[Any]) -> None:
     """Apply the orthonormal Walsh-Hadamard transform to each row, in place."""
-    _hadamard(rows, np.float32(rows.shape[1] ** -0.5))
+    _hadamard(rows, rows.dtype.type(rows.shape[1] ** -0.5))
 
 
 @compiled()
-def _hadamard(rows: NDArray[np.float32], scale: np.float32) -> None:
+def _hadamard(rows: NDArray[Any], scale: Any) -> None:
     """Take two steps at a time, which halves the memory traffic, and multiply by `scale`."""
     length = rows.shape[1]
     for row in range(len(rows)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from narrowcast.platform.types import Arrays, IntArray
 if TYPE_CHECKING:
     from narrowcast.algorithms.codecs.chain import Codec
 
-Tensors = dict[str, NDArray[np.float32]]
+Tensors = dict[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 Signal = Literal["values", "symbols", "bytes"]
 """The data passed between two stages."""

@@ -6,7 +6,7 @@ Halko, Martinsson and Tropp, SIAM Review 2011 (arXiv:0909.4061), Algorithms 4.4 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +53,7 @@ class SVD(Factored):
         shapes = dict(super().factor_shapes(name, rows, columns, rank))
         return shapes if self.parts == "uv" else {**shapes, name + _VALUES: (rank,)}
 
-    def factor(
-        self, name: str, matrix: NDArray[np.float32], rank: int, key: int, state: Arrays
-    ) -> tuple[Tensors, Arrays]:
+    def factor(self, name: str, matrix: NDArray[Any], rank: int, key: int, state: Arrays) -> tuple[Tensors, Arrays]:
         """Return the factors of the truncated decomposition, exact or from the last one."""
         if self.warm_start:
             first = start(_WARM + name, matrix.shape[1], rank, key, state)
@@ -64,32 +62,29 @@ class SVD(Factored):
             left, values, right = truncated_svd(matrix, rank)
         kept = kept_factors(_WARM + name, right.T * values, state)
         if self.parts == "uv":
-            return {name + LEFT: (left * values).astype(np.float32), name + RIGHT: right.T.astype(np.float32)}, kept
-        return {
-            name + LEFT: left.astype(np.float32),
-            name + RIGHT: right.T.astype(np.float32),
-            name + _VALUES: values.astype(np.float32),
-        }, kept
+            left = left * values
+        factors = {name + LEFT: left, name + RIGHT: right.T, name + _VALUES: values}
+        rows, columns = matrix.shape
+        sent = self.factor_shapes(name, rows, columns, rank)
+        return {each: factors[each].astype(matrix.dtype) for each in sent}, kept
 
     def init_state(self, shapes: Shapes, rest: Codec) -> Arrays:
         """Return zeros for every factored matrix if it starts warm, and the state of the rest."""
         warm = zero_factors(_WARM, self.factored(shapes), self.rank) if self.warm_start else {}
         return {**super().init_state(shapes, rest), **warm}
 
-    def product(self, name: str, factors: Tensors) -> NDArray[np.float32]:
+    def product(self, name: str, factors: Tensors) -> NDArray[Any]:
         """Return U S V^T; rows of zeros in U cost nothing."""
         if self.parts == "uv":
             return super().product(name, factors)
         left, right = factors[name + LEFT], factors[name + RIGHT].T * factors[name + _VALUES][:, None]
         used = np.flatnonzero(left.any(axis=1))
-        matrix = np.zeros((len(left), right.shape[1]), dtype=np.float32)
+        matrix = np.zeros((len(left), right.shape[1]), dtype=left.dtype)
         matrix[used] = left[used] @ right
         return matrix
 
 
-def iterated_svd(
-    matrix: NDArray[np.float32], first: FloatArray, iterations: int
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def iterated_svd(matrix: NDArray[Any], first: FloatArray, iterations: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return `truncated_svd` approximately, by subspace iteration from V [d, r], at least one."""
     dense, right = matrix.astype(np.float64), first
     for _ in range(iterations):
@@ -100,7 +95,7 @@ def iterated_svd(
     return left @ turned, values, directions
 
 
-def truncated_svd(matrix: NDArray[np.float32], rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+def truncated_svd(matrix: NDArray[Any], rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return U [m, r], the r largest singular values descending, and V [r, d], of a finite matrix [m, d].
 
     Rows of zeros, of which a client's change has many, cost nothing: their rows of U are zero.

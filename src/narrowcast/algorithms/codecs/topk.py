@@ -6,7 +6,7 @@ Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (
 from __future__ import annotations
 
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,12 +61,12 @@ class TopK(Transform):
         """Return the kept values at their indices, zeros elsewhere."""
         size = n_values(shapes)
         places = read_indices(reader, self.kept(size), size, self.indices)
-        flat = np.zeros(size, dtype=np.float32)
+        flat = np.zeros(size, dtype=rest.dtype)
         flat[places] = rest.read(reader, self.inner_shapes(shapes), key)[VALUES]
         return unflatten(flat, shapes)
 
 
-def _largest(flat: NDArray[np.float32], count: int) -> IntArray:
+def _largest(flat: NDArray[Any], count: int) -> IntArray:
     """Return the indices of the `count` values of largest magnitude, ascending; zeros are considered only if needed."""
     places = np.flatnonzero(flat != 0)
     if len(places) <= count:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.platform.types import IntArray, PayloadError
+from narrowcast.platform.types import Dtype, IntArray, PayloadError
 
 Count = TypeVar("Count", int, IntArray)
 _VARINT_BYTES = 5
+_FLOAT32 = np.dtype(np.float32)
 
 
 class Reader:
@@ -30,9 +31,9 @@ class Reader:
         """Return the next bytes, at most `size`, without advancing."""
         return self._rest[:size]
 
-    def floats(self, count: int) -> NDArray[np.float32]:
-        """Return `count` little-endian float32 values; raise `PayloadError` if they are not finite."""
-        values = np.frombuffer(self.take(4 * count), dtype="<f4").astype(np.float32)
+    def floats(self, count: int, dtype: Dtype = _FLOAT32) -> NDArray[Any]:
+        """Return `count` little-endian floating-point values; raise `PayloadError` if they are not finite."""
+        values = np.frombuffer(self.take(dtype.itemsize * count), dtype=dtype.newbyteorder("<")).astype(dtype)
         if not np.isfinite(values).all():
             raise PayloadError("the payload has values that are not finite")
         return values

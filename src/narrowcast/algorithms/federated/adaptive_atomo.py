@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ class AdaptiveAtomo(LocalThenUpload):
     def init(self, task: Task) -> Arrays:
         """Return the parameters, and the change that the last round made to them: none."""
         model = task.model.init_server(task.data, task.seed)
-        zeros = {name: np.zeros(values.shape, dtype=np.float32) for name, values in model.items()}
+        zeros = {name: np.zeros_like(values) for name, values in model.items()}
         return {**model, **UPDATE.add(zeros)}
 
     def init_clients(self, task: Task) -> Arrays:
@@ -107,10 +107,10 @@ class AdaptiveAtomo(LocalThenUpload):
         """Return the parameters plus the weighted mean of the decoded changes, at the server's learning rate."""
         del broadcast, task, round_index
         sums, rate = TensorSum.of(total), self.server_learning_rate
-        after: dict[str, NDArray[np.float32]] = {}
+        after: dict[str, NDArray[Any]] = {}
         for name, values in self.final(server).items():
             divisor = np.where(sums.weight > 0, sums.weight, 1.0)
-            mean = (rate * sums.tensors[name] / divisor).astype(np.float32)
+            mean = (rate * sums.tensors[name] / divisor).astype(values.dtype)
             after[UPDATE.name(name)], after[name] = mean, values + mean
         return after
 
@@ -166,8 +166,8 @@ def send_drawn(
     if fitting is None:
         return None
     payload, rank = fitting
-    receiver = Codec((Atomo(rank=max_rank), *encoder.codec.stages))
     arrived = CodedTensors.from_bytes(payload.to_bytes())
+    receiver = Codec((Atomo(rank=max_rank), *encoder.codec.stages), arrived.dtype)
     shapes = {name: values.shape for name, values in update.tensors.items()}
     return Sent(payload.wire_bits(), receiver.decode(arrived.coded, shapes, encoder.key), encoder.state, rank)
 
@@ -184,7 +184,7 @@ def encode_drawn(
     tensors = {name: update.tensors[name] for name in sorted(update.tensors)}
     check_values(tensors)
     directions = Directions.of(tensors, max_rank)
-    head = CodedTensors(update.examples, update.rank, b"").to_bytes()
+    head = CodedTensors(update.examples, update.rank, b"", dtype=encoder.codec.dtype).to_bytes()
     left, finest = encoder.budget_bits - 8 * len(head), None
     probabilities, levels = np.ones(len(directions.strength)), encoder.codec.levels or 1
     if fraction is not None:

@@ -12,13 +12,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.loss_reporting import LossReporting
 from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
 from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.number_upload import send_with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, refuse_weights
-from narrowcast.algorithms.uploads.tensor_uploads import tensor_coding
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, LocalUpdates
 
@@ -88,7 +85,7 @@ class AFL(LossReporting):
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x and F_u, and add up lambda_u (y_u - x)."""
         assert updates.start_loss is not None, "terms() has asked for it"
-        received, uploads = send_with_number(chunk, task, updates, tensor_coding(Codec(self.codec)))
+        received, uploads = self.send_with_loss(chunk, task, updates)
         weight = np.where(uploads.delivered, np.asarray(broadcast[_MIXTURE])[chunk.clients], 0.0)
         losses = np.array([chunk.clients, updates.start_loss])[:, uploads.delivered]
         partial = {**TensorSum.weighted(received, weight).arrays(), _LOSSES: losses}

@@ -11,10 +11,11 @@ import numpy as np
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors
+from narrowcast.algorithms.codecs.message_header import FLOAT32, dtype_of
 from narrowcast.algorithms.codecs.stage import Shapes, Stage, Tensors
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.seeds import stream_keys
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, Dtype
 
 _MEMORY = PrefixedArrays("downlink/memory/")
 _SENT, _KEY = "sent", "downlink_key"
@@ -22,15 +23,15 @@ _SENT, _KEY = "sent", "downlink_key"
 
 @dataclass(frozen=True)
 class CodedChange:
-    """The codec of the server's changes, or none: changes in float32."""
+    """The codec of the server's changes, or none: changes as they are."""
 
     stages: tuple[Stage, ...]
 
-    def init(self, shapes: Shapes) -> Arrays:
+    def init(self, shapes: Shapes, dtype: Dtype = FLOAT32) -> Arrays:
         """Return what the server keeps: the last message, none, and the codec's memory."""
         if not self.stages:
             return {}
-        return {_SENT: np.empty(0, dtype=np.uint8), **_MEMORY.add(Codec(self.stages).init_state(shapes))}
+        return {_SENT: np.empty(0, dtype=np.uint8), **_MEMORY.add(Codec(self.stages, dtype).init_state(shapes))}
 
     def broadcast(self, seed: int, round_index: int = 0) -> Arrays:
         """Return the key of a round, as an entry of its broadcast; `seed` is the run's, or the round's own."""
@@ -38,9 +39,9 @@ class CodedChange:
             return {}
         return {_KEY: stream_keys(seed, "downlink codec", round_index, np.zeros(1, dtype=np.int64))}
 
-    def message(self, server: Arrays, seed: int | None = None) -> CodedTensors | None:
+    def message(self, server: Arrays, seed: int | None = None, dtype: Dtype = FLOAT32) -> CodedTensors | None:
         """Return the message of the last round's change, None without a codec; `seed` is sent with it."""
-        return None if not self.stages else CodedTensors(0, 0, np.asarray(server[_SENT]).tobytes(), seed)
+        return None if not self.stages else CodedTensors(0, 0, np.asarray(server[_SENT]).tobytes(), seed, dtype)
 
     def send(self, change: Tensors, server: Arrays, broadcast: Arrays) -> tuple[Tensors, Arrays]:
         """Return the change as clients decode it, and what the next server state keeps.
@@ -51,7 +52,7 @@ class CodedChange:
             return change, {}
         if not all(np.isfinite(values).all() for values in change.values()):
             return change, {_SENT: np.empty(0, dtype=np.uint8), **_MEMORY.add(_MEMORY.of(server))}
-        codec, key = Codec(self.stages), int(broadcast[_KEY][0])
+        codec, key = Codec(self.stages, dtype_of(change)), int(broadcast[_KEY][0])
         update, memory = codec.encode_with_state(change, key, _MEMORY.of(server))
         received = codec.decode(update.data, {name: values.shape for name, values in change.items()}, key)
         return received, {_SENT: np.frombuffer(update.data, dtype=np.uint8), **_MEMORY.add(memory)}

@@ -97,8 +97,8 @@ class FedMF(SizesDownloads, BaseModel):
         clients = task.model.init_clients(task.data, task.private_seed.value)
         if self.rows == "all":
             return clients
-        rows = {LIKELY: (task.data.n_items, clients[USER_FACTORS].shape[1])}
-        return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, rows)}
+        rows = np.broadcast_to(np.float32(0), (task.data.n_items, clients[USER_FACTORS].shape[1]))
+        return {**clients, **init_codec_state(self.codec, task.data.n_clients, {LIKELY: rows})}
 
     # Server half
 

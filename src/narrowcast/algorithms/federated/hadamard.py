@@ -66,7 +66,7 @@ def factorise(model: Arrays, gamma: float, seed: int) -> Arrays:
             shapes |= dict.fromkeys(CORES, (rank, rank, *kernel))
         for part, shape in shapes.items():
             drawn = generator(seed, "hadamard" + name + part).standard_normal(shape)
-            server[name + part] = (spread * drawn).astype(np.float32)
+            server[name + part] = (spread * drawn).astype(values.dtype)
     return server
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.sum_layout import SumLayout
-from narrowcast.algorithms.uploads.number_upload import with_number
+from narrowcast.algorithms.federated.whole_model import model_of
+from narrowcast.algorithms.uploads.client_loop import Uploads
+from narrowcast.algorithms.uploads.number_upload import bits_of_number, send_with_number, with_number
+from narrowcast.algorithms.uploads.tensor_uploads import Tensors, tensor_coding
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms
+from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
 class LossReporting(Averaging):
-    """Clients compute their mean loss over their training set before they train, and send it: 32 bits."""
+    """Clients compute their mean loss over their training set before they train, and send it: 32 bits, or 64."""
 
     aggregator: None = Field(None, description="none: losses weight the changes")
 
@@ -39,4 +43,9 @@ class LossReporting(Averaging):
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], with its loss; None with a codec."""
         bits = super().upload_bits(broadcast, task, clients)
-        return None if bits is None else with_number(bits)
+        return None if bits is None else with_number(bits, bits_of_number(model_of(broadcast)))
+
+    def send_with_loss(self, chunk: Chunk, task: Task, updates: LocalUpdates) -> tuple[Tensors, Uploads]:
+        """Send each client's changes, and its loss, which is part of the size."""
+        coding, loss_bits = tensor_coding(Codec(self.codec)), bits_of_number(updates.changes)
+        return send_with_number(chunk, task, updates, coding, loss_bits)

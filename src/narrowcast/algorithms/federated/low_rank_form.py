@@ -14,8 +14,9 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, In
 class UpdateSizes:
     """The sizes of the updates of a chunk's clients at each rank, by which they choose theirs.
 
-    Shapes: float_bits [C, r + 1], in float32 at rank 0..r; values [C, r], the number of values at rank 1..r; head_bits
-    [C], sent beside them; rows [C], the length of a column if all columns of a client have the same, otherwise None.
+    Shapes: float_bits [C, r + 1], without a codec at rank 0..r; values [C, r], the number of values at rank 1..r;
+    head_bits [C], sent beside them; rows [C], the length of a column if all columns of a client have the same,
+    otherwise None.
     """
 
     float_bits: IntArray

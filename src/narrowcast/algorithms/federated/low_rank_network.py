@@ -21,6 +21,7 @@ from torch import Tensor
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.message_header import dtype_of
 from narrowcast.algorithms.codecs.random_basis import draw_basis
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
 from narrowcast.algorithms.federated.shared_basis import draw_components
@@ -73,18 +74,20 @@ class NetworkForm:
         shapes = {
             name: (factors[name].long, factors[name].rank) if name in factors else model[name].shape for name in model
         }
-        update = {name: np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
-        return {**model, **UPDATE.add(update), **self.algorithm.coded_change.init(shapes)}
+        dtype = dtype_of(model)
+        update = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
+        return {**model, **UPDATE.add(update), **self.algorithm.coded_change.init(shapes, dtype)}
 
     def broadcast(self, server: Arrays, seed: int, *, first: bool) -> Broadcast:
         """Return all parameters for a newcomer; the last round's A and vectors for a client that holds the rest."""
         model = self.final(server)
+        dtype = dtype_of(model)
         bases = {
-            name: draw_basis(self.algorithm.basis, factor.rank, factor.short, seed, name)
+            name: draw_basis(self.algorithm.basis, factor.rank, factor.short, seed, name, dtype)
             for name, factor in self._factors(model).items()
         }
         coded = self.algorithm.coded_change
-        update: Payload = coded.message(server, seed) or DensePayload.of(UPDATE.of(server), seed=seed)
+        update: Payload = coded.message(server, seed, dtype) or DensePayload.of(UPDATE.of(server), seed=seed)
         return Broadcast(
             {**model, **BASIS.add(bases), **coded.broadcast(seed)},
             full=DensePayload.of(model, seed=seed),
@@ -103,11 +106,11 @@ class NetworkForm:
         model = self.final(broadcast)
         factors, columns = self._factors(model), self._columns(model, chunk, task)
         start = {
-            name: np.zeros((factors[name].long, factors[name].rank), dtype=np.float32) if name in factors else values
+            name: np.zeros((factors[name].long, factors[name].rank), dtype_of(model)) if name in factors else values
             for name, values in model.items()
         }
         gains = {
-            name: (columns.own[name] * (factor.rank / factor.short) ** 0.5).astype(np.float32)[:, None, :]
+            name: (columns.own[name] * (factor.rank / factor.short) ** 0.5).astype(model[name].dtype)[:, None, :]
             for name, factor in factors.items()
         }
         frozen = {name: model[name] for name in factors} | BASIS.add(BASIS.of(broadcast))
@@ -134,10 +137,10 @@ class NetworkForm:
         """
         model, sums, bases = self.final(server), TensorSum.of(total), BASIS.of(broadcast)
         factors, rate = self._factors(model), self.algorithm.server_learning_rate
-        mean: dict[str, NDArray[np.float32]] = {}
-        for name in model:
+        mean: dict[str, NDArray[Any]] = {}
+        for name, values in model.items():
             divisor = sums.component_weights.get(name, sums.weight)
-            mean[name] = (rate * sums.tensors[name] / np.where(divisor > 0, divisor, 1.0)).astype(np.float32)
+            mean[name] = (rate * sums.tensors[name] / np.where(divisor > 0, divisor, 1.0)).astype(values.dtype)
         sent, coded = self.algorithm.coded_change.send(mean, server, broadcast)
         after: dict[str, NDArray[Any]] = {**UPDATE.add(sent), **coded}
         for name, values in model.items():
@@ -158,7 +161,7 @@ class NetworkForm:
         factors = self._factors(model)
         vectors = {name: values for name, values in model.items() if name not in factors}
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {WEIGHT: ((), np.float64)}
-        shapes |= {TENSORS.name(name): (values.shape, np.float32) for name, values in vectors.items()}
+        shapes |= {TENSORS.name(name): (values.shape, values.dtype) for name, values in vectors.items()}
         groups = [
             Group(
                 tuple(Part(TENSORS.name(name), None, values.size) for name, values in vectors.items()),
@@ -168,7 +171,7 @@ class NetworkForm:
         divided = self.algorithm.aggregation != "weighted"
         for name, factor in factors.items():
             key, divisor = TENSORS.name(name), COMPONENT_WEIGHTS.name(name)
-            shapes[key] = ((factor.long, factor.rank), np.float32)
+            shapes[key] = ((factor.long, factor.rank), model[name].dtype)
             if divided:
                 shapes[divisor] = ((factor.rank,), np.float64)
             groups += [
@@ -206,14 +209,14 @@ class NetworkForm:
         return Columns(ranks, own)
 
     def _sizes(self, model: Arrays, n_clients: int) -> UpdateSizes:
-        factors = self._factors(model).values()
+        factors, dtype = self._factors(model).values(), dtype_of(model)
         vectors = sum(values.size for values in model.values() if values.ndim < 2)
         bits = [
-            dense_wire_bits(vectors + sum(factor.long * min(each, factor.rank) for factor in factors))
+            dense_wire_bits(vectors + sum(factor.long * min(each, factor.rank) for factor in factors), dtype)
             for each in range(self.algorithm.rank + 1)
         ]
         of_clients = np.broadcast_to(np.array(bits), (n_clients, len(bits)))
-        return UpdateSizes(of_clients, values=of_clients[:, 1:] / 32, head_bits=np.zeros(n_clients))
+        return UpdateSizes(of_clients, values=of_clients[:, 1:] / (8 * dtype.itemsize), head_bits=np.zeros(n_clients))
 
 
 def _rebuild(

@@ -13,12 +13,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.loss_reporting import LossReporting
 from narrowcast.algorithms.uploads.client_loop import chunk_result
-from narrowcast.algorithms.uploads.number_upload import send_with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, tensor_weights
-from narrowcast.algorithms.uploads.tensor_uploads import tensor_coding
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates
 
@@ -48,7 +45,7 @@ class QFFL(LossReporting):
         """Send y_u - x and F_u, and add up the numerator and the denominator of the server's step."""
         del broadcast
         assert updates.start_loss is not None, "terms() has asked for it"
-        received, uploads = send_with_number(chunk, task, updates, tensor_coding(Codec(self.codec)))
+        received, uploads = self.send_with_loss(chunk, task, updates)
         weight = tensor_weights(self.weights, task, chunk, uploads.delivered)
         loss = np.where(uploads.delivered, updates.start_loss, 1.0) + _TINY_LOSS
         bound = self.lipschitz or 1 / updates.mean_rates(task.training.learning_rate)

@@ -11,36 +11,50 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
-from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, float32_bits
+from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, dense_bits
 from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients, zeros_of_clients
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import Broadcast, LocalCall, Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
 
 
 class Scaffold(LocalThenUpload):
     """Local steps corrected by control variates of clients and server, so that clients with other data drift less.
 
-    y -= lr (g(y) - c_u + c); c_u becomes c_u - c + (x - y) / (K lr), option II; x and c move by the mean changes.
+    y -= lr (g(y) - c_u + c); x and c move by the mean changes. `control: update`, option II, sets c_u to
+    c_u - c + (x - y) / (K lr); `gradient`, option I, to the gradient of the client's loss at x over all of its samples,
+    at the cost of one more pass over them.
 
     A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted. A codec
     sees both changes, and c_u moves by what the server decodes of its own, so that c stays the mean of all c_u.
 
     Differs from the paper: 1. K lr is the sum of the steps' learning rates; with momentum, weight decay or clipping
-    the control variate is that of the whole local step. 2. a client whose upload is lost, or not sent, keeps its c_u:
-    it is assumed to learn of the loss, or c would be off by it for good.
+    option II's control variate is that of the whole local step, and option I's the gradient of the loss alone. 2. a
+    client whose upload is lost, or not sent, keeps its c_u: it is assumed to learn of the loss, or c would be off by it
+    for good.
     """
 
     kind: Literal["scaffold"] = "scaffold"
     server_learning_rate: ServerLearningRate = 1.0
+    control: Literal["update", "gradient"] = Field(
+        "update",
+        description="next control variate of a client: from its update (option II) or its gradient at x (option I)",
+    )
 
     def check(self, task: Task) -> None:
-        """Accept every model."""
+        """Raise `UserError` if the local training does not compute the gradient that option I needs."""
+        if self.control == "gradient" and not getattr(task.training, "computes_start_gradient", False):
+            raise UserError(
+                f"algorithm.control = gradient: training.kind = {task.training.kind} does not compute the gradient at "
+                "the server's model; use control = update"
+            )
 
     def init(self, task: Task) -> Arrays:
         """Return x, and c = 0."""
@@ -51,8 +65,7 @@ class Scaffold(LocalThenUpload):
         """Return the clients' private parameters, c_u = 0, and the codec's state."""
         server = self.init(task)
         controls = zeros_of_clients(CONTROL.of(server), task.data.n_clients)
-        shapes = {name: values.shape for name, values in server.items()}
-        codec = init_codec_state(Codec(self.codec), task.data.n_clients, shapes)
+        codec = init_codec_state(self.codec, task.data.n_clients, server)
         return {**task.model.init_clients(task.data, task.private_seed.value), **CONTROL.add(controls), **codec}
 
     # Server half
@@ -83,23 +96,18 @@ class Scaffold(LocalThenUpload):
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C]: the changes of x and c; None with a codec."""
-        return None if self.codec else float32_bits(broadcast, task, clients)
+        return None if self.codec else dense_bits(broadcast, task, clients)
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Train from x with c - c_u added to every gradient: lines 7 to 10."""
         server_controls, own = CONTROL.of(broadcast), CONTROL.of(chunk.state)
         corrections = {name: server_controls[name] - own[name] for name in server_controls}
-        return LocalCall(self.final(broadcast), chunk, task, LocalTerms(correction=corrections))
+        terms = LocalTerms(correction=corrections, start_gradient=self.control == "gradient")
+        return LocalCall(self.final(broadcast), chunk, task, terms)
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send the changes of y and of c_u, and add them up; c_u moves by its change as the server decodes it."""
-        travelled = np.maximum(updates.steps, 1) * updates.mean_rates(task.training.learning_rate)
-        controls = CONTROL.of(broadcast)
-        control_changes = {
-            name: -controls[name] - (change.T / travelled.astype(change.dtype)).T
-            for name, change in updates.changes.items()
-        }
-        changes = {**updates.changes, **CONTROL.add(control_changes)}
+        changes = {**updates.changes, **CONTROL.add(self._control_changes(broadcast, chunk, task, updates))}
         received, uploads = send_tensors(
             chunk, task, replace(updates, changes=changes), tensor_coding(Codec(self.codec))
         )
@@ -112,3 +120,15 @@ class Scaffold(LocalThenUpload):
             for name, before in CONTROL.add(CONTROL.of(chunk.state)).items()
         }
         return chunk_result(chunk, updates, uploads, total.arrays(), state=state)
+
+    def _control_changes(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Arrays:
+        """Return the change of each client's c_u, [C, ...]: line 12."""
+        if self.control == "gradient":
+            own = CONTROL.of(chunk.state)
+            return {name: updates.start_gradient[name] - own[name] for name in updates.changes}
+        travelled = np.maximum(updates.steps, 1) * updates.mean_rates(task.training.learning_rate)
+        controls = CONTROL.of(broadcast)
+        return {
+            name: -controls[name] - (change.T / travelled.astype(change.dtype)).T
+            for name, change in updates.changes.items()
+        }

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.message_header import dtype_of
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.coded_download import DOWNLOAD
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
@@ -20,7 +20,7 @@ from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, Loca
 
 
 class LocalThenUpload(AlgorithmDefaults, BaseModel, ABC):
-    """An algorithm whose client half is local training, then an upload in float32 or through a codec."""
+    """An algorithm whose client half is local training, then an upload of all values or through a codec."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,8 +63,7 @@ class WholeModel(LocalThenUpload):
         clients = task.model.init_clients(task.data, task.private_seed.value)
         if not self.codec:
             return clients
-        shapes = {name: values.shape for name, values in self.parameters(task).items()}
-        return {**clients, **init_codec_state(Codec(self.codec), task.data.n_clients, shapes)}
+        return {**clients, **init_codec_state(self.codec, task.data.n_clients, self.parameters(task))}
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send the whole model to every client."""
@@ -73,7 +72,7 @@ class WholeModel(LocalThenUpload):
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
         """Return the size of each client's upload, [C], which is that of the broadcast; None with a codec."""
-        return None if self.codec else float32_bits(model_of(broadcast), task, clients)
+        return None if self.codec else dense_bits(model_of(broadcast), task, clients)
 
     def final(self, server: Arrays) -> Arrays:
         """Return the model's parameters."""
@@ -90,7 +89,7 @@ def broadcast_all(server: Arrays) -> Broadcast:
     return Broadcast(server, full=DensePayload.of(server), update=None)
 
 
-def float32_bits(tensors: Arrays, task: Task, clients: IntArray) -> IntArray:
-    """Return the size of these tensors in float32 for each client that has examples, [C]; 0 for the others."""
-    bits = dense_wire_bits(sum(values.size for values in tensors.values()))
+def dense_bits(tensors: Arrays, task: Task, clients: IntArray) -> IntArray:
+    """Return the size of these tensors, uncoded, for each client that has examples, [C]; 0 for the others."""
+    bits = dense_wire_bits(sum(values.size for values in tensors.values()), dtype_of(tensors))
     return np.where(task.data.examples[clients] > 0, bits, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Device = Literal["cpu", "cuda"]
+ARRAY_TYPES: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
+"""numpy's type for each type of parameters."""
 
 
 def to_tensor(values: NDArray[Any], device: Device) -> Tensor:

@@ -7,7 +7,7 @@ convolutions, which do not gain from batching.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -24,11 +24,11 @@ from narrowcast.algorithms.local_training.chain_gradients import (
     chain_gradient,
     sample_losses,
 )
-from narrowcast.algorithms.local_training.device import Device, float32_products, to_array, to_tensor
+from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, float32_products, to_array, to_tensor
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.neural_network import as_input
+from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
 
@@ -81,27 +81,31 @@ class StepBatch:
 class Loader:
     """Loads samples onto the device.
 
-    `own` lists the rows of `data` of each client in turn, in the order of the schedule.
+    `own` lists the rows of `data` of each client in turn, in the order of the schedule. `dtype` is that of the
+    parameters.
     """
 
     data: Labelled
     own: IntArray
     device: Device
+    dtype: torch.dtype = torch.float32
 
     def samples(self, places: IntArray) -> tuple[Tensor, Tensor]:
         """Return the features and labels of the samples at these places of `own`."""
         picked = self.data.take(self.own[places])
-        return as_input(to_tensor(picked.features, self.device)), to_tensor(picked.labels, self.device)
+        features, labels = (to_tensor(values, self.device) for values in (picked.features, picked.labels))
+        return as_input(features, self.dtype), as_target(labels, self.dtype)
 
     def batches(self, schedule: BatchSchedule) -> Iterator[StepBatch]:
         """Yield the batch of each step; padding repeats a sample and has no weight."""
         rows = self.own.take(np.where(schedule.valid, schedule.samples, 0))
-        labels = to_tensor(self.data.labels.take(rows, axis=0), self.device)
-        weights = to_tensor(np.divide(schedule.valid, schedule.sizes[:, None], dtype=np.float32), self.device)
+        labels = as_target(to_tensor(self.data.labels.take(rows, axis=0), self.device), self.dtype)
+        shares = np.divide(schedule.valid, schedule.sizes[:, None], dtype=ARRAY_TYPES[self.dtype])
+        weights = to_tensor(shares, self.device)
         start = 0
         for n_clients in schedule.active.tolist():
             batches = slice(start, start + n_clients)
-            features = as_input(to_tensor(self.data.features.take(rows[batches], axis=0), self.device))
+            features = as_input(to_tensor(self.data.features.take(rows[batches], axis=0), self.device), self.dtype)
             yield StepBatch(features, labels[batches], weights[batches])
             start += n_clients
 
@@ -121,7 +125,7 @@ def train_network(
     Each tensor of `start` is [1, ...] if all clients start alike, else [C, ...]; all client axes are in the order of
     `schedule`.
     """
-    values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
+    values = {name: tensor.clone() for name, tensor in of_each_client(start, len(schedule.order)).items()}
     train = _train_batched if batched else _train_each
     with float32_products(loader.device):
         losses = train(module, loss, start, values, loader, schedule, steps)
@@ -172,20 +176,39 @@ def gradients_of_module(module: nn.Module, loss: Loss, n_clients: int, steps: St
     return in_closed_form or _recorded(module, loss, n_clients, steps)
 
 
+SampleLosses = Callable[[Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
+"""Map values [a, ...], features and labels [a, b, ...] of a clients to the losses [a, b] and the parameters."""
+
+
+def losses_of_module(
+    module: nn.Module, loss: Loss, n_clients: int, rebuild: Rebuild | None, frozen: Tensors
+) -> SampleLosses:
+    """Return the losses of the module, whose parameters `rebuild` computes from trained and `frozen` values."""
+    forward, together = batched_forward(module), vmap(rebuild) if rebuild else None
+    # A shared tensor would be multiplied as one large product, which rounds differently from those of replicas.
+    kept = of_each_client(frozen, n_clients)
+
+    def losses(values: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        parameters = together(values, rows_of(kept, slice(0, len(labels)))) if together else values
+        return sample_losses(loss, forward(parameters, features), labels), parameters
+
+    return losses
+
+
+def of_each_client(tensors: Tensors, n_clients: int) -> Tensors:
+    """Return views [C, ...] of tensors [1 or C, ...]."""
+    return {name: tensor.expand(n_clients, *tensor.shape[1:]) for name, tensor in tensors.items()}
+
+
 def _recorded(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> ChainGradient:
     """Return the gradient of any module, by torch's autograd; the parameters are those that clients train."""
-    forward = batched_forward(module)
-    # Expanded per client: a shared basis would be multiplied as one large product, which rounds differently from the
-    # per-replica products of lockstep runs.
-    frozen = {name: tensor.expand(n_clients, *tensor.shape[1:]) for name, tensor in steps.frozen.items()}
-    rebuild = vmap(steps.rebuild) if steps.rebuild else None
+    losses_of = losses_of_module(module, loss, n_clients, steps.rebuild, steps.frozen)
 
     def gradient(
         values: Mapping[str, Tensor], features: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Tensors, Tensor]:
         now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
-        parameters = rebuild(now, rows_of(frozen, slice(0, len(labels)))) if rebuild else now
-        losses = sample_losses(loss, forward(parameters, features), labels)
+        losses, parameters = losses_of(now, features, labels)
         objective = (losses * weights).sum() + decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         return dict(zip(now, gradients, strict=True)), losses.detach()
@@ -203,7 +226,7 @@ def _train_each(
     steps: Steps,
 ) -> FloatArray:
     step_starts = np.cumsum(schedule.active) - schedule.active
-    losses = torch.zeros(int(schedule.active.sum()), device=loader.device)
+    losses = torch.zeros(int(schedule.active.sum()), device=loader.device, dtype=loader.dtype)
     own_module = None if steps.rebuild else _with_values(module, loader.device)
     for client, n_steps in enumerate(schedule.steps):
         velocity: Tensors = {}

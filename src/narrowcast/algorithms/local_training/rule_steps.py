@@ -20,6 +20,7 @@ from narrowcast.algorithms.local_training.network import (
     decay_of_rebuilt,
     gradients_of_module,
     last_epoch_means,
+    of_each_client,
     rows_of,
 )
 from narrowcast.platform.models.losses import Loss
@@ -41,14 +42,14 @@ def train_by_rule(
 
     `start` is [1 or C, ...]; all client axes are in the order of `schedule`.
     """
-    values = {name: tensor.expand(len(schedule.order), *tensor.shape[1:]).clone() for name, tensor in start.items()}
+    values = {name: tensor.clone() for name, tensor in of_each_client(start, len(schedule.order)).items()}
     slots = rule.init({name: tensor.clone() for name, tensor in values.items()}, steps.own)
     losses = torch.zeros(len(schedule.valid), dtype=torch.float64)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps) if batched else None
-    for step, rows, places, batch in _batches(loader, schedule, batched=batched):
+    for step, rows, places, batch in step_batches(loader, schedule, batched=batched):
         sizes = to_tensor(schedule.sizes[places], loader.device)
-        parts = _parts(batch.weights > 0, sizes, rule.parts)
-        compute = gradients_of or _of_one(module, loss, rows_of(steps.frozen, rows), steps)
+        parts = _parts(batch.weights, sizes, rule.parts)
+        compute = gradients_of or gradient_of_one(module, loss, rows_of(steps.frozen, rows), steps)
         at_first: list[Tensor] = []
 
         def gradient(
@@ -76,7 +77,7 @@ def train_by_rule(
     return values, last_epoch_means(to_array(losses), schedule), slots
 
 
-def _batches(
+def step_batches(
     loader: Loader, schedule: BatchSchedule, *, batched: bool
 ) -> Iterator[tuple[int, slice, slice, StepBatch]]:
     """Yield the step, the clients, the places among all batches, and the batch, of all clients or one after another."""
@@ -91,22 +92,26 @@ def _batches(
             place = starts[step] + client
             size = int(schedule.sizes[place])
             features, labels = loader.samples(schedule.samples[place, :size])
-            weights = torch.full((1, size), 1 / size, device=loader.device)
+            weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
             batch = StepBatch(features.unsqueeze(0), labels.unsqueeze(0), weights)
             yield step, slice(client, client + 1), slice(place, place + 1), batch
 
 
-def _parts(valid: Tensor, sizes: Tensor, n_parts: int) -> list[Tensor]:
-    """Return the weight of each sample in the mean over each part [a, b]; 0 for padding and other parts."""
+def _parts(weights: Tensor, sizes: Tensor, n_parts: int) -> list[Tensor]:
+    """Return the weight of each sample in the mean over each part [a, b]; 0 for padding and other parts.
+
+    `weights` [a, b] are those in the mean over the batch.
+    """
+    valid = weights > 0
     part = torch.arange(valid.shape[1], device=valid.device) * n_parts // sizes.unsqueeze(1)
     found = []
     for index in range(n_parts):
         inside = valid & (part == index)
-        found.append(inside / inside.sum(1, keepdim=True).clamp(min=1))
+        found.append(inside.to(weights.dtype) / inside.sum(1, keepdim=True).clamp(min=1))
     return found
 
 
-def _of_one(module: nn.Module, loss: Loss, frozen: Tensors, steps: Steps) -> ChainGradient:
+def gradient_of_one(module: nn.Module, loss: Loss, frozen: Tensors, steps: Steps) -> ChainGradient:
     """Return the gradient of one client, whose tensors have a leading axis of length 1."""
     kept = {name: tensor[0] for name, tensor in frozen.items()}
 

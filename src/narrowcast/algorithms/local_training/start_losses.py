@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
-from narrowcast.algorithms.local_training.batched_module import batched_forward
-from narrowcast.algorithms.local_training.chain_gradients import Tensors, sample_losses
+from narrowcast.algorithms.local_training.chain_gradients import Tensors
 from narrowcast.algorithms.local_training.device import float32_products, to_array
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
-from narrowcast.algorithms.local_training.network import Loader, last_epoch_means, rows_of
+from narrowcast.algorithms.local_training.network import (
+    Loader,
+    last_epoch_means,
+    losses_of_module,
+    of_each_client,
+    rows_of,
+)
 from narrowcast.platform.models.losses import Loss
 from narrowcast.platform.types import FloatArray, Rebuild
 
@@ -22,9 +27,9 @@ def mean_losses(
     start: Tensors,
     loader: Loader,
     schedule: BatchSchedule,
-    *,
     rebuild: Rebuild | None,
     frozen: Tensors,
+    *,
     batched: bool,
 ) -> FloatArray:
     """Return the mean loss [C] of each client's parameters over the samples of a schedule of one epoch.
@@ -46,18 +51,11 @@ def _batched(
     rebuild: Rebuild | None,
     frozen: Tensors,
 ) -> FloatArray:
-    forward, rebuild = batched_forward(module), vmap(rebuild) if rebuild else None
-    # Expanded per client: shared values would be one large product, which rounds differently from those of replicas.
-    n_clients = len(schedule.order)
-    values, kept = (
-        {name: tensor.expand(n_clients, *tensor.shape[1:]) for name, tensor in part.items()} for part in (start, frozen)
-    )
-    losses = []
+    n_clients, losses = len(schedule.order), []
+    losses_of, values = losses_of_module(module, loss, n_clients, rebuild, frozen), of_each_client(start, n_clients)
     for batch in loader.batches(schedule):
-        active = slice(0, len(batch.labels))
-        now = rows_of(values, active)
-        parameters = rebuild(now, rows_of(kept, active)) if rebuild else now
-        losses.append((sample_losses(loss, forward(parameters, batch.features), batch.labels) * batch.weights).sum(1))
+        now = rows_of(values, slice(0, len(batch.labels)))
+        losses.append((losses_of(now, batch.features, batch.labels)[0] * batch.weights).sum(1))
     return to_array(torch.cat(losses)).astype(np.float64) if losses else np.empty(0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.stage import UnsendableUpdateError
+from narrowcast.algorithms.codecs.message_header import dtype_of
+from narrowcast.algorithms.codecs.stage import Stage, UnsendableUpdateError
 from narrowcast.algorithms.uploads.prefixed_arrays import CODEC
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.seeds import stream_keys
@@ -137,12 +138,13 @@ def send_each(
     return Uploads(bits, sent & chunk.arrives(), view.finite, CODEC.add(state), ranks)
 
 
-def init_codec_state(codec: Codec, n_clients: int, shapes: Mapping[str, Sequence[int]]) -> Arrays:
+def init_codec_state(stages: Sequence[Stage], n_clients: int, sent: Arrays) -> Arrays:
     """Return the codec's state on every client before round 1, [U, ...]: zeros that take no memory.
 
-    `shapes` are those of the tensors that a client sends.
+    `sent` are tensors like those that a client sends.
     """
-    return CODEC.add(zeros_of_clients(codec.init_state(shapes), n_clients))
+    codec = Codec(tuple(stages), dtype_of(sent))
+    return CODEC.add(zeros_of_clients(codec.init_state({name: each.shape for name, each in sent.items()}), n_clients))
 
 
 def zeros_of_clients(like: Arrays, n_clients: int) -> dict[str, NDArray[Any]]:

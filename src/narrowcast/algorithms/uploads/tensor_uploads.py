@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,12 @@ from narrowcast.algorithms.codecs.budget import ClientEncoder
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.coded_tensors import CodedTensors, TensorUpdate, encode_tensors
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
+from narrowcast.algorithms.codecs.message_header import dtype_of
 from narrowcast.algorithms.uploads.client_loop import Coding, Sent, Uploads, send_each
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalUpdates, all_finite
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalUpdates, all_finite
 
-Tensors = Mapping[str, NDArray[np.float32]]
+Tensors = Arrays
 TensorCoding = Coding[TensorUpdate, Tensors]
 
 
@@ -46,10 +48,11 @@ class TensorView:
     sends: BoolArray
     columns: Columns | None = None
     ranks: IntArray | None = None
-    received: dict[str, NDArray[np.float32]] = field(init=False)
+    received: dict[str, NDArray[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        zeros = {name: np.zeros(values.shape, dtype=np.float32) for name, values in self.changes.items()}
+        dtype = dtype_of(self.changes)
+        zeros = {name: np.zeros(values.shape, dtype) for name, values in self.changes.items()}
         object.__setattr__(self, "received", zeros)
 
     def take(self, place: int) -> TensorUpdate:
@@ -77,11 +80,11 @@ def send_coded_tensors(update: TensorUpdate, encoder: ClientEncoder) -> Sent[Ten
     payload, after = fitting
     arrived = CodedTensors.from_bytes(payload.to_bytes())
     shapes = {name: values.shape for name, values in update.tensors.items()}
-    return Sent(payload.wire_bits(), encoder.codec.decode(arrived.coded, shapes, encoder.key), after)
+    return Sent(payload.wire_bits(), encoder.codec.of(arrived.dtype).decode(arrived.coded, shapes, encoder.key), after)
 
 
 def tensor_coding(codec: Codec) -> TensorCoding:
-    """Return how tensors are coded; in float32 if the codec has no stages."""
+    """Return how tensors are coded; as they are if the codec has no stages."""
     return Coding(codec, send_coded_tensors)
 
 
@@ -106,9 +109,10 @@ def send_tensors(
         sends = sends & (columns.ranks > 0)
     ranks = max_ranks if columns is None else columns.ranks
     if not coding.codec.stages:
-        return updates.changes, _send_float32(chunk, updates.changes, columns, sends, finite)
+        return updates.changes, _send_whole(chunk, updates.changes, columns, sends, finite)
     view = TensorView(updates.changes, examples, finite, sends, columns, ranks)
-    uploads = send_each(chunk, task, coding, view)
+    typed = replace(coding, codec=coding.codec.of(dtype_of(updates.changes)))
+    uploads = send_each(chunk, task, typed, view)
     return view.received, uploads
 
 
@@ -121,16 +125,16 @@ def finite_clients(updates: LocalUpdates) -> BoolArray:
     return finite
 
 
-def _send_float32(
+def _send_whole(
     chunk: Chunk, changes: Tensors, columns: Columns | None, sends: BoolArray, finite: BoolArray
 ) -> Uploads:
-    """Send all values in float32; an update that is not finite is sent and paid for, and does not count."""
+    """Send all values as they are; an update that is not finite is sent and paid for, and does not count."""
     own = {} if columns is None else columns.own
     whole = sum(prod(values.shape[1:]) for name, values in changes.items() if name not in own)
     n_values = np.full(len(sends), whole)
     for name in own.keys() & changes.keys():
         n_values += changes[name].shape[1] * own[name].sum(axis=1)
-    bits = dense_wire_bits(n_values)
+    bits = dense_wire_bits(n_values, dtype_of(changes))
     sends = sends & chunk.affords(bits)
     ranks = None if columns is None else columns.ranks
     return Uploads(np.where(sends, bits, 0), sends & finite & chunk.arrives(), finite, {}, ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ class NeuralNetwork(BaseModel):
     """A torch module that maps features [n, ...] to outputs [n, ...], trained by a loss of outputs and targets.
 
     All parameters are global. A subclass builds the module in `module`; its last layer has `n_outputs(data)` units.
-    Inputs are as `as_input` gives them: images [n, channels, height, width] as float32 from 0 to 1, other features
-    [n, features] as float32, text [n, length] as int64 tokens. Outputs are scores [n, classes] for classes, scores
+    Inputs are as `as_input` gives them: images [n, channels, height, width] from 0 to 1, other features [n, features],
+    both in `dtype`, text [n, length] as int64 tokens. Outputs are scores [n, classes] for classes, scores
     [n, length, tokens] for tokens, and predictions [n, k] for numbers.
     """
 
@@ -45,6 +45,10 @@ class NeuralNetwork(BaseModel):
         description="of held-out samples, besides the loss; null: accuracy for classes, accuracy and perplexity for "
         "tokens, rmse, mae and r2 for numbers",
     )
+    dtype: Literal["float32", "float64"] = Field(
+        "float32",
+        description="type of the parameters and of all that is computed and sent; a value takes 4 or 8 bytes",
+    )
 
     def __hash__(self) -> int:
         return hash(type(self))  # in every round; equality tells the models of a class apart
@@ -52,6 +56,15 @@ class NeuralNetwork(BaseModel):
     def module(self, data: Samples) -> nn.Module:
         """Return the untrained module for this data set."""
         raise NotImplementedError
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` for torch."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def typed_module(self, data: Samples) -> nn.Module:
+        """Return the untrained module with parameters of `dtype`; those of float64 are rounded to float32 at first."""
+        return self.module(data).to(self.torch_dtype)
 
     def loss_on(self, data: Samples) -> Loss:
         """Return the loss that clients minimise on this data set."""
@@ -89,6 +102,11 @@ class NeuralNetwork(BaseModel):
         if type(self).__module__.startswith("narrowcast."):  # modules of others may refuse the meta device
             self._check_size(data)
         module, loss, metrics = self.module(data), self.loss_on(data), self.metrics_on(data)
+        if other := {each.dtype for each in module.parameters()} - {torch.float32, self.torch_dtype}:
+            has = str(other.pop()).removeprefix("torch.")
+            advice = "set model.dtype = float64" if has == "float64" else "build it in float32"
+            raise UserError(f"model.kind = {kind} has parameters of {has}, and model.dtype = {self.dtype}; {advice}")
+        module.to(self.torch_dtype)
         if buffers := [name for name, _ in module.named_buffers()]:
             raise UserError(
                 f"model.kind = {kind} has state besides its parameters ({', '.join(buffers[:3])}), which clients "
@@ -113,7 +131,7 @@ class NeuralNetwork(BaseModel):
         expected = f"{'predictions' if data.targets == 'numbers' else 'scores'} [n, {', '.join(map(str, wanted))}]"
         try:
             with torch.no_grad():
-                outputs = module(as_input(torch.from_numpy(some.features)))
+                outputs = module(as_input(torch.from_numpy(some.features), self.torch_dtype))
         except (RuntimeError, IndexError, TypeError) as error:
             shape = ", ".join(["n", *map(str, data.train.features.shape[1:])])
             raise UserError(
@@ -122,22 +140,23 @@ class NeuralNetwork(BaseModel):
             ) from error
         if outputs.shape[1:] != wanted:
             raise UserError(f"model.kind = {kind} returns {list(outputs.shape)}, expected {expected}")
-        _try_out(loss, metrics, outputs, torch.from_numpy(some.labels))
+        _try_out(loss, metrics, outputs, as_target(torch.from_numpy(some.labels), self.torch_dtype))
 
     def _check_size(self, data: Samples) -> None:
         with torch.device("meta"):  # shapes alone, without memory
             count = sum(each.numel() for each in self.module(data).parameters())
         if count > _MOST_PARAMETERS:
             raise UserError(
-                f"this model has {count:,} parameters, {4 * count / 1e9:.0f} GB, a copy for each client in training; "
+                f"this model has {count:,} parameters, {self.torch_dtype.itemsize * count / 1e9:.0f} GB, a copy for "
+                "each client in training; "
                 f"at most {_MOST_PARAMETERS:,}: make its layers smaller"
             )
 
     def init_server(self, data: Samples, seed: int) -> Arrays:
-        """Return the module's own initialisation, drawn from the seed."""
+        """Return the module's own initialisation, drawn from the seed; the same in float32 and float64."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "model").integers(2**63)))
-            module = self.module(data)
+            module = self.typed_module(data)
         return {name: values.detach().numpy().copy() for name, values in module.named_parameters()}
 
     def init_clients(self, data: Samples, seed: int) -> Arrays:
@@ -194,7 +213,7 @@ class NeuralNetwork(BaseModel):
         self, parameters: Arrays, data: Samples, samples: Labelled, rows: IntArray | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the values of the metrics and the loss of each sample, [n] or [n, m] float64, a batch at a time."""
-        module = self.module(data)
+        module, dtype = self.typed_module(data), self.torch_dtype
         module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in parameters.items()})
         module.eval()
         loss, metrics = self.loss_on(data), self.metrics_on(data)
@@ -203,8 +222,8 @@ class NeuralNetwork(BaseModel):
             part: slice | IntArray = slice(start, start + _SAMPLES_AT_ONCE)
             part = part if rows is None else rows[part]
             with torch.no_grad():
-                outputs = module(as_input(torch.from_numpy(np.array(samples.features[part]))))
-                targets = torch.from_numpy(np.array(samples.labels[part]))
+                outputs = module(as_input(torch.from_numpy(np.array(samples.features[part])), dtype))
+                targets = as_target(torch.from_numpy(np.array(samples.labels[part])), dtype)
                 values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
             yield values
 
@@ -264,9 +283,14 @@ def _first_line(error: Exception) -> str:
 def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
     """Return the module in training mode and without values, for calls that supply their own."""
     with torch.device("meta"):
-        return model.module(data).train()
+        return model.typed_module(data).train()
 
 
-def as_input(features: Tensor) -> Tensor:
-    """Return features as a module takes them: uint8 scaled to float32 from 0 to 1, floats and tokens unchanged."""
-    return features.to(torch.float32) / 255 if features.dtype == torch.uint8 else features
+def as_input(features: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return features as a module of this type takes them: uint8 scaled to 0 to 1, tokens unchanged."""
+    return features.to(dtype) / 255 if features.dtype == torch.uint8 else as_target(features, dtype)
+
+
+def as_target(targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers in the type of the outputs, and classes or tokens unchanged."""
+    return targets.to(dtype) if targets.is_floating_point() else targets

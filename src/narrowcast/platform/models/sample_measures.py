@@ -15,7 +15,7 @@ class SampleMeasure(BaseModel):
     """Base of losses and metrics: a subclass maps outputs and targets of n samples to values, in `per_sample`.
 
     Outputs are those of the module, [n, ...]; targets are those of the data set: classes [n] int64, tokens [n, length]
-    int64, numbers [n, k] float32. `takes` names the targets that the subclass is defined for.
+    int64, numbers [n, k] in the type of the outputs. `takes` names the targets that the subclass is defined for.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
