@@ -19,7 +19,7 @@ from narrowcast.platform.open_round import TrainingCall, make_chunks
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.round_closing import commit, step_server
 from narrowcast.platform.run import Run
-from narrowcast.platform.sampling import drawn_from, next_in
+from narrowcast.platform.sampling import drawn_from, next_in, weights_of
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.simulation.stragglers import dropped_clients
@@ -94,8 +94,9 @@ def next_clients(live: LiveState, state: AsyncState, count: int, now: float) -> 
     if plan.sampling == "round_robin":
         return np.sort(next_in(live.rotation, state.dispatched, count, free))
     of_this_version = int((state.in_flight.version == live.round_index).sum())
-    weights = live.run.task.data.examples if plan.sampling == "by_examples" else None
-    return np.sort(drawn_from(free, count, generator(plan.seed, "cohort", step, of_this_version), n_clients, weights))
+    draw = generator(plan.seed, "cohort", step, of_this_version)
+    weights = weights_of(plan.sampling, live.run.task.data.examples)
+    return np.sort(drawn_from(free, count, draw, n_clients, weights))
 
 
 def depart(live: LiveState, broadcast: Broadcast, clients: IntArray, now: float) -> InFlight:

@@ -11,7 +11,7 @@ from narrowcast.platform.downloads import download_bits, key_bits
 from narrowcast.platform.open_round import OpenRound, make_chunks
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
-from narrowcast.platform.sampling import cohort_size, drawn_from, next_in
+from narrowcast.platform.sampling import cohort_size, drawn_from, next_in, weights_of
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.simulation.stragglers import either, predict_stragglers
 from narrowcast.platform.state import LiveState
@@ -59,8 +59,7 @@ def sample_cohort(
     size = cohort_size(plan.clients_per_round, plan.over_selection, len(rotation))
     if plan.sampling == "round_robin":
         return next_in(rotation, (round_index - 1) * size, size, free)
-    weights = examples if plan.sampling == "by_examples" else None
-    draw = generator(plan.seed, "cohort", round_index)
+    draw, weights = generator(plan.seed, "cohort", round_index), weights_of(plan.sampling, examples)
     return drawn_from(free, size, draw, len(rotation), weights, plan.replacement)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -19,7 +18,6 @@ def rotation_of(sampling: Sampling, seed: int, n_clients: int) -> IntArray:
     return generator(seed, "cohort").permutation(n_clients) if sampling == "round_robin" else np.arange(n_clients)
 
 
-@lru_cache(maxsize=4)
 def cohort_size(clients_per_round: int, over_selection: float, n_clients: int) -> int:
     """Return the number of clients sampled in a round, at most all clients."""
     return math.ceil(min(round(clients_per_round * over_selection, 9), n_clients))
@@ -29,6 +27,11 @@ def next_in(order: IntArray, first: int, size: int, free: BoolArray | None) -> I
     """Return the next `size` clients of the rotation from position `first` on that are `free` [U]."""
     turn = (first + np.arange(size if free is None else len(order))) % len(order)
     return order[turn] if free is None else order[turn][free[order[turn]]][:size]
+
+
+def weights_of(sampling: Sampling, examples: IntArray | None) -> IntArray | None:
+    """Return the weights [U] of a draw of clients, from their numbers of examples; None for equal ones."""
+    return examples if sampling == "by_examples" else None
 
 
 def drawn_from(
