@@ -248,7 +248,8 @@ class Result:
         A torch module in evaluation mode for networks, whose input shape is taken from the data set; the arrays by
         name for matrix factorisation, whose user factors never leave the clients.
         """
-        build = getattr(self.config.model, "module", None)
+        model = self.config.model
+        build = getattr(model, "typed_module", None) or getattr(model, "module", None)
         if build is None:
             return self.arrays()
         import torch

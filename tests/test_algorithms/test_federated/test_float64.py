@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import narrowcast
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.message_header import FLOAT64
 from narrowcast.experiment import Experiment, build_experiment, load_experiment
@@ -251,6 +252,21 @@ def test_reports_still_count_the_whole_model_in_float32() -> None:
 def test_codecs_that_send_all_values_keep_their_precision(codec: Any) -> None:
     coded, plain = (final(experiment({"kind": "fedavg", "codec": each})) for each in (codec, []))
     assert difference(coded, plain) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's SQL store
+def test_two_actors_give_the_model_of_one_process(tmp_path: Path) -> None:
+    sources: dict[str, Any] = {"data": {"kind": "digits", "clients": 10}, "training": {"learning_rate": 0.1}}
+    of = experiment({"kind": "scaffold", "control": "gradient"}, **sources)
+    results = [
+        narrowcast.run(of, {"backend.kind": kind, "name": kind, **more}, output=tmp_path)
+        for kind, more in (("local", {}), ("ray", {"backend.actors": 2}))
+    ]
+    assert results[0].model_sha256 == results[1].model_sha256
+    assert {each.dtype for each in results[0].model().state_dict().values()} == {torch.float64}
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "scolr"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +41,12 @@ class Cast(ValueStage):
         del rest
         return (4 if self.dtype == "float32" else 2) * sum(map(prod, shapes.values()))
 
-    def _narrow(self, values: NDArray[np.float32]) -> NDArray[np.generic]:
+    def _narrow(self, values: NDArray[Any]) -> NDArray[np.generic]:
         if self.dtype == "float32":
             return values.astype("<f4")
         if self.dtype == "float16":
             return np.clip(values, -_LARGEST_HALF, _LARGEST_HALF).astype("<f2")
-        words = np.clip(values, -_LARGEST_BFLOAT, _LARGEST_BFLOAT).view(np.uint32)
+        words = np.clip(values, -_LARGEST_BFLOAT, _LARGEST_BFLOAT).astype(np.float32, copy=False).view(np.uint32)
         return ((words + np.uint32(0x7FFF) + (words >> 16 & np.uint32(1))) >> 16).astype("<u2")
 
     def _widen(self, reader: Reader, count: int) -> NDArray[np.float32]:
