@@ -53,7 +53,8 @@ def test_a_fixed_number_of_stragglers_is_drawn_and_dropped() -> None:
     server, weights = {"x": np.zeros(3)}, np.where(slow, 0, COUNTS)
     updates = task.training.train(server, chunk, task, LocalTerms())
     changes = np.asarray(updates.changes["x"])
-    moved = dropping.step(server, server, dropping.upload(server, chunk, task, updates).partial)["x"]
+    partial = dropping.upload(server, chunk, task, updates).partial
+    moved = dropping.step(server, server, partial, task, 3)["x"]
     assert np.abs(moved - weights @ changes / weights.sum()).max() <= 1e-6
     assert dropping.sum_layout(task, 6) is None, "a masked sum cannot leave out clients"
 
