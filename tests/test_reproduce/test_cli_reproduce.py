@@ -121,10 +121,18 @@ def test_the_list_shows_the_time_of_each_target() -> None:
         "wireless-table1",
         "wireless-figures",
         *(f"colr-{name}" for name in ("table2", "table3", "table4", "fig2", "fig3", "fig4", "fig5", "fig6", "bound")),
-        *("tuning-ml1m", "tuning-mnist", "frontier-ml1m", "frontier-mnist", "decay-ml1m", "narrow-links"),
+        *(
+            "tuning-ml1m",
+            "tuning-mnist",
+            "frontier-ml1m",
+            "frontier-mnist",
+            "decay-ml1m",
+            "narrow-links",
+            "server-optimizers",
+        ),
         *("channel-ml1m", "channel-mnist", "total-ml1m", "frontier-others"),
     ]
-    starts = ("wireless-", "colr-", "channel-", "tuning-", "frontier-", "decay-", "narrow-", "total-")
+    starts = ("wireless-", "colr-", "channel-", "tuning-", "frontier-", "decay-", "narrow-", "server-", "total-")
     assert [line.split()[0] for line in said.out.splitlines() if line.startswith(starts)] == names
     assert "6 runs a seed" in said.out
 

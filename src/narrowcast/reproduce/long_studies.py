@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Protocol, TypeVar
 
-from narrowcast.reproduce import decay, fedprox_synthetic, narrow_links, scaffold_similarity, total_traffic
+from narrowcast.reproduce import decay, fedprox_synthetic, scaffold_similarity, total_traffic
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, Codec
+from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, TRIES
 from narrowcast.reproduce.results_csv import Rows, key_of
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
@@ -213,7 +214,7 @@ STUDIES: Mapping[str, Plan] = {
     "fedprox-synthetic": _cells(
         "fedprox-synthetic", fedprox_synthetic.cells(), fedprox_synthetic.TRIES, fedprox_synthetic.TEST_SEEDS
     ),
-    "narrow-links": _cells("narrow-links", narrow_links.cells(), narrow_links.TRIES, narrow_links.TEST_SEEDS),
+    **{each.name: _cells(each.name, each.cells, TRIES, TEST_SEEDS) for each in (NARROW_LINKS, SERVER_OPTIMIZERS)},
     "scaffold-similarity": _cells(
         "scaffold-similarity", scaffold_similarity.cells(), scaffold_similarity.RATES, scaffold_similarity.TEST_SEEDS
     ),

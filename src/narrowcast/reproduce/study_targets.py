@@ -14,7 +14,8 @@ from narrowcast.reproduce.decay_table import judge_decay, plot_decay
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
 from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, channel_results, chosen, finished, others
-from narrowcast.reproduce.narrow_links_table import judge_narrow_links, plot_narrow_links
+from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
+from narrowcast.reproduce.method_table import judge_methods, plot_methods
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.tuning_study import read_tuning_study
@@ -68,9 +69,12 @@ def _decay(rows: Rows, path: Path) -> Finished:
     return judge_decay(rows), [png]
 
 
-def _narrow(rows: Rows, path: Path) -> Finished:
-    plot_narrow_links(rows, png := path.with_suffix(".png"))
-    return judge_narrow_links(rows), [png]
+def _methods(comparison: Comparison, what: str, takes: str) -> StudyTarget:
+    def finish(rows: Rows, path: Path) -> Finished:
+        plot_methods(comparison, rows, png := path.with_suffix(".png"))
+        return judge_methods(comparison, rows), [png]
+
+    return StudyTarget(what, takes, (comparison.name,), finish)
 
 
 def _total(rows: Rows, path: Path) -> Finished:
@@ -121,11 +125,13 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
         ("decay-ml1m", "decay-ml1m-3000"),
         _decay,
     ),
-    "narrow-links": StudyTarget(
+    "narrow-links": _methods(
+        NARROW_LINKS,
         "nine optimisation methods, from FedAvg to SCAFFOLD, through the same codecs at the same bits, MNIST",
-        "396 runs, 30 min",
-        ("narrow-links",),
-        _narrow,
+        "396 runs, 40 min",
+    ),
+    "server-optimizers": _methods(
+        SERVER_OPTIMIZERS, "FedAvgM, FedAdam, FedYogi and FedAdagrad against FedAvg, Shakespeare", "55 runs, 30 min"
     ),
     "channel-ml1m": _channel(ML1M, "levels, allocation and knowledge of the channel, each apart", "220 runs, 1 h"),
     "channel-mnist": _channel(MNIST, "the same for a network on MNIST", "46 runs, 30 min"),

@@ -1,8 +1,7 @@
-"""Federated optimisation methods under narrow links: the same methods through the same codecs, at the same bits.
+"""Federated optimisation methods with equal tuning: through narrow links on MNIST, and on Shakespeare.
 
-MNIST, 100 clients with Dirichlet(0.1) labels, 10 a round, 2 epochs of batches of 32, one hidden layer of 64. Every
-method has as many tries in every cell: three client rates and two values of its own field, on validation samples with a
-seed that is not a test seed. SCAFFOLD sends two tensors for one and has half of the rounds.
+Every method has as many tries in every cell: three client rates and two values of its own field, on validation samples
+with a seed that is not a test seed. At equal bits, SCAFFOLD has half of the rounds, since it sends two tensors for one.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ from typing import Any
 
 from narrowcast.reproduce.run_spec import RunSpec
 
-ROUNDS = 60
 TEST_SEEDS = 5
 TUNING_SEED = 100
-RATES = (0.03, 0.1, 0.3)
 FEDAVG, SCAFFOLD = "FedAvg", "SCAFFOLD"
 METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
     FEDAVG: ("kind: fedavg, server_learning_rate: $", (1.0, 1.5)),
@@ -26,32 +23,82 @@ METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
     "FedAvgM": ("kind: fedavg, server_optimizer: {kind: momentum, momentum: $}", (0.5, 0.9)),
     "FedAdam": ("kind: fedavg, server_optimizer: adam, server_learning_rate: $", (0.01, 0.03)),
     "FedYogi": ("kind: fedavg, server_optimizer: yogi, server_learning_rate: $", (0.01, 0.03)),
+    "FedAdagrad": ("kind: fedavg, server_optimizer: adagrad, server_learning_rate: $", (0.03, 0.1)),
     "FedDyn": ("kind: feddyn, alpha: $", (0.01, 0.1)),
     SCAFFOLD: ("kind: scaffold, server_learning_rate: $", (0.5, 1.0)),
     "q-FFL": ("kind: qffl, q: $", (0.1, 1.0)),
 }
 """The fields of each method, and the values that are tried in the place of $."""
-_LEVELS = "norms: column, rounding: dithered, norm_type: bfloat16"
 FULL = "float32"
-LINKS: Mapping[str, str] = {
+_LEVELS = "norms: column, rounding: dithered, norm_type: bfloat16"
+CODECS: Mapping[str, str] = {
     FULL: "[]",
     "quantised": f"[{{kind: quantise, levels: 3, {_LEVELS}}}, entropy]",
     "a tenth of the entries, EDEN": "[{kind: random_k, fraction: 0.1}, {kind: eden, levels: 2}, entropy]",
     "rank 2, quantised": f"[{{kind: svd, rank: 2}}, {{kind: quantise, levels: 16, {_LEVELS}}}, entropy]",
 }
 """The codec of the uploads, widest first."""
-DENSE_BITS = 10 * (784 * 64 + 64 + 64 * 10 + 10) * 32
-"""A round's updates in float32: 10 clients."""
-_GRID = tuple(product(RATES, (0, 1)))
-TRIES = range(len(_GRID))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on a data set through codecs; `rates` are the client rates tried, `parameters` those of the model."""
+
+    name: str
+    data: str
+    rounds: int
+    parameters: int
+    rates: tuple[float, float, float]
+    overrides: tuple[str, str]
+    training: str
+    methods: tuple[str, ...]
+    codecs: tuple[str, ...]
+
+    @property
+    def dense_bits(self) -> int:
+        """The uplink of all rounds in float32, of 10 clients each."""
+        return self.rounds * 10 * self.parameters * 32
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells, those of the widest link first."""
+        return [Cell(self, method, codec) for codec in self.codecs for method in self.methods]
+
+
+NARROW_LINKS = Comparison(
+    "narrow-links",
+    "MNIST, Dirichlet(0.1)",
+    60,
+    784 * 64 + 64 + 64 * 10 + 10,
+    (0.03, 0.1, 0.3),
+    ("data={kind: mnist, clients: 100, partition: {kind: dirichlet, alpha: 0.1}}", "model={kind: mlp, hidden: [64]}"),
+    "batch_size: 32, epochs: 2",
+    tuple(method for method in METHODS if method != "FedAdagrad"),
+    tuple(CODECS),
+)
+SERVER_OPTIMIZERS = Comparison(
+    "server-optimizers",
+    "Shakespeare, 100 characters",
+    60,
+    80 * 8 + 4 * 64 * (8 + 64 + 2) + 64 * 80 + 80,
+    (0.3, 1.0, 3.0),
+    (
+        "data={kind: shakespeare, clients: 100, min_examples: 20, stride: 80, predict: every}",
+        "model={kind: char_lstm, hidden: 64, layers: 1}",
+    ),
+    "batch_size: 4, epochs: 1",
+    (FEDAVG, "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"),
+    (FULL,),
+)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A method of `METHODS` through a codec of `LINKS`."""
+    """A method of a comparison through a codec of `CODECS`."""
 
+    of: Comparison
     method: str
-    link: str
+    codec: str
 
     def tuning(self, place: int) -> RunSpec:
         """Return the run on validation samples at a place of the grid."""
@@ -72,14 +119,13 @@ class Cell:
         return self._spec(self.best(tried), "")
 
     def _values(self, place: int) -> tuple[float, float]:
-        rate, which = _GRID[place]
-        return rate, METHODS[self.method][1][which]
+        return tuple(product(self.of.rates, METHODS[self.method][1]))[place]
 
     def _spec(self, place: int, tuning: str) -> RunSpec:
         rate, value = self._values(place)
         fields = METHODS[self.method][0].replace("$", f"{value:g}")
-        rounds = ROUNDS // 2 if self.method == SCAFFOLD else ROUNDS
-        group = f"narrow-links-{list(LINKS).index(self.link)}-{self.method}".lower()
+        rounds = self.of.rounds // 2 if self.method == SCAFFOLD else self.of.rounds
+        group = f"{self.of.name}-{list(CODECS).index(self.codec)}-{self.method}".lower()
         return RunSpec(
             f"{group}-{value:g}-rate-{rate:g}{tuning}",
             "fedavg-digits",
@@ -90,10 +136,9 @@ class Cell:
                 "clients_per_round=10",
                 "sampling=uniform",
                 "chunk_size=10",
-                "data={kind: mnist, clients: 100, partition: {kind: dirichlet, alpha: 0.1}}",
-                "model={kind: mlp, hidden: [64]}",
-                f"algorithm={{{fields}, codec: {LINKS[self.link]}}}",
-                f"training={{learning_rate: {rate:g}, batch_size: 32, epochs: 2}}",
+                *self.of.overrides,
+                f"algorithm={{{fields}, codec: {CODECS[self.codec]}}}",
+                f"training={{learning_rate: {rate:g}, {self.of.training}}}",
             ),
             first_seed=TUNING_SEED if tuning else 0,
             data_seed=True,
@@ -102,6 +147,5 @@ class Cell:
         )
 
 
-def cells() -> list[Cell]:
-    """Return the cells, those of the widest link first."""
-    return [Cell(method, link) for link in LINKS for method in METHODS]
+TRIES = range(6)
+"""The places of the grid: client rates, and for each the two values of the method's own field."""

@@ -1,4 +1,4 @@
-"""The table and plot of the methods under narrow links: each against FedAvg, and against itself in float32."""
+"""The table and plot of a comparison of methods: each against FedAvg, and against itself in float32."""
 
 from __future__ import annotations
 
@@ -12,18 +12,7 @@ from matplotlib import colormaps
 from narrowcast.platform.tracking.run_plots import new_figure
 from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.long_studies import finished, tried
-from narrowcast.reproduce.narrow_links import (
-    DENSE_BITS,
-    FEDAVG,
-    FULL,
-    LINKS,
-    METHODS,
-    ROUNDS,
-    TEST_SEEDS,
-    TRIES,
-    Cell,
-    cells,
-)
+from narrowcast.reproduce.method_comparison import FEDAVG, FULL, TEST_SEEDS, TRIES, Cell, Comparison
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.significance import paired_interval
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
@@ -45,27 +34,27 @@ class TestedMethod:
     @property
     def share(self) -> float:
         """The uplink as a share of updates in float32 over all rounds."""
-        return float(np.mean([run["uplink_bits"] for run in self.runs])) / (ROUNDS * DENSE_BITS)
+        return float(np.mean([run["uplink_bits"] for run in self.runs])) / self.cell.of.dense_bits
 
 
-def tested_methods(rows: Rows) -> dict[tuple[str, str], TestedMethod]:
-    """Return the cells whose runs are all finished, by link and method."""
+def tested_methods(comparison: Comparison, rows: Rows) -> dict[tuple[str, str], TestedMethod]:
+    """Return the cells whose runs are all finished, by codec and method."""
     found = {}
-    for cell in cells():
+    for cell in comparison.cells:
         results = tried(rows, cell, TRIES)
         if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
-            found[cell.link, cell.method] = TestedMethod(cell, cell.settings(cell.best(results)), tuple(runs))
+            found[cell.codec, cell.method] = TestedMethod(cell, cell.settings(cell.best(results)), tuple(runs))
     return found
 
 
-def judge_narrow_links(rows: Rows) -> list[PaperVerdict]:
+def judge_methods(comparison: Comparison, rows: Rows) -> list[PaperVerdict]:
     """Compare each method with FedAvg through the same codec, seed by seed, and with itself in float32.
 
-    p values are corrected over the methods of a link.
+    p values are corrected over the methods of a codec.
     """
-    tested, verdicts = tested_methods(rows), []
-    for link in LINKS:
-        inside = {method: tested[link, method] for method in METHODS if (link, method) in tested}
+    tested, verdicts = tested_methods(comparison, rows), []
+    for codec in comparison.codecs:
+        inside = {method: tested[codec, method] for method in comparison.methods if (codec, method) in tested}
         if FEDAVG not in inside:
             continue
         others = {method: each.runs for method, each in inside.items() if method != FEDAVG}
@@ -73,21 +62,21 @@ def judge_narrow_links(rows: Rows) -> list[PaperVerdict]:
         for method, each in inside.items():
             difference, said = compared.get(method, ("", "reference"))
             full = tested.get((FULL, method))
-            if link != FULL and full is not None:
+            if codec != FULL and full is not None:
                 own = paired_interval(each.accuracies, full.accuracies)
                 said += f"; to its own float32 {own.mean:+.2f} ({own.low:+.2f} to {own.high:+.2f})"
             words = f"{said}; uplink 1/{1 / each.share:.0f}; {each.settings}"
             ours = mean_and_spread(each.accuracies)
-            verdicts.append(PaperVerdict(f"{link}: {method}", "", ours, words, difference, each.accuracies))
+            verdicts.append(PaperVerdict(f"{codec}: {method}", "", ours, words, difference, each.accuracies))
     return verdicts
 
 
-def plot_narrow_links(rows: Rows, path: Path) -> None:
+def plot_methods(comparison: Comparison, rows: Rows, path: Path) -> None:
     """Plot the accuracy of each method against its uplink."""
-    tested, colours = tested_methods(rows), colormaps["tab10"]
-    figure, (axes,) = new_figure("Optimisation methods under narrow links, MNIST, Dirichlet(0.1)", panels=1)
-    for place, method in enumerate(METHODS):
-        there = [tested[link, method] for link in LINKS if (link, method) in tested]
+    tested, colours = tested_methods(comparison, rows), colormaps["tab10"]
+    figure, (axes,) = new_figure(f"Optimisation methods, equally tuned, {comparison.data}", panels=1)
+    for place, method in enumerate(comparison.methods):
+        there = [tested[codec, method] for codec in comparison.codecs if (codec, method) in tested]
         if there:
             axes.errorbar(
                 [each.share for each in there],
