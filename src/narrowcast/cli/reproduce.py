@@ -76,14 +76,14 @@ def reproduce(
     """  # noqa: D301 - click wants the character
     from narrowcast.reproduce.paper_results import TARGETS
     from narrowcast.reproduce.report import verdict_table
-    from narrowcast.reproduce.study_targets import SOURCE, STUDY_TARGETS
+    from narrowcast.reproduce.study_targets import STUDY_TARGETS
 
     if listing:
         table = Table("name", "contents", "3 seeds on 2 cores", "source", box=None, pad_edge=False)
         for each, target in TARGETS.items():
             table.add_row(each, target.what, target.takes, target.source)
         for each, study in STUDY_TARGETS.items():
-            table.add_row(each, study.what, study.takes, SOURCE)
+            table.add_row(each, study.what, study.takes, study.source)
         console().print(table)
         return
     if name is None:

@@ -31,7 +31,7 @@ GRIDS = {TUNED_FEDAVG: (0.003, 0.01, 0.03, 0.1, 0.3), FEDPROX: (0.001, 0.01, 0.1
 
 
 @dataclass(frozen=True)
-class Cell:
+class StragglerCell:
     """A method on a data set of `DATA`, with a percentage of stragglers."""
 
     data: str
@@ -81,12 +81,14 @@ class Cell:
         )
 
 
-def cells() -> list[Cell]:
-    """Return the cells; without stragglers FedAvg is FedProx with mu = 0."""
-    return [
-        Cell(data, stragglers, method)
-        for data in DATA
-        for stragglers in STRAGGLERS
-        for method in METHODS
-        if stragglers or method != PARTIAL
-    ]
+def cells_by_data() -> dict[str, list[StragglerCell]]:
+    """Return the cells of each data set, the most heterogeneous first; FedAvg without stragglers has mu = 0."""
+    return {
+        data: [
+            StragglerCell(data, stragglers, method)
+            for stragglers in STRAGGLERS
+            for method in METHODS
+            if stragglers or method != PARTIAL
+        ]
+        for data in reversed(DATA)
+    }

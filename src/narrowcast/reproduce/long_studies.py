@@ -110,6 +110,11 @@ def _cells(name: str, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[
     return plan
 
 
+def _in_turn(plans: Sequence[Plan]) -> Plan:
+    """Return the plan that has all runs of a plan before those of the next one."""
+    return lambda rows: (planned for plan in plans for planned in plan(rows))
+
+
 def _decay(rounds: int) -> Plan:
     name = "decay-ml1m" if rounds == decay.ROUNDS[0] else f"decay-ml1m-{rounds}"
     return _cells(name, decay.cells(rounds), decay.RATES, DECAY_SEEDS[rounds])
@@ -211,8 +216,11 @@ STUDIES: Mapping[str, Plan] = {
     "frontier-others": others,
     ML1M.name: _channel(ML1M),
     MNIST.name: _channel(MNIST),
-    "fedprox-synthetic": _cells(
-        "fedprox-synthetic", fedprox_synthetic.cells(), fedprox_synthetic.TRIES, fedprox_synthetic.TEST_SEEDS
+    "fedprox-synthetic": _in_turn(
+        [
+            _cells("fedprox-synthetic", cells, fedprox_synthetic.TRIES, fedprox_synthetic.TEST_SEEDS)
+            for cells in fedprox_synthetic.cells_by_data().values()
+        ]
     ),
     **{each.name: _cells(each.name, each.cells, TRIES, TEST_SEEDS) for each in (NARROW_LINKS, SERVER_OPTIMIZERS)},
     "scaffold-similarity": _cells(

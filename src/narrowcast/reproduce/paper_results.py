@@ -13,6 +13,8 @@ from narrowcast.reproduce import (
     colr_payload,
     colr_pinterest,
     colr_times,
+    lecture_bound,
+    lecture_fixed_point,
     wireless,
     wireless_figures,
 )
@@ -34,6 +36,7 @@ from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.verdict import PaperVerdict
 
 COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
+LECTURE = "X. Chang's Lecture 11, Federated Optimization"
 WIRELESS = "N. Mehrotra's report, Federated Learning at the Wireless Edge"
 
 
@@ -109,6 +112,30 @@ def _bound(results: Results, path: Path) -> Finished:
     convergence = {rank: colr_bound.measure_convergence(rank, "orthonormal") for rank in colr_bound.RANKS}
     colr_bound.plot_bound(errors, convergence, png := path.with_suffix(".png"))
     return colr_bound.judge_bound(errors, convergence), [png]
+
+
+def _least_squares(results: Results, path: Path) -> Finished:
+    del results
+    data = f"{lecture_fixed_point.STRONG}, heterogeneity: "
+    strong = {each: lecture_fixed_point.measure_case(f"{data}{each:g}") for each in lecture_fixed_point.SPREADS}
+    convex = {
+        name: lecture_fixed_point.measure_case(each, lecture_fixed_point.SHORT)
+        for name, each in lecture_fixed_point.CONVEX.items()
+    }
+    scaffold = lecture_fixed_point.measure_scaffold(f"{data}{lecture_fixed_point.SPREADS[0]:g}")
+    lecture_fixed_point.plot_limits(strong, scaffold, png := path.with_suffix(".png"))
+    return lecture_fixed_point.judge_limits(strong, convex, scaffold), [png]
+
+
+def _theorem_1(results: Results, path: Path) -> Finished:
+    del results
+    descents = {
+        spread: [lecture_bound.measure_descent(spread, steps) for steps in lecture_bound.STEPS]
+        for spread in lecture_bound.SPREADS
+    }
+    sampled = lecture_bound.measure_sampled()
+    lecture_bound.plot_descents(descents, sampled, png := path.with_suffix(".png"))
+    return lecture_bound.judge_descents(descents, sampled), [png]
 
 
 def _table_2(results: Results, path: Path) -> Finished:
@@ -206,4 +233,28 @@ TARGETS: Mapping[str, Target] = {
         notes=(*_LEVEL, "HR@10 of SVD and Top-K was read from a plot."),
     ),
     "colr-bound": Target(COLR, "Theorem D.3: error of a low-rank round beside its bound", "10 s, no runs", _bound),
+    "lecture-least-squares": Target(
+        LECTURE,
+        "Example 1: where rounds of E local steps end, and the bias",
+        "1 min, no runs",
+        _least_squares,
+        notes=(
+            "Ten clients (20, 3) have linear regressions of their own; the server averages their models after E full "
+            "gradient steps each. Paper: the distance of equation 6 from the solution x_LS of all data; ours: that of "
+            "the last model. Gamma = f* - mean f_k* is the lecture's measure of heterogeneity. Spread: standard "
+            "deviation of the clients' true solutions. Where everything together is only convex, the limit is compared "
+            "with the solution nearest to the first model.",
+        ),
+    ),
+    "lecture-bound": Target(
+        LECTURE,
+        "Theorem 1: the error at decaying step sizes beside its bound",
+        "1 min, no runs",
+        _theorem_1,
+        notes=(
+            "Paper: the bound on f(x^T) - f* after the last round; ours: the error. Shares of B: gradient noise, "
+            "heterogeneity Gamma, and the drift of local steps, (E - 1)^2 G^2. The theorem asks for clients that are "
+            "strongly convex: for those that are only convex alpha is 0, and it says nothing.",
+        ),
+    ),
 }

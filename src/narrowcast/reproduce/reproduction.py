@@ -15,7 +15,7 @@ from narrowcast.platform.tracking.units import format_percent, format_seconds
 from narrowcast.reproduce.paper_results import TARGETS, Target
 from narrowcast.reproduce.report import as_csv, as_markdown
 from narrowcast.reproduce.run_pool import ReproductionRun, run_all
-from narrowcast.reproduce.study_targets import SOURCE, STUDY_TARGETS
+from narrowcast.reproduce.study_targets import STUDY_TARGETS
 from narrowcast.reproduce.verdict import PaperVerdict
 from narrowcast.runs.run_folder import make_writable
 
@@ -52,7 +52,7 @@ def draw_study(name: str, *, results: Path, at_once: int, seconds: float, output
     verdicts, plots = target.finish(rows, output / name)
     if not verdicts:
         raise RunFailed(f"{name}: too few of its runs are finished for a table; repeat the command")
-    title, notes, file = f"{name}: {target.what}", (f"Source: {SOURCE}.", *target.notes), output / f"{name}.md"
+    title, notes, file = f"{name}: {target.what}", (f"Source: {target.source}.", *target.notes), output / f"{name}.md"
     file.write_text(as_markdown(title, verdicts, notes))
     return Reproduction(title, notes, verdicts, [file, *plots])
 

@@ -28,7 +28,7 @@ SGD = "SGD"
 
 
 @dataclass(frozen=True)
-class Cell:
+class SimilarityCell:
     """A method with its local epochs at a percentage of similar data; `SGD` takes one step with all of its data."""
 
     method: str
@@ -84,9 +84,7 @@ class Cell:
         )
 
 
-def cells() -> list[Cell]:
+def cells() -> list[SimilarityCell]:
     """Return the cells, those of SGD first."""
-    found = [Cell(SGD, 1, similarity) for similarity in SIMILARITIES]
-    return found + [
-        Cell(method, epochs, similarity) for epochs in EPOCHS for method in METHODS for similarity in SIMILARITIES
-    ]
+    methods = [(SGD, 1), *((method, epochs) for epochs in EPOCHS for method in METHODS)]
+    return [SimilarityCell(*each, similarity) for each in methods for similarity in SIMILARITIES]

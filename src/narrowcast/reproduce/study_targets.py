@@ -11,12 +11,14 @@ from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.channel_table import ChannelTable
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
+from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
 from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, channel_results, chosen, finished, others
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
 from narrowcast.reproduce.method_table import judge_methods, plot_methods
 from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
 from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
@@ -30,7 +32,7 @@ SOURCE = "no paper: a study of narrowcast"
 class StudyTarget:
     """A table of studies, whose runs have seeds and rounds of their own; `finish` takes their rows.
 
-    `takes`: time on 2 cores.
+    `takes`: time on 2 cores. `source`: the paper that it repeats, on other data or settings.
     """
 
     what: str
@@ -38,6 +40,7 @@ class StudyTarget:
     studies: tuple[str, ...]
     finish: Callable[[Rows, Path], Finished]
     notes: tuple[str, ...] = ()
+    source: str = SOURCE
 
     def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Rows:
         """Return the rows in the CSV files of both folders, after running what they lack for so many seconds."""
@@ -100,6 +103,16 @@ def _channel(ablation: Ablation, what: str, takes: str) -> StudyTarget:
     return StudyTarget(what, takes, (ablation.name,), finish, notes)
 
 
+def _fedprox(rows: Rows, path: Path) -> Finished:
+    plot_fedprox(rows, png := path.with_suffix(".png"))
+    return judge_fedprox(rows), [png]
+
+
+def _scaffold(rows: Rows, path: Path) -> Finished:
+    plot_rounds(rows, png := path.with_suffix(".png"))
+    return judge_rounds(rows), [png]
+
+
 def _others(rows: Rows, path: Path) -> Finished:
     del path
     groups: dict[str, dict[str, Runs]] = {}
@@ -143,5 +156,30 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
         "45 runs, 1 h",
         ("tuning-ml1m", "tuning-mnist", "frontier-others"),
         _others,
+    ),
+    "fedprox-synthetic": StudyTarget(
+        "stragglers dropped or kept, and mu, on synthetic data",
+        "250 runs, 30 min",
+        ("fedprox-synthetic",),
+        _fedprox,
+        (
+            "50 rounds of 10 of 30 clients, 20 epochs; the paper has 200 rounds. The best of five values, of mu or of "
+            "FedAvg's rate, on validation samples of another seed. Differences are paired by seed, in points; level: "
+            "within 1. p values are corrected over all differences by Holm's method.",
+        ),
+        "Li et al., MLSys 2020 (arXiv:1812.06127), Figure 1",
+    ),
+    "scaffold-similarity": StudyTarget(
+        "rounds to a target accuracy at 0, 10 and 100 % similar data",
+        "510 runs, 6 min",
+        ("scaffold-similarity",),
+        _scaffold,
+        (
+            "Digits in place of the paper's EMNIST, so that its numbers of rounds cannot be compared, only the order. "
+            "The best of seven step sizes of every method on validation samples of another seed; FedProx has mu = 1. "
+            "Differences are paired by seed; p values are corrected over all of them by Holm's method. A round of "
+            "SCAFFOLD sends twice the bits.",
+        ),
+        "Karimireddy et al., ICML 2020 (arXiv:1910.06378), Table 3",
     ),
 }

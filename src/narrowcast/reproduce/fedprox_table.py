@@ -1,0 +1,122 @@
+"""The table and plot of FedProx's comparison: accuracy of each cell, and the order of the methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
+from narrowcast.reproduce.against_reference import accuracies
+from narrowcast.reproduce.fedprox_synthetic import (
+    DATA,
+    FEDAVG,
+    FEDPROX,
+    GRIDS,
+    METHODS,
+    PARTIAL,
+    STRAGGLERS,
+    TEST_SEEDS,
+    TRIES,
+    TUNED_FEDAVG,
+    StragglerCell,
+    cells_by_data,
+)
+from narrowcast.reproduce.long_studies import finished, tried
+from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.significance import MeanTest, compare_paired, holm
+from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+
+ORDER = ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, FEDAVG), (FEDPROX, TUNED_FEDAVG))
+"""Pairs of which the paper has the first above the second; the last is the control, of equal tries."""
+_COLOURS = dict(zip(METHODS, (BLACK, BLUE, ORANGE, VERMILLION), strict=True))
+_MARGIN = 1.0
+_PUBLISHED_GAIN = 22.0
+
+
+def tested(rows: Rows) -> dict[StragglerCell, tuple[float, tuple[float, ...]]]:
+    """Return the value of the grid of each cell whose runs are all finished, and the accuracies of each seed."""
+    found = {}
+    for cell in (cell for several in cells_by_data().values() for cell in several):
+        if (results := tried(rows, cell, TRIES)) and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
+            found[cell] = cell.best(results), accuracies(runs, "accuracy")
+    return found
+
+
+def judge_fedprox(rows: Rows) -> list[PaperVerdict]:
+    """Give the accuracy of each cell, and the differences that the paper states, seed by seed."""
+    found = tested(rows)
+    verdicts = []
+    for data in DATA:
+        for stragglers in STRAGGLERS:
+            for method in METHODS:
+                if (cell := StragglerCell(data, stragglers, method)) in found:
+                    value, reached = found[cell]
+                    name = "mu" if method == FEDPROX else "rate"
+                    said = f"{name} {value:g}" if method in GRIDS else ""
+                    what = f"{_name(data)}, {stragglers} % stragglers: {method}"
+                    verdicts.append(PaperVerdict(what, "", mean_and_spread(reached), said, "", reached))
+    by_cell = {cell: reached for cell, (_, reached) in found.items()}
+    tests = _tests(by_cell)
+    level, zero = (holm([getattr(test, name) for test in tests.values()]) for name in ("p_level", "p_zero"))
+    for (what, test), p_level, p_zero in zip(tests.items(), level, zero, strict=True):
+        mean = test.interval.mean
+        verdicts.append(PaperVerdict(what, "above", f"{mean:+.2f}", describe(test, p_level, p_zero, TEST_SEEDS)))
+    for rival in (FEDAVG, TUNED_FEDAVG):
+        pairs = [
+            (by_cell.get(StragglerCell(each, 90, FEDPROX)), by_cell.get(StragglerCell(each, 90, rival)))
+            for each in DATA[1:]
+        ]
+        gains = tuple(float(np.mean(ours) - np.mean(theirs)) for ours, theirs in pairs if ours and theirs)
+        if gains:
+            what = f"{FEDPROX} less {rival}, 90 % stragglers, mean of {len(gains)} heterogeneous sets"
+            paper = f"+{_PUBLISHED_GAIN:g}, on other sets too" if rival == FEDAVG else ""
+            verdicts.append(PaperVerdict(what, paper, f"{np.mean(gains):+.2f}", "by set, not by seed", "", gains))
+    return verdicts
+
+
+def _tests(by_cell: Mapping[StragglerCell, tuple[float, ...]]) -> dict[str, MeanTest]:
+    """Return the paired tests of `ORDER` in each cell that has both methods; without stragglers PARTIAL is FEDAVG."""
+    tests = {}
+    for data in DATA:
+        for stragglers in STRAGGLERS:
+            for first, second in ORDER:
+                ours, theirs = (by_cell.get(StragglerCell(data, stragglers, method)) for method in (first, second))
+                if ours and theirs:
+                    what = f"{_name(data)}, {stragglers} %: {first} less {second}"
+                    tests[what] = compare_paired(ours, theirs, margin=_MARGIN)
+    return tests
+
+
+def plot_fedprox(rows: Rows, path: Path) -> None:
+    """Plot accuracies by data set, a panel for each share of stragglers."""
+    figure, panels = new_figure("Stragglers dropped or kept, synthetic data, 50 rounds", panels=len(STRAGGLERS))
+    found = tested(rows)
+    for axes, stragglers in zip(panels, STRAGGLERS, strict=True):
+        for shift, method in enumerate(METHODS):
+            drawn = [
+                (place + 0.12 * (shift - 1.5), found[cell][1])
+                for place, data in enumerate(DATA)
+                if (cell := StragglerCell(data, stragglers, method)) in found
+            ]
+            axes.errorbar(
+                [place for place, _ in drawn],
+                [np.mean(reached) for _, reached in drawn],
+                [np.std(reached, ddof=1) for _, reached in drawn],
+                color=_COLOURS[method],
+                linestyle="none",
+                marker="o",
+                markersize=4,
+                capsize=3,
+                label=method,
+            )
+        axes.set_xticks(range(len(DATA)), [_name(data) for data in DATA], fontsize=8)
+        axes.set(title=f"{stragglers} % stragglers", xlabel="data set", ylim=(0, 100))
+    panels[0].set(ylabel="test accuracy (%)")
+    panels[1].legend(fontsize=8, frameon=False, loc="lower left")
+    figure.savefig(path, dpi=150)
+
+
+def _name(data: str) -> str:
+    return data if data == "iid" else f"({data}, {data})"

@@ -1,0 +1,123 @@
+"""Studies whose runs go in lockstep and end at a target: FedProx on synthetic data, SCAFFOLD by similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from narrowcast.reproduce import fedprox_synthetic, scaffold_similarity
+from narrowcast.reproduce.fedprox_synthetic import FEDAVG, FEDPROX, PARTIAL, TUNED_FEDAVG, StragglerCell
+from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
+from narrowcast.reproduce.light_run import light_run, light_runs
+from narrowcast.reproduce.long_runs import Queue
+from narrowcast.reproduce.long_studies import Planned
+from narrowcast.reproduce.results_csv import Rows, key_of, read_rows
+from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.scaffold_similarity import RATES, SimilarityCell
+from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
+
+DIGITS = RunSpec("digits", "fedavg-digits", ("data.clients=8", "clients_per_round=4", "rounds=6", "evaluate_every=1"))
+
+
+def ended(queue: Queue, result: Callable[[Planned], dict[str, Any]]) -> list[list[Planned]]:
+    """Give every missing run a result, job by job, and return the jobs."""
+    jobs = []
+    while (planned := next(queue.missing(), None)) is not None:
+        jobs.append(job := queue.next_job(planned))
+        for each in job:
+            queue.rows[key_of(each.spec, each.seed)] = {"uplink_bits": 8, "wall_seconds": 1.0, **result(each)}
+    return jobs
+
+
+def test_runs_in_lockstep_have_the_results_that_they_have_alone() -> None:
+    slower = replace(DIGITS, label="slower", overrides=(*DIGITS.overrides, "training.learning_rate=0.02"))
+    scaffold = replace(DIGITS, label="scaffold", overrides=(*DIGITS.overrides, "algorithm=scaffold"))
+    runs = [(DIGITS, 0, True), (slower, 1, False), (scaffold, 0, True)]
+    for (spec, seed, test), together in zip(runs, light_runs(runs), strict=True):
+        alone = light_run(spec, seed, test=test)
+        assert {**together, "wall_seconds": 0} == {**alone, "wall_seconds": 0}
+        assert ("test.accuracy" in alone["final"]) == test
+
+
+def test_a_run_ends_at_its_target_and_the_others_go_on() -> None:
+    whole = light_run(DIGITS, 0)
+    target = replace(DIGITS, target=("validation.accuracy", 0.2))
+    never = replace(DIGITS, target=("validation.accuracy", 1.1))
+    reached, not_reached = light_runs([(target, 0, True), (never, 0, True)])
+    assert reached["rounds"] < whole["rounds"]
+    assert reached["final"]["validation.accuracy"] >= 0.2
+    assert reached["uplink_bits"] * whole["rounds"] == whole["uplink_bits"] * reached["rounds"]
+    assert (not_reached["rounds"], not_reached["model_sha256"]) == (6, whole["model_sha256"])
+
+
+def test_fedprox_and_fedavg_have_equal_tries_and_the_same_stragglers(tmp_path: Path) -> None:
+    queue = Queue(["fedprox-synthetic"], [tmp_path])
+    tries: dict[str, set[str]] = {}
+
+    def result(planned: Planned) -> dict[str, Any]:
+        kept, mu = "kept" in planned.spec.label, "-mu-0.1-" in planned.spec.label
+        if not planned.test:
+            tries.setdefault(f"{planned.spec.label.partition('-mu')[0]}", set()).add(planned.spec.label)
+        accuracy = 0.5 + 0.2 * kept + 0.1 * mu + 0.001 * planned.seed % 0.01
+        return {"rounds": 50, "final": {"validation.accuracy": accuracy, "test.accuracy": accuracy}}
+
+    jobs = ended(queue, result)
+    assert len(jobs) == 8, "tuning and test of each data set"
+    assert tries["fedprox-synthetic-1-90-dropped"] == {
+        StragglerCell("1", 90, TUNED_FEDAVG).tuning(place).label for place in range(5)
+    }
+    kept = StragglerCell("1", 90, FEDPROX).tuning(2)
+    dropped = StragglerCell("1", 90, FEDAVG).tuning(0)
+    algorithms = [spec.configured(0, "x").algorithm.model_dump() for spec in (kept, dropped)]
+    differ = {name for name in algorithms[0] if algorithms[0][name] != algorithms[1][name]}
+    assert differ == {"mu", "drop_partial"}
+    said = {verdict.what: verdict for verdict in judge_fedprox(queue.rows)}
+    assert said[f"(1, 1), 90 %: {FEDPROX} less {PARTIAL}"].ours == "+10.00"
+    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_FEDAVG}"].ours == "+30.00"
+    assert f"iid, 0 %: {PARTIAL} less {FEDAVG}" not in said
+    plot_fedprox(queue.rows, tmp_path / "fedprox.png")
+    assert (tmp_path / "fedprox.png").stat().st_size > 10_000
+
+
+def test_the_step_size_that_reaches_the_target_first_is_chosen(tmp_path: Path) -> None:
+    cell = SimilarityCell("FedAvg", 5, 10)
+
+    def tried(rounds: Sequence[int], accuracies: Sequence[float]) -> list[dict[str, Any]]:
+        found = zip(rounds, accuracies, strict=True)
+        return [{"rounds": each, "final": {"validation.accuracy": accuracy}} for each, accuracy in found]
+
+    assert cell.best(tried([300, 40, 30, 30, 300, 300, 300], [0.5, 0.91, 0.9, 0.92, 0.8, 0.1, 0])) == RATES[3]
+    assert cell.best(tried([300] * 7, [0.5, 0.6, 0.7, 0.89, 0.8, 0.1, 0])) == RATES[3]
+    queue = Queue(["scaffold-similarity"], [tmp_path])
+
+    def result(planned: Planned) -> dict[str, Any]:
+        rounds = 20 if "SCAFFOLD" in planned.spec.label else 50 - planned.seed % 3
+        return {"rounds": rounds, "final": {"validation.accuracy": 0.95, "test.accuracy": 0.95}}
+
+    jobs = ended(queue, result)
+    assert len(jobs) == 2 * len(scaffold_similarity.EPOCHS)
+    said = {verdict.what: verdict for verdict in judge_rounds(queue.rows)}
+    assert said["0 %: SCAFFOLD less FedAvg, E = 5"].verdict.startswith("fewer (-29")
+    assert said["10 % similar: SCAFFOLD, E = 20"].ours == "20.0 ± 0.0"
+    plot_rounds(queue.rows, tmp_path / "scaffold.png")
+    assert (tmp_path / "scaffold.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["scaffold-similarity"])
+def test_the_study_in_the_repository_is_whole_and_in_the_papers_order(name: str) -> None:
+    rows: Rows = read_rows([Path(__file__).resolve().parents[2] / "docs" / "results"])
+    queue = Queue([name], [])
+    queue.rows = rows
+    assert next(queue.missing(), None) is None
+    said = {verdict.what: verdict.verdict for verdict in judge_rounds(rows)}
+    for rival in ("FedAvg, E = 1", "FedAvg, E = 5", "FedAvg, E = 20", "FedProx, E = 1"):
+        assert said[f"0 %: SCAFFOLD less {rival}"].startswith("fewer")
+
+
+def test_cells_of_fedprox_are_those_of_the_paper() -> None:
+    cells = [cell for several in fedprox_synthetic.cells_by_data().values() for cell in several]
+    assert len(cells) == 4 * (3 + 4 + 4)
