@@ -128,8 +128,7 @@ class LeastSquaresProblem:
 
 def least_norm(matrix: FloatArray, right: FloatArray) -> FloatArray:
     """Return the solution of least norm of `matrix` x = `right`."""
-    found: FloatArray = np.linalg.lstsq(matrix, right, rcond=_RANK)[0]
-    return found
+    return np.asarray(np.linalg.lstsq(matrix, right, rcond=_RANK)[0], dtype=np.float64)
 
 
 def configured(data: str, *overrides: str) -> Experiment:
