@@ -27,7 +27,6 @@ from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLI
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.lecture_fixed_point import STRONG
 from narrowcast.reproduce.lecture_problem import (
-    FLOAT64,
     PRECISION,
     LeastSquaresProblem,
     configured,
@@ -128,7 +127,6 @@ def measure_descent(spread: float, local_steps: int) -> Descent:
         f"rounds={rounds}",
         f"evaluate_every={rounds}",
         f"checkpoint_every={max(1, rounds // 200)}",
-        *FLOAT64,
     )
     after, gaps = list[int](), list[float]()
 

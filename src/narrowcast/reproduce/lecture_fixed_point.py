@@ -17,7 +17,6 @@ import numpy as np
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.lecture_problem import (
-    FLOAT64,
     PRECISION,
     LeastSquaresProblem,
     configured,
@@ -95,7 +94,6 @@ def _run(problem: LeastSquaresProblem, data: str, rate: float, steps: int, algor
         f"rounds={rounds}",
         f"evaluate_every={rounds}",
         f"checkpoint_every={max(1, rounds // 100)}",
-        *FLOAT64,
     )
     first = initial_vector(experiment)
     # Rounds do not move x in directions that no sample has: there it stays as it began.

@@ -23,9 +23,7 @@ from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
 from narrowcast.platform.types import Arrays, FloatArray
 
-FLOAT64: tuple[str, ...] = ()
-"""Overrides of a run in float64."""
-PRECISION = 1e-10 if FLOAT64 else 1e-5
+PRECISION = 1e-10
 """Error, over the norm of the solution, up to which a run's limit equals its closed form."""
 Watch = Callable[[int, FloatArray], None]
 """Called with the number of rounds and x after each of them."""
@@ -132,9 +130,10 @@ def least_norm(matrix: FloatArray, right: FloatArray) -> FloatArray:
 
 
 def configured(data: str, *overrides: str) -> Experiment:
-    """Return an experiment in which every client of `data` takes part in every round, with all of its samples."""
-    every = (f"data={{kind: least_squares, {data}}}", "model=softmax", "clients_per_round=1000", "chunk_size=1000")
-    return load_experiment("fedavg-digits", [*every, "checkpoint_seconds=100000", *overrides])
+    """Return an experiment in float64 in which every client of `data` takes part in every round."""
+    every = (f"data={{kind: least_squares, {data}}}", "model={kind: softmax, dtype: float64}")
+    cohort = ("clients_per_round=1000", "chunk_size=1000", "checkpoint_seconds=100000")
+    return load_experiment("fedavg-digits", [*every, *cohort, *overrides])
 
 
 def run_platform(experiment: Experiment, watch: Watch) -> FloatArray:
