@@ -13,7 +13,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.experiment import load_experiment
 from narrowcast.laws.rehearsal import sample_sets
 from narrowcast.platform.client_metrics import client_statistics, measure_chunk, measure_clients
-from narrowcast.platform.client_statistics import over_clients
+from narrowcast.platform.client_statistics import STATISTICS, over_clients
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.shakespeare import Shakespeare
@@ -28,7 +28,9 @@ from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import lockstep, rounds
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import LiveState, start
+from narrowcast.platform.tracking.metric_direction import lower_is_better
 from narrowcast.platform.types import Arrays, Chunk, FloatArray
+from narrowcast.tuning.study_settings import StudySettings
 from small_tasks import network_task, rows_task
 
 COUNTS = np.array([3, 0, 9, 1, 14, 5])
@@ -267,3 +269,30 @@ def test_shakespeare_knows_the_users_of_its_windows() -> None:
     for split in ("validation", "test"):
         assert data.examples_of(split).sum() == len(getattr(data, split))  # type: ignore[arg-type]
         assert (data.held_out_users[split][data.of_clients(split).order] == np.sort(data.held_out_users[split])).all()  # type: ignore[arg-type]
+
+
+def test_a_spread_is_better_when_lower_and_other_statistics_as_their_metric() -> None:
+    declared = frozenset(("loss",))
+    lower = {
+        name: lower_is_better(name, declared)
+        for metric in ("validation.accuracy", "validation.loss")
+        for name in (metric, *(f"{metric}.{each}" for each in ("mean", "worst_10_percent", "variance", "gini")))
+    }
+    assert [name for name, each in lower.items() if not each] == [
+        "validation.accuracy",
+        "validation.accuracy.mean",
+        "validation.accuracy.worst_10_percent",
+    ]
+    assert lower_is_better("test.rmse.worst_10_percent")
+    assert not lower_is_better("test.variance", declared)  # a metric of that name, not a statistic
+
+
+def test_studies_may_have_them_as_objectives() -> None:
+    names = [f"validation.accuracy.{statistic}" for statistic in STATISTICS]
+    worst = StudySettings(objectives={"validation.accuracy.worst_10_percent": "maximize"})
+    worst.check_measured(names, frozenset(("loss",)))
+    variance = StudySettings(objectives={"validation.accuracy.variance": "maximize"})
+    with pytest.raises(UserError, match="it is better when lower; write minimize"):
+        variance.check_measured(names, frozenset(("loss",)))
+    with pytest.raises(UserError, match="no run of this experiment reports it"):
+        worst.check_measured(["validation.accuracy"])

@@ -47,8 +47,8 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
     """
     task = run.task
     with naming_chunk_size(chunk.round_index, len(chunk.clients)):
-        if isinstance(run.algorithm, Personalises):
-            parameters = run.algorithm.personal(broadcast, chunk, task)
+        if (algorithm := _personalising(run)) is not None:
+            parameters = algorithm.personal(broadcast, chunk, task)
         else:
             parameters = {name: values[np.newaxis] for name, values in broadcast.items()}
         metrics = {
@@ -67,15 +67,15 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     Empty unless the plan asks for an evaluation of clients.
     """
     run, plan, round_index = live.run, live.run.plan, live.round_index
-    splits, algorithm, population = plan.evaluate_clients, live.run.algorithm, live.population
+    splits, population = plan.evaluate_clients, live.population
     if not splits:
         return {}
     everybody = np.arange(run.task.data.n_clients)
-    if isinstance(algorithm, Personalises):
+    if (algorithm := _personalising(run)) is not None:
         broadcast = algorithm.broadcast(live.server, run.task, round_index + 1).arrays
         size, names = min(plan.chunk_size, _CLIENTS_AT_ONCE), set(population.arrays)
     else:
-        broadcast = algorithm.final(live.server)
+        broadcast = run.algorithm.final(live.server)
         size, names = _CLIENTS_AT_ONCE, run.task.model.client_parameters  # type: ignore[attr-defined]
     chunks = [
         Chunk(round_index, index, clients, {name: population.arrays[name][clients] for name in sorted(names)})
@@ -86,6 +86,12 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     else:
         parts = measure(broadcast, chunks, splits)
     return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+
+
+def _personalising(run: Run) -> Personalises | None:
+    """Return the algorithm if its clients use models of their own; secure aggregation is around it."""
+    algorithm = getattr(run.algorithm, "algorithm", run.algorithm)
+    return algorithm if isinstance(algorithm, Personalises) else None
 
 
 def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:

@@ -16,6 +16,8 @@ from narrowcast.platform.tracking.metric_labels import format_metric, metric_lab
         ("test.rmse", "test RMSE"),
         ("test.top_5_accuracy", "test top 5 accuracy"),
         ("loss", "loss"),
+        ("test.hr@10.worst_10_percent", "test HR@10 worst 10 percent"),
+        ("test.accuracy.gini", "test accuracy Gini"),
     ],
 )
 def test_a_metric_is_called_by_its_usual_name(name: str, label: str) -> None:
@@ -33,6 +35,11 @@ def test_a_metric_is_called_by_its_usual_name(name: str, label: str) -> None:
         ("test.perplexity", 123456.0, "123,456"),
         ("test.accuracy", math.nan, "-"),
         ("test.accuracy", None, "-"),
+        ("test.accuracy.worst_10_percent", 0.25, "25.00 %"),
+        ("test.accuracy.variance", 0.25, "0.25"),
+        ("test.accuracy.gini", 0.25, "0.25"),
+        ("test.accuracy.clients", 1.0, "1"),
+        ("test.variance", 0.25, "0.25"),
     ],
 )
 def test_only_a_share_is_shown_in_percent(name: str, value: float | None, shown: str) -> None:
@@ -42,6 +49,7 @@ def test_only_a_share_is_shown_in_percent(name: str, value: float | None, shown:
 def test_a_run_is_judged_by_its_first_test_metric_and_by_the_loss_only_if_it_has_nothing_else() -> None:
     names = ["loss", "validation.hr@10", "test.loss", "test.ndcg@10", "test.rmse", "test.hr@10"]
     assert metrics_of(names) == ["hr@10", "ndcg@10", "rmse", "loss"]
+    assert metrics_of([*names, "test.hr@10.mean", "test.loss.gini"]) == metrics_of(names)
     assert primary_metric(names) == "test.hr@10"
     assert primary_metric(["test.loss", "test.rmse"]) == "test.rmse"
     assert primary_metric(["loss", "test.loss"]) == "test.loss"
