@@ -56,7 +56,7 @@ def _position_first() -> AbstractContextManager[Any]:
         self.cursor.save(self._folder)
         try:
             if rows := self._journal.rounds[before:]:
-                mlflow_run.send_rounds(self._client, self.cursor.run_id, rows)
+                mlflow_run.send_rounds(self._uri, self.cursor.run_id, rows)
         except mlflow_run.STORE_ERRORS:
             self.cursor = replace(self.cursor, sent_rounds=before)
 
@@ -68,7 +68,7 @@ def _sent_before_synced() -> AbstractContextManager[Any]:
         try:
             before = self.cursor.sent_rounds
             if rows := self._journal.rounds[before:]:
-                sent = mlflow_run.send_rounds(self._client, self.cursor.run_id, rows)
+                sent = mlflow_run.send_rounds(self._uri, self.cursor.run_id, rows)
                 self.cursor = replace(self.cursor, sent_rounds=before + sent)
             self.cursor.save(self._folder)
         except mlflow_run.STORE_ERRORS:
@@ -80,8 +80,8 @@ def _sent_before_synced() -> AbstractContextManager[Any]:
 def _new_stamps() -> AbstractContextManager[Any]:
     whole = mlflow_run.send_rounds
 
-    def send(client: Any, run_id: str, rows: Any) -> int:
-        return whole(client, run_id, [{**row, "logged_at_ms": int(host_time().wall() * 1000)} for row in rows])
+    def send(uri: str, run_id: str, rows: Any) -> int:
+        return whole(uri, run_id, [{**row, "logged_at_ms": int(host_time().wall() * 1000)} for row in rows])
 
     return patch.object(mlflow_run, "send_rounds", send)
 

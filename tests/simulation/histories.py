@@ -42,7 +42,7 @@ from narrowcast.platform.disk import using
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import time_of
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.mlflow_run import metric_name
+from narrowcast.platform.tracking.mlflow_store import metric_name
 from narrowcast.runs import outputs, packaged, prepare, run_folder, session
 from narrowcast.runs.late_delivery import send_missing
 
@@ -130,7 +130,7 @@ def _machine(host: SimulatedHost, failures: float) -> Iterator[_Machine]:
             stack.enter_context(patch.object(module, "read_yaml", lambda text, origin: deepcopy(_read(text, origin))))
         stack.enter_context(patch.object(run_folder, "write_yaml", lambda values, to: to.write(_written(repr(values)))))
         # Figures take most of a second, and a subprocess reads the commit.
-        stack.enter_context(patch.object(outputs, "draw_plots", lambda *_: []))
+        stack.enter_context(patch.object(outputs, "write_plots", lambda *_: []))
         stack.enter_context(patch.object(outputs, "write_partition", lambda *_: []))
         stack.enter_context(patch.object(outputs, "git_commit", lambda: "simulated"))
         level = logging.getLogger("narrowcast").level

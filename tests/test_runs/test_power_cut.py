@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlflow import MlflowClient
 
 from narrowcast.platform.disk import Disk, using
 from narrowcast.platform.errors import UserError
@@ -170,9 +169,9 @@ def test_what_mlflow_has_is_in_the_journal_and_what_the_cursor_counts_is_in_mlfl
     """So a round that is sent again has its first time stamp, under which the store has it once; none is left out."""
     disk, sent = RecordingDisk(), [(0, 0)]
 
-    def send(client: MlflowClient, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    def send(uri: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
         before = len(disk.operations)
-        count = send_rounds(client, run_id, rows)
+        count = send_rounds(uri, run_id, rows)
         sent.append((before, rows[count - 1]["round"]))
         return count
 

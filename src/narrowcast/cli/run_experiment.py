@@ -13,6 +13,7 @@ from narrowcast.cli.completion import experiments, names_of_runs
 from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
 from narrowcast.cli.uncollected import uncollected
 from narrowcast.platform.errors import RunFailed, UnresumableFailure
+from narrowcast.platform.tracking.second_process import second_process
 
 if TYPE_CHECKING:
     from narrowcast.runs.prepare import PreparedRun
@@ -56,28 +57,28 @@ def run(
     # A word with a = is an override even if the experiment is left out.
     if experiment is not None and "=" in experiment and resume:
         overrides, experiment = (experiment, *overrides), None
-    with uncollected():
-        from narrowcast.runs import session
-        from narrowcast.runs.progress import ProgressDisplay
+    with second_process():  # begins to import MLflow at once
+        with uncollected():
+            from narrowcast.runs import session
+            from narrowcast.runs.progress import ProgressDisplay
 
-        settings = session.with_backend(overrides, backend, address)
-        runs = session.prepare_runs(experiment, settings, output, resume, resume_if_begun=resume_if_begun)
-        from narrowcast.runs import recorder  # noqa: F401 - imports Matplotlib
+            settings = session.with_backend(overrides, backend, address)
+            runs = session.prepare_runs(experiment, settings, output, resume, resume_if_begun=resume_if_begun)
 
-    again = session.resume_command(runs)
-    if "backend" not in runs[0].experiment.model_fields_set:
-        on_ray = runs[0].experiment.backend.kind == "ray"
-        where = "on Ray, since RAY_ADDRESS is set" if on_ray else "in this process (--backend ray: on Ray)"
-        click.echo(f"{runs[0].folder.name} names no backend: clients train {where}")
-    try:
-        with ProgressDisplay.of(runs) as progress:
-            results = session.run_all(runs, progress.show)
-    except UnresumableFailure:
-        raise
-    except RunFailed as error:
-        raise RunFailed(f"{error} [{again}]") from error
-    except KeyboardInterrupt:
-        raise RunFailed(f"interrupted; resume with: {again}") from None
+        again = session.resume_command(runs)
+        if "backend" not in runs[0].experiment.model_fields_set:
+            on_ray = runs[0].experiment.backend.kind == "ray"
+            where = "on Ray, since RAY_ADDRESS is set" if on_ray else "in this process (--backend ray: on Ray)"
+            click.echo(f"{runs[0].folder.name} names no backend: clients train {where}")
+        try:
+            with ProgressDisplay.of(runs) as progress:
+                results = session.run_all(runs, progress.show)
+        except UnresumableFailure:
+            raise
+        except RunFailed as error:
+            raise RunFailed(f"{error} [{again}]") from error
+        except KeyboardInterrupt:
+            raise RunFailed(f"interrupted; resume with: {again}") from None
     _report([(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)])
     if failed := session.failures(runs, results):
         raise RunFailed(failed)

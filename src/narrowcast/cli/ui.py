@@ -25,7 +25,7 @@ _SECONDS_TO_END = 10.0
 def ui(output: Path, port: int) -> None:
     """Open the MLflow UI with the runs of the output folder, for this machine only (127.0.0.1)."""
     from narrowcast.platform.redaction import hide_secrets
-    from narrowcast.platform.tracking.mlflow_run import pages_of_runs
+    from narrowcast.platform.tracking.mlflow_store import pages_of_runs
     from narrowcast.platform.tracking.store_address import Tracking
 
     check_installed("mlflow", "narrowcast ui")

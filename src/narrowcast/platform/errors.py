@@ -20,3 +20,7 @@ class UnresumableFailure(RunFailed):
 
 class LearnedNothing(UnresumableFailure):
     """A run whose global model is not the result of its clients' training; resumed, it would end the same way."""
+
+
+class StoreError(RuntimeError):
+    """A call that an MLflow store did not answer, or refused: its reason in one line, without a password."""

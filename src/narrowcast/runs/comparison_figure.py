@@ -14,16 +14,17 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import run_plots as plots
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.client_plots import percentiles, shown_metric
+from narrowcast.platform.tracking.curves import ROUND, TIME, TOTAL, UPLINK, Cost
 from narrowcast.platform.tracking.metric_labels import is_share, metric_label, primary_metric
 from narrowcast.runs.seed_groups import SeedGroup
 
-AXES = {"round": plots.ROUND, "uplink": plots.UPLINK, "total": plots.TOTAL, "time": plots.TIME}
+AXES = {"round": ROUND, "uplink": UPLINK, "total": TOTAL, "time": TIME}
 """The horizontal axes by name: rounds, uplink bits, uplink and downlink bits, simulated time."""
 _WORDS = {
-    plots.ROUND.column: "rounds",
-    plots.UPLINK.column: "uplink",
-    plots.TOTAL.column: "total traffic",
-    plots.TIME.column: "simulated time",
+    ROUND.column: "rounds",
+    UPLINK.column: "uplink",
+    TOTAL.column: "total traffic",
+    TIME.column: "simulated time",
 }
 _DASHES = ("-", "--", ":")
 _LEGEND_CHARACTERS = 130  # that fit in one row of the legend of three panels
@@ -50,7 +51,7 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
         spent = [x[-1] for x, _, _ in curves if len(x)]
         if not spent:
             raise UserError(f"none of the runs measured {shown}; give at least one that was evaluated")
-        logarithmic = cost in (plots.UPLINK, plots.TOTAL)
+        logarithmic = cost in (UPLINK, TOTAL)
         unit = units.axis_unit(cost.units, float(np.median(spent) if logarithmic else max(spent)))
         scale = 100 if percent else 1
         for index, (group, (x, y, spread)) in enumerate(zip(groups, curves, strict=True)):
@@ -64,7 +65,7 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
             plots.log_axis(panel, np.concatenate([x[x > 0] for x, _, _ in curves]) / unit.size)
         else:
             panel.set_xlim(-0.02 * max(spent) / unit.size, 1.03 * max(spent) / unit.size or 1)
-        if cost is plots.ROUND:
+        if cost is ROUND:
             panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         panel.set(xlabel=cost.axis_label(unit), ylabel=f"{shown} (%)" if percent else shown)
     _add_legend(figure, [each.label for each in groups])
@@ -115,7 +116,7 @@ def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:
         raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
 
 
-def _costs(groups: Sequence[SeedGroup], axes: Sequence[str] | None) -> list[plots.Cost]:
+def _costs(groups: Sequence[SeedGroup], axes: Sequence[str] | None) -> list[Cost]:
     lacking = {
         name: run.name
         for each in groups

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +19,34 @@ from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.contracts import Task
-from narrowcast.platform.disk import sync_all
+from narrowcast.platform.disk import disk, make_folders, sync_all
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.state import RunState
-from narrowcast.platform.tracking.client_plots import client_metrics_figures
-from narrowcast.platform.tracking.journal import CLIENT_METRICS, CLIENTS, ROUNDS, Journal
+from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.metric_direction import declared_by
 from narrowcast.platform.tracking.partition_report import write_partition
-from narrowcast.platform.tracking.run_plots import draw_plots, write_figures
+from narrowcast.platform.tracking.second_process import FIGURES, begin
 from narrowcast.platform.tracking.targets import reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import MODEL, RESULT
 
 
 def write_outputs(
-    folder: Path, experiment: Experiment, task: Task, journal: Journal, state: RunState, run_id: str
+    folder: Path,
+    experiment: Experiment,
+    task: Task,
+    journal: Journal,
+    state: RunState,
+    run_id: str,
+    partition: Callable[[], bytes],
 ) -> dict[str, Any]:
-    """Write everything that a finished run leaves and return the content of `result.json`, which comes last."""
+    """Write everything that a finished run leaves and return the content of `result.json`, which comes last.
+
+    `partition` returns the figure of the partition as a PNG file.
+    """
     tables = journal.write_tables(task.profiles)
-    drawn = write_partition(task.data, folder / "partition")
-    title = f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}"
-    drawn += draw_plots(tables[ROUNDS], tables[CLIENTS], folder / "plots", title)
-    if CLIENT_METRICS in tables:
-        drawn += write_figures(client_metrics_figures(tables[CLIENT_METRICS], title), folder / "plots")
+    plots = begin_plots(tables, f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
     write_model(experiment.algorithm.final(state.server), folder / MODEL)
     result = {
         "name": folder.name,
@@ -57,9 +62,25 @@ def write_outputs(
         "git_commit": git_commit(),
         "narrowcast_version": __version__,
     }
-    sync_all([*(folder / name for name in tables), *drawn])
+    drawn = write_partition(task.data, folder / "partition", partition)
+    drawn += write_plots(plots, folder / "plots")
+    sync_all([*tables.values(), *drawn])
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
+
+
+def begin_plots(tables: Mapping[str, Path], title: str) -> Callable[[], Mapping[str, bytes]]:
+    """Begin to draw the figures of a run if there is a second process; return the function that returns them."""
+    return begin(FIGURES, "figures_of_files", dict(tables), title)
+
+
+def write_plots(drawn: Callable[[], Mapping[str, bytes]], folder: Path) -> list[Path]:
+    """Write the figures of a run as PNG files and return their paths."""
+    make_folders(folder)
+    figures = drawn()
+    for name, content in figures.items():
+        disk().fill(folder / f"{name}.png", partial(Path.write_bytes, data=content))
+    return [folder / f"{name}.png" for name in figures]
 
 
 def measured(journal: Journal, experiment: Experiment, task: Task) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from narrowcast.platform.evaluation import measure
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, locked
+from narrowcast.platform.tracking.mlflow_run import check_store
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
@@ -138,8 +139,6 @@ def _checked(experiment: Experiment, data: Dataset | None = None) -> Run:
 
 def _checked_store(experiment: Experiment, output: Path) -> str:
     """Return the URI of the tracking store after the check that it answers."""
-    from narrowcast.platform.tracking.mlflow_run import check_store  # imports MLflow, which takes a second or two
-
     uri = experiment.tracking.resolve(output)
     check_store(uri)
     return uri

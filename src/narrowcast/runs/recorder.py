@@ -20,6 +20,7 @@ from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
+from narrowcast.platform.tracking.partition_report import begin_figure
 from narrowcast.platform.tracking.targets import as_metrics
 from narrowcast.runs.learning_check import MOST_ROUNDS_IN_VAIN, check_learned, nothing_used, why_in_vain
 from narrowcast.runs.outputs import run_tags, write_outputs
@@ -39,6 +40,8 @@ class Recorder:
     journal: Journal
     sender: Sender
     on_round: OnRound
+    partition: Callable[[], bytes]
+    """Returns the figure of the partition, which is drawn while the run trains."""
     state: RunState
     result: dict[str, Any] | None = None
     warned: bool = False
@@ -94,7 +97,9 @@ class Recorder:
         check_learned(each.run, each.experiment, self.journal, self.state)
         run_id = self.sender.cursor.run_id
         with uninterrupted():
-            self.result = write_outputs(each.folder, each.experiment, each.task, self.journal, self.state, run_id)
+            self.result = write_outputs(
+                each.folder, each.experiment, each.task, self.journal, self.state, run_id, self.partition
+            )
             if keep_checkpoints:
                 place = checkpoint_place(each.experiment, each.folder)
                 with suppress(OSError):  # the run has its result
@@ -154,7 +159,7 @@ def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitor
     stop_monitor = monitor_system(
         uri, cursor.run_id, enabled=monitored and experiment.tracking.system_metrics, resume=prepared.resuming
     )
-    recorder = Recorder(prepared, journal, sender, on_round, prepared.state)
+    recorder = Recorder(prepared, journal, sender, on_round, begin_figure(prepared.task.data), prepared.state)
     if any(row["delivered"] for row in journal.rounds):
         recorder.in_vain = None
     interrupted = False

@@ -22,9 +22,7 @@ from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.config import validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.json_files import read_json
-from narrowcast.platform.tracking import run_plots as plots
-from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.client_plots import client_metrics_figures
+from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.journal import CLIENT_METRICS
 from narrowcast.platform.tracking.metric_direction import Declared, relation
 from narrowcast.platform.tracking.metric_labels import (
@@ -132,8 +130,8 @@ class Result:
         best = self.best.get(f"validation.{primary}")
         if best is None:
             return None
-        rows = {name: plots.column(self.history, name) for name in self.history.column_names if "." in name}
-        place = plots.column(self.history, "round") == best.round
+        rows = {name: curves.column(self.history, name) for name in self.history.column_names if "." in name}
+        place = curves.column(self.history, "round") == best.round
         return best.round, {name: float(values[place][0]) for name, values in rows.items() if place.any()}
 
     @property
@@ -284,11 +282,12 @@ class Result:
         These are accuracy_round, accuracy_uplink, accuracy_total and accuracy_time, with every test metric whatever its
         name, client_bits_ranks, loss_time and client_metrics, without those for which nothing was measured.
         """
+        from narrowcast.platform.tracking.run_figures import run_figures  # imports Matplotlib
+
         title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
-        figures = plots.run_figures(self.history, self._client_table, title)
-        if self.evaluates_clients:
-            figures |= client_metrics_figures(self.client_metrics_table, title)
-        return figures
+        return run_figures(
+            self.history, self._client_table, title, self.client_metrics_table if self.evaluates_clients else None
+        )
 
     def plot(self, figure: str = "accuracy_uplink") -> Figure:
         """Return one of the `figures`."""
@@ -359,8 +358,8 @@ def load_result(folder: Path) -> Result:
             advice = _finish(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
             raise UserError(f"{folder}: has no {name}, so it is no finished run; {advice}")
     file = read_result(folder / RESULT)
-    history = _read_table(folder / "rounds.parquet", ("round", plots.UPLINK.column, plots.TIME.column))
-    last = int(plots.column(history, "round").max(initial=0))
+    history = _read_table(folder / "rounds.parquet", ("round", curves.UPLINK.column, curves.TIME.column))
+    last = int(curves.column(history, "round").max(initial=0))
     if last != file.rounds:
         raise UserError(
             f"{folder}: rounds.parquet ends at round {last} and {RESULT} at round {file.rounds}, "

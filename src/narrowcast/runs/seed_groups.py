@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.tracking import run_plots as plots
+from narrowcast.platform.tracking import curves
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.result import Result
 from narrowcast.runs.run_settings import SEEDS
@@ -28,7 +28,7 @@ class SeedGroup:
         values = np.array([np.nan if (each := value(run)) is None else each for run in self.runs], dtype=np.float64)
         return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else np.nan
 
-    def curve(self, cost: plots.Cost, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def curve(self, cost: curves.Cost, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return mean cost, mean and standard deviation (n - 1) of a metric in the rounds that all runs evaluated."""
         of_runs = [_by_round(run, cost, metric) for run in self.runs]
         rounds = sorted(set.intersection(*(set(each) for each in of_runs)))
@@ -37,9 +37,9 @@ class SeedGroup:
         return points[:, :, 0].mean(axis=0), points[:, :, 1].mean(axis=0), spread
 
 
-def _by_round(run: Result, cost: plots.Cost, metric: str) -> dict[float, tuple[float, float]]:
-    rounds, values = plots.curve(run.history, plots.ROUND, metric)
-    spent, _ = plots.curve(run.history, cost, metric)
+def _by_round(run: Result, cost: curves.Cost, metric: str) -> dict[float, tuple[float, float]]:
+    rounds, values = curves.curve(run.history, curves.ROUND, metric)
+    spent, _ = curves.curve(run.history, cost, metric)
     return dict(zip(rounds.tolist(), zip(spent.tolist(), values.tolist(), strict=True), strict=True))
 
 

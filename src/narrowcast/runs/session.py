@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
 from narrowcast.platform.contracts import Dataset
@@ -16,11 +16,9 @@ from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.state import Interrupted
 from narrowcast.runs.prepare import PreparedRun, prepare, prepare_lockstep, prepare_resume
+from narrowcast.runs.recorder import OnRound, recorded
 from narrowcast.runs.remarks import remarks
 from narrowcast.runs.run_folder import CONFIG, find_run, has_run
-
-if TYPE_CHECKING:
-    from narrowcast.runs.recorder import OnRound
 
 logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -96,8 +94,6 @@ def run(prepared: PreparedRun, on_round: OnRound, *, keep_checkpoints: bool = Tr
     If it fails or is interrupted, the last checkpoint stays for a resume. Without `keep_checkpoints`, those on this
     machine, which may be gigabytes, are removed once the result is written.
     """
-    from narrowcast.runs.recorder import recorded  # imports MLflow and Matplotlib
-
     with recorded(prepared, on_round) as recorder:
         outcomes = prepared.experiment.backend.run(prepared.run, prepared.state)
         with closing(outcomes), uninterrupted():
@@ -112,8 +108,6 @@ def run(prepared: PreparedRun, on_round: OnRound, *, keep_checkpoints: bool = Tr
 
 def run_replicas(runs: Sequence[PreparedRun], on_round: OnRound) -> list[dict[str, Any] | RunFailed]:
     """Run replicas that share their data in lockstep, in this process; return each one's result or failure."""
-    from narrowcast.runs.recorder import recorded
-
     results: dict[int, dict[str, Any] | RunFailed] = {}
     with ExitStack() as stack:
         # The load of the machine is that of all replicas, so only the first one measures it.

@@ -311,8 +311,9 @@ def test_a_round_that_is_played_again_keeps_its_first_line(tmp_path: Path) -> No
 
 def test_the_tables_have_a_row_a_round_and_a_row_a_client(tmp_path: Path) -> None:
     journal = filled(tmp_path)
-    rounds, clients = journal.write_tables(profiles()).values()
-    assert pq.read_table(tmp_path / "rounds.parquet") == rounds
+    places = journal.write_tables(profiles())
+    assert places == {name: tmp_path / name for name in ("rounds.parquet", "clients.parquet")}
+    rounds, clients = map(pq.read_table, places.values())
     assert dict(zip(rounds.column_names, rounds.schema.types, strict=True)) == ROUND_COLUMNS
     assert rounds["test.hr@10"].to_pylist() == [None, 0.5, None, 0.75, None, 0.625]
     assert rounds["total_uplink_bits"].to_pylist() == [2**53 + number for number in range(1, 7)]
@@ -362,4 +363,4 @@ def test_a_round_in_which_nobody_delivered_is_kept(tmp_path: Path) -> None:
     Journal.open(tmp_path).append(outcome(1, loss=math.nan), logged_at_ms=0)
     journal = Journal.open(tmp_path)
     assert math.isnan(journal.rounds[0]["loss"])
-    assert math.isnan(journal.write_tables(profiles())["rounds.parquet"]["loss"][0].as_py())
+    assert math.isnan(journal.rounds_table()["loss"][0].as_py())

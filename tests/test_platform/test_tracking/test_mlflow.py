@@ -20,7 +20,7 @@ from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import mlflow_run
-from narrowcast.platform.tracking.mlflow_run import pages_of_runs
+from narrowcast.platform.tracking.mlflow_store import pages_of_runs
 from narrowcast.platform.tracking.mlflow_view import set_up_view
 from narrowcast.runs import recorder as recording
 from narrowcast.runs import session

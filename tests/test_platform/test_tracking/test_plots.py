@@ -1,33 +1,33 @@
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from narrowcast.platform.tracking.curves import ROUND, TIME, UPLINK, Cost, running_mean
+from narrowcast.platform.tracking.journal import CLIENTS, ROUNDS
+from narrowcast.platform.tracking.run_figures import figures_of_files, run_figures
 from narrowcast.platform.tracking.run_plots import (
-    ROUND,
-    TIME,
-    UPLINK,
-    Cost,
     accuracy_figure,
+    as_png,
     client_figure,
-    draw_plots,
     log_axis,
     loss_figure,
     new_figure,
     rank_colours,
-    running_mean,
 )
 from narrowcast.platform.types import NO_RANK
 
-ALL_FILES = [
-    *(f"accuracy_{cost}.png" for cost in ("round", "uplink", "total", "time")),
-    "client_bits_ranks.png",
-    "loss_time.png",
+ALL_FIGURES = [
+    *(f"accuracy_{cost}" for cost in ("round", "uplink", "total", "time")),
+    "client_bits_ranks",
+    "loss_time",
 ]
 
 
@@ -55,8 +55,16 @@ def clients_table(n: int, ranks: list[int]) -> pa.Table:
     return pa.table({"rank": rank, "uplink_bits": rank * 40_000, "uplink_bits_per_second": rate})
 
 
-def assert_is_drawn(path: Path) -> None:
-    image = matplotlib.image.imread(path)
+def drawn(rounds: pa.Table, clients: pa.Table, folder: Path) -> dict[str, bytes]:
+    """Draw the figures of tables as a run does, from their files."""
+    places = {name: folder / name for name in (ROUNDS, CLIENTS)}
+    for table, place in zip((rounds, clients), places.values(), strict=True):
+        pq.write_table(table, place)
+    return figures_of_files(places, "a run")
+
+
+def assert_is_drawn(png: bytes) -> None:
+    image = matplotlib.image.imread(BytesIO(png))
     assert image.shape[0] > 500
     assert image.shape[1] > 800
     assert image[..., :3].std() > 0.02, "a blank image"
@@ -74,10 +82,10 @@ def assert_is_drawn(path: Path) -> None:
 def test_every_figure_of_a_run_is_a_png_with_something_on_it(
     rounds: pa.Table, ranks: list[int], tmp_path: Path
 ) -> None:
-    paths = draw_plots(rounds, clients_table(600, ranks), tmp_path / "run" / "plots", "a run")
-    assert [path.name for path in paths] == ALL_FILES
-    for path in paths:
-        assert_is_drawn(path)
+    figures = drawn(rounds, clients_table(600, ranks), tmp_path)
+    assert list(figures) == ALL_FIGURES
+    for png in figures.values():
+        assert_is_drawn(png)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +97,23 @@ def test_every_figure_of_a_run_is_a_png_with_something_on_it(
     ids=["no_column", "all_null"],
 )
 def test_without_an_evaluation_the_accuracy_figures_are_left_out(rounds: pa.Table, tmp_path: Path) -> None:
-    paths = draw_plots(rounds, clients_table(60, [8]), tmp_path, "a run")
-    assert [path.name for path in paths] == ALL_FILES[4:]
-    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    assert list(drawn(rounds, clients_table(60, [8]), tmp_path)) == ALL_FIGURES[4:]
 
 
 def test_a_run_of_which_nothing_was_measured_has_no_figures(tmp_path: Path) -> None:
     rounds = rounds_table(5, loss=np.full(5, np.nan)).drop_columns(["test.hr@10", "test.ndcg@10"])
-    assert draw_plots(rounds, clients_table(60, [8]).slice(0, 0), tmp_path, "a run") == []
+    assert drawn(rounds, clients_table(60, [8]).slice(0, 0), tmp_path) == {}
+
+
+def test_a_figure_is_the_same_file_as_matplotlibs_own_and_keeps_its_resolution() -> None:
+    figure, other = (run_figures(rounds_table(40), clients_table(60, [8]), "a run")["loss_time"] for _ in range(2))
+    before, expected = figure.dpi, BytesIO()
+    other.savefig(expected, format="png", dpi=150)
+    pixels = [
+        matplotlib.image.imread(each)[..., :3] for each in (BytesIO(as_png(figure)), BytesIO(expected.getvalue()))
+    ]
+    assert np.array_equal(*pixels)
+    assert figure.dpi == before
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from narrowcast.platform.tracking.curves import column
 from narrowcast.platform.tracking.metric_labels import is_share, metric_label, metrics_of
-from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, column, marker, new_figure
+from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, marker, new_figure
 from narrowcast.platform.types import FloatArray
 
 SPLITS = ("test", "validation", "train")

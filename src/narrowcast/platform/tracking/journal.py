@@ -175,12 +175,12 @@ class Journal:
         metrics = client_metrics_table(entries)
         return tables if metrics is None else {**tables, CLIENT_METRICS: metrics}
 
-    def write_tables(self, profiles: Profiles) -> dict[str, pa.Table]:
-        """Write the tables to the run's folder and return them."""
+    def write_tables(self, profiles: Profiles) -> dict[str, Path]:
+        """Write the tables to the run's folder and return their paths by the same names."""
         tables = self.tables(profiles)
         for name, table in tables.items():
             disk().fill(self.path.with_name(name), partial(pq.write_table, table))
-        return tables
+        return {name: self.path.with_name(name) for name in tables}
 
     def final_metrics(self) -> dict[str, float]:
         """Return the metrics of the last evaluation and the training loss of the last round."""

@@ -18,6 +18,11 @@ CHECKED_VERSION = "3.17.2"
 logger = logging.getLogger(__name__)
 
 
+def import_sql_store() -> None:
+    """Import the store of databases, which MLflow does when it first opens one."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
 def create_tables(engine: Engine) -> None:
     """Create the tables of a tracking store in an empty database."""
     from mlflow.store.db.utils import _initialize_tables  # takes a while, and a store that is there has them

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
@@ -11,39 +10,42 @@ from typing import TypeGuard
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.disk import disk, make_folders
-from narrowcast.platform.tracking.run_plots import BLUE, add_panels, empty_figure, log_axis, new_figure
+from narrowcast.platform.tracking.partition_counts import MOST_BARS, PartitionCounts, no_values
+from narrowcast.platform.tracking.second_process import PARTITION, begin, call
 from narrowcast.platform.types import IntArray
 
 TABLE, FIGURE, OVERVIEW = "partition.parquet", "partition.png", "partitions.png"
 MOST_ROWS, MOST_CELLS = 1000, 100_000
 """Above either limit the table is a summary; a cell is a client's count of one class."""
-_MOST_BARS, _MOST_COLOURS, _MOST_BINS = 50, 20, 40
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
 
-def write_partition(data: Dataset, folder: Path) -> list[Path]:
-    """Write `partition.parquet` and `partition.png` into the folder, each below 200 kB, and return their paths."""
+def begin_figure(data: Dataset) -> Callable[[], bytes]:
+    """Begin to draw the figure if there is a second process; return the function that returns it as a PNG file."""
+    return begin(PARTITION, "partition_png", partition_counts(data))
+
+
+def write_partition(data: Dataset, folder: Path, figure: Callable[[], bytes] | None = None) -> list[Path]:
+    """Write `partition.parquet` and `partition.png` into the folder, each below 200 kB, and return their paths.
+
+    `figure` is what `begin_figure` returned, if that was called.
+    """
     make_folders(folder)
     disk().fill(folder / TABLE, partial(pq.write_table, partition_table(data), compression="zstd"))
-    disk().fill(folder / FIGURE, partial(partition_figure(data).savefig, dpi=150))
+    disk().fill(folder / FIGURE, partial(Path.write_bytes, data=(figure or begin_figure(data))()))
     return [folder / TABLE, folder / FIGURE]
 
 
 def write_overview(partitions: Sequence[tuple[str, Dataset]], folder: Path) -> Path:
     """Write `partitions.png`, the figures of several partitions of one data set in one, and return its path."""
     make_folders(folder)
-    disk().fill(folder / OVERVIEW, partial(overview_figure(partitions).savefig, dpi=110))
+    counts = [(kind, partition_counts(data)) for kind, data in partitions]
+    disk().fill(folder / OVERVIEW, partial(Path.write_bytes, data=call(PARTITION, "overview_png", counts)))
     return folder / OVERVIEW
 
 
@@ -69,53 +71,27 @@ def partition_table(data: Dataset) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def partition_figure(data: Dataset) -> Figure:
-    """Return a figure of what the clients have and how much: classes, numbers to predict, or interactions per item."""
-    title = f"{data.name}: {data.n_clients:,} clients, {int(data.examples.sum()):,} training examples"
-    figure, panels = new_figure(title, panels=_n_panels(data))
-    _draw(figure, panels, data)
-    return figure
-
-
-def overview_figure(partitions: Sequence[tuple[str, Dataset]]) -> Figure:
-    """Return the panels of `partition_figure` for several partitions of one data set, a row for each."""
-    data = partitions[0][1]
-    columns, rows = _n_panels(data), len(partitions)
-    title = f"{data.name}: partitions over {data.n_clients:,} clients"
-    figure = empty_figure(title, 5.25 * columns, 0.5 + 2.6 * rows)
-    for place, (kind, partitioned) in zip(figure.subfigures(rows, 1, squeeze=False)[:, 0], partitions, strict=True):
-        place.suptitle(kind, fontsize=10, fontweight="bold", x=0.02, ha="left")
-        _draw(place, add_panels(place, 1, columns), partitioned)
-    return figure
-
-
-def _n_panels(data: Dataset) -> int:
-    return 2 if has_classes(data) or isinstance(data, Interactions) or _has_numbers(data) else 1
-
-
-def _draw(figure: Figure | SubFigure, panels: Sequence[Axes], data: Dataset) -> None:
-    """Draw the targets of the clients, if there is a picture of them, and their numbers of examples."""
+def partition_counts(data: Dataset) -> PartitionCounts:
+    """Return what the figure of the data shows."""
     if has_classes(data):
-        if data.n_clients <= _MOST_BARS and data.n_classes <= _MOST_COLOURS:
-            _draw_bars(figure, panels[0], class_counts(data))
-        elif data.n_clients <= MOST_ROWS and data.n_clients * data.n_classes <= MOST_CELLS:
-            _draw_map(figure, panels[0], class_counts(data))
-        else:
-            _draw_variety(panels[0], classes_held(data))
-    elif isinstance(data, Interactions):
-        _draw_popularity(panels[0], np.bincount(data.items, minlength=data.n_items))
-    elif _has_numbers(data):
-        _draw_numbers(panels[0], data)
-    _draw_sizes(panels[-1], data.examples)
+        if data.n_clients <= MOST_ROWS and data.n_clients * data.n_classes <= MOST_CELLS:
+            return PartitionCounts(data.name, data.examples, "classes", class_counts(data))
+        return PartitionCounts(data.name, data.examples, "classes held", classes_held(data))
+    if isinstance(data, Interactions):
+        popularity = np.bincount(data.items, minlength=data.n_items)
+        return PartitionCounts(data.name, data.examples, "items", popularity)
+    if isinstance(data, Samples) and data.targets == "numbers":
+        values = np.split(data.train.labels[data.order, 0], data.indptr[1:-1])
+        if data.n_clients <= MOST_BARS:
+            return PartitionCounts(data.name, data.examples, "numbers", values)
+        means = np.array([float(each.mean()) for each in values if len(each)])
+        return PartitionCounts(data.name, data.examples, "means", means)
+    return PartitionCounts(data.name, data.examples, None, no_values())
 
 
 def has_classes(data: Dataset) -> TypeGuard[Samples]:
     """Return whether the data has samples of classes; tokens and numbers are shown by the sizes of the clients."""
     return isinstance(data, Samples) and data.targets == "classes"
-
-
-def _has_numbers(data: Dataset) -> TypeGuard[Samples]:
-    return isinstance(data, Samples) and data.targets == "numbers"
 
 
 def owners(data: Samples) -> IntArray:
@@ -143,104 +119,3 @@ def _summary(measure: str, values: IntArray) -> dict[str, str | float | int]:
         "mean": float(values.mean()),
         **dict(zip(_QUANTILES, quantiles, strict=True)),
     }
-
-
-def _draw_bars(figure: Figure | SubFigure, axes: Axes, counts: IntArray) -> None:
-    """Draw a stacked bar per client."""
-    n_clients, n_classes = counts.shape
-    colours = _class_colours(n_classes)
-    floor = np.zeros(n_clients)
-    for label in range(n_classes):
-        axes.bar(np.arange(n_clients), counts[:, label], bottom=floor, width=0.85, color=colours(label))
-        floor += counts[:, label]
-    axes.grid(axis="x", visible=False)
-    axes.set_xlim(-0.7, n_clients - 0.3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="client", ylabel="training examples")
-    shades = ScalarMappable(BoundaryNorm(np.arange(n_classes + 1) - 0.5, n_classes), colours)
-    bar = figure.colorbar(shades, ax=axes, ticks=np.arange(n_classes), pad=0.02, aspect=30, label="class")
-    bar.minorticks_off()
-    bar.ax.tick_params(length=0)
-    bar.outline.set_visible(False)
-
-
-def _draw_map(figure: Figure | SubFigure, axes: Axes, counts: IntArray) -> None:
-    """Draw a map of the share of each class in each client's examples; clients without examples are blank."""
-    total = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(100 * counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
-    image = axes.imshow(shares, cmap="Blues", aspect="auto", interpolation="nearest", vmin=0)
-    axes.grid(visible=False)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-    axes.set(xlabel="class", ylabel="client")
-    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=30, label="share of the client's examples (%)")
-    bar.outline.set_visible(False)
-
-
-def _draw_variety(axes: Axes, held: IntArray) -> None:
-    """Draw a histogram of the number of classes per client, for too many clients to show each."""
-    shares = 100 * np.bincount(held) / len(held)
-    shown = np.flatnonzero(shares)
-    axes.bar(shown, shares[shown], width=0.85, color=BLUE)
-    axes.grid(axis="x", visible=False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlim(max(shown[0] - 2, -0.7), shown[-1] + 2)
-    axes.set(xlabel="number of classes per client", ylabel="share of clients (%)")
-
-
-def _draw_popularity(axes: Axes, counts: IntArray) -> None:
-    """Draw the training interactions of each item, from the most to the least frequent."""
-    counts = np.sort(counts)[::-1]
-    some = counts[counts > 0]
-    axes.plot(1 + np.arange(len(some)), some, color=BLUE)
-    if len(some):
-        log_axis(axes, np.arange(1, 1 + len(some), dtype=np.float64))
-        log_axis(axes, some.astype(np.float64), "y")
-    axes.set(xlabel="item, by rank", ylabel="training interactions of the item")
-    if unseen := len(counts) - len(some):
-        axes.set_title(f"{unseen:,} of {len(counts):,} items have none", fontsize=9)
-
-
-def _draw_numbers(axes: Axes, data: Samples) -> None:
-    """Draw the first number to predict: a box for each client, or a histogram of the means of many clients."""
-    values = np.split(data.train.labels[data.order, 0], data.indptr[1:-1])
-    if data.n_clients <= _MOST_BARS:
-        axes.boxplot(
-            values, positions=np.arange(data.n_clients), widths=0.7, manage_ticks=False, medianprops={"color": BLUE},
-            flierprops={"markersize": 2, "markeredgecolor": "0.5"},
-        )  # fmt: skip
-        axes.grid(axis="x", visible=False)
-        axes.set_xlim(-0.7, data.n_clients - 0.3)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel="client", ylabel="number to predict")
-        return
-    axes.hist([float(each.mean()) for each in values if len(each)], bins=_MOST_BINS, color=BLUE)
-    axes.set(xlabel="mean of the numbers to predict per client", ylabel="number of clients")
-
-
-def _draw_sizes(axes: Axes, examples: IntArray) -> None:
-    """Draw a histogram of the examples per client, on a logarithmic axis if they differ more than twentyfold."""
-    some = examples[examples > 0].astype(np.float64)
-    empty = len(examples) - len(some)
-    if len(some):
-        low, high = int(some.min()), int(some.max()) + 1
-        bins = min(_MOST_BINS, 6 + math.isqrt(len(some)))
-        logarithmic = high > 20 * low
-        edges = np.geomspace(low, high, bins + 1) if logarithmic else np.linspace(low, high, bins + 1)
-        # Edges between integers, so that no integer is split between bins.
-        axes.hist(some, bins=(np.unique(np.round(edges)) - 0.5).tolist(), color=BLUE)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if logarithmic:
-            log_axis(axes, some)
-        else:
-            axes.set_xlim(max(low - 2, -0.7), high + 1)
-        mean = examples.mean()
-        text = f"median {np.median(examples):,.0f}, mean {mean:,.1f}" if mean >= 10 else f"mean {mean:.2g}"
-        axes.set_title(f"{text}; {empty:,} clients without any" if empty else text, fontsize=9)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set(xlabel="training examples per client", ylabel="number of clients")
-
-
-def _class_colours(n_classes: int) -> ListedColormap:
-    return ListedColormap(colormaps["tab10" if n_classes <= 10 else "tab20"](np.arange(n_classes)))

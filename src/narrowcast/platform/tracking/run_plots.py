@@ -5,10 +5,6 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -20,11 +16,12 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from PIL import Image
 
-from narrowcast.platform.disk import disk, make_folders
+from narrowcast.platform.tracking.curves import ROUND, TIME, Cost, column, curve, running_mean
 from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
-from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, Unit, axis_unit
-from narrowcast.platform.types import NO_RANK, BoolArray, FloatArray, IntArray
+from narrowcast.platform.tracking.units import axis_unit
+from narrowcast.platform.types import NO_RANK, FloatArray, IntArray
 
 # Okabe and Ito's palette without yellow and pale blue, which are hard to see on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK = (
@@ -41,49 +38,16 @@ _MOST_MARKERS, _MOST_RANK_LABELS, _MOST_PANELS = 40, 12, 3
 _NARROW = 3.0  # ratio below which a logarithmic axis has fewer than two ticks at 1, 2 and 5
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The horizontal axis of an accuracy plot: a column that grows from round to round."""
-
-    column: str
-    label: str
-    units: tuple[Unit, ...]
-
-    def axis_label(self, unit: Unit) -> str:
-        """Return the label of an axis in this unit."""
-        return f"{self.label} ({unit.symbol})" if unit.symbol else self.label
-
-
-ROUND = Cost("round", "round", (Unit("", 1),))
-UPLINK = Cost("total_uplink_bits", "cumulative uplink", BYTE_UNITS)
-TOTAL = Cost("total_bits", "cumulative uplink and downlink", BYTE_UNITS)
-TIME = Cost("simulated_seconds", "simulated time", TIME_UNITS)
-
-
-def run_figures(rounds: pa.Table, clients: pa.Table, title: str) -> dict[str, Figure]:
-    """Return the figures of a run by name, without those for which nothing was measured."""
-    figures = {
-        "accuracy_round": accuracy_figure(rounds, ROUND, f"{title}: test metrics by round"),
-        "accuracy_uplink": accuracy_figure(rounds, UPLINK, f"{title}: test metrics against uplink"),
-        "accuracy_total": accuracy_figure(rounds, TOTAL, f"{title}: test metrics against total traffic"),
-        "accuracy_time": accuracy_figure(rounds, TIME, f"{title}: test metrics against simulated time"),
-        "client_bits_ranks": client_figure(clients, title),
-        "loss_time": loss_figure(rounds, f"{title}: training loss"),
-    }
-    return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def draw_plots(rounds: pa.Table, clients: pa.Table, folder: Path, title: str) -> list[Path]:
-    """Write the figures of a run as PNG files and return their paths."""
-    return write_figures(run_figures(rounds, clients, title), folder)
-
-
-def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
-    """Write figures as PNG files of their names and return their paths."""
-    make_folders(folder)
-    for name, figure in figures.items():
-        disk().fill(folder / f"{name}.png", partial(figure.savefig, dpi=150))
-    return [folder / f"{name}.png" for name in figures]
+def as_png(figure: Figure, dots_per_inch: float = 150) -> bytes:
+    """Return a figure as a PNG file."""
+    content, before, canvas = io.BytesIO(), figure.dpi, FigureCanvasAgg(figure)
+    figure.set_dpi(dots_per_inch)
+    # `savefig` would draw everything twice, the first time for the layout alone.
+    canvas.draw()  # type: ignore[no-untyped-call]
+    figure.set_dpi(before)
+    pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
+    pixels.save(content, "PNG", dpi=(dots_per_inch, dots_per_inch))
+    return content.getvalue()
 
 
 def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
@@ -203,9 +167,7 @@ class NotebookFigure(Figure):
     """A figure that notebooks show, although pyplot does not know it."""
 
     def _repr_png_(self) -> bytes:
-        content = io.BytesIO()
-        self.savefig(content, format="png", dpi=100)
-        return content.getvalue()
+        return as_png(self, 100)
 
 
 def new_figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
@@ -252,30 +214,9 @@ def log_axis(axes: Axes, values: FloatArray, which: Literal["x", "y"] = "x") -> 
     axis.set_minor_locator(NullLocator())
 
 
-def column(table: pa.Table, name: str) -> FloatArray:
-    """Return a column as floats, with NaN for null."""
-    values: FloatArray = table.column(name).cast(pa.float64()).to_numpy()
-    return values
-
-
-def curve(rounds: pa.Table, cost: Cost, name: str) -> tuple[FloatArray, FloatArray]:
-    """Return cost and value of the rounds with a finite value; empty without such a column."""
-    if name not in rounds.column_names or cost.column not in rounds.column_names:
-        return np.empty(0), np.empty(0)
-    values = column(rounds, name)
-    measured: BoolArray = np.isfinite(values)
-    return column(rounds, cost.column)[measured], values[measured]
-
-
 def marker(x: FloatArray) -> str:
     """Return the marker of a curve: a dot if it has few points, none otherwise."""
     return "o" if len(x) <= _MOST_MARKERS else ""
-
-
-def running_mean(values: FloatArray, window: int) -> FloatArray:
-    """Return the mean over an odd window centred on each value, truncated at the ends."""
-    ones = np.ones(window)
-    return np.convolve(values, ones, "same") / np.convolve(np.ones_like(values), ones, "same")
 
 
 def rank_colours(ranks: IntArray) -> FloatArray:

@@ -21,7 +21,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.redaction import hide_secrets
-from narrowcast.platform.tracking.mlflow_run import (
+from narrowcast.platform.tracking.mlflow_store import (
     STORE_ERRORS,
     as_params,
     metric_name,

@@ -1,0 +1,243 @@
+"""The calls to an MLflow store, each of its own: `mlflow_run` makes them, in a second process if there is one.
+
+Arguments and results are plain values. A call that the store does not answer, or refuses, raises `StoreError`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import requests
+
+# Time limits for calls to a store that is down, and no telemetry; MLflow reads all of them at run time.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "5")
+# MLflow would print the address of each finished run, with the password in it.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_DATASET_CONTEXT,
+    MLFLOW_RUN_NAME,
+    MLFLOW_SOURCE_NAME,
+    MLFLOW_SOURCE_TYPE,
+    MLFLOW_USER,
+)
+from packaging.version import Version
+from sqlalchemy import create_engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from narrowcast.platform.errors import StoreError, UserError
+from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
+from narrowcast.platform.tracking.mlflow_internals import SystemMonitor, has_store
+from narrowcast.platform.tracking.mlflow_view import PAGE, set_up_view
+from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
+
+STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)
+_PROBE_SECONDS = 5.0
+_PARAMS_AT_ONCE = 100
+_DATABASES = ("postgresql", "mysql", "sqlite", "mssql")  # the databases that MLflow documents
+_monitors: dict[str, SystemMonitor] = {}
+"""By run; they live in the process that makes the calls."""
+
+# One warning of ours reports an outage; MLflow's would be many, some with the password.
+for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
+    logging.getLogger(_noisy).setLevel(logging.CRITICAL)
+
+
+def check_store(uri: str) -> None:
+    """Raise `UserError` within seconds if no tracking store answers at the URI."""
+    shown = hide_secrets(uri)
+    if has_hidden(uri):
+        raise UserError(f"the password of the MLflow store {uri} is not stored; give the full address as tracking.uri=")
+    check_address(uri, "tracking.uri")
+    if uri in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
+        raise UserError(f'tracking.uri = "{uri}" names no file; write sqlite:///path/to/mlflow.db')
+    if "://" in uri and not has_store(scheme := re.split(r"[+:]", uri)[0]):
+        raise UserError(
+            f"no MLflow store answers at {shown} (none has the scheme {scheme}); set tracking.uri or "
+            "MLFLOW_TRACKING_URI to http://HOST:PORT, sqlite:///path/to/mlflow.db or postgresql://HOST/DATABASE"
+        )
+    try:
+        if urlsplit(uri).scheme in ("http", "https"):
+            answer = requests.get(f"{uri.rstrip('/')}/version", timeout=_PROBE_SECONDS)
+            answer.raise_for_status()
+            Version(answer.text)  # other servers do not answer with a version
+        elif re.split(r"[+:]", uri)[0] in _DATABASES:
+            if uri.startswith("sqlite:///"):
+                make_sqlite_file(uri)
+            engine = create_engine(uri)
+            engine.connect().close()  # if this fails, MLflow would retry for two minutes
+            engine.dispose()
+        MlflowClient(uri).search_experiments(max_results=1)
+    except (*STORE_ERRORS, ValueError, ImportError) as error:  # a malformed URI, a database without its driver
+        raise UserError(
+            f"no MLflow store answers at {shown} ({short_reason(error)}); start it, or set tracking.uri or "
+            "MLFLOW_TRACKING_URI to a store that answers"
+        ) from error
+
+
+def pages_of_runs(uri: str) -> dict[str, str]:
+    """Return the page of the MLflow UI for each experiment with runs, by its name; raise as `check_store` does."""
+    check_store(uri)
+    client = MlflowClient(uri)
+    return {
+        each.name: PAGE.format(experiment_id=each.experiment_id)
+        for each in client.search_experiments()
+        if client.search_runs([each.experiment_id], max_results=1)
+    }
+
+
+def short_reason(error: BaseException) -> str:
+    """Return a store's error in one line, without a password."""
+    while isinstance(error, requests.ConnectionError) and error.args and isinstance(error.args[0], Exception):
+        error = getattr(error.args[0], "reason", None) or error.args[0]
+    lines = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
+    text = redact(lines[0] if lines else "")
+    return f"{type(error).__name__}: {text[:160]}".rstrip(": ")
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Raise `StoreError` where a call in the block fails."""
+    try:
+        yield
+    except STORE_ERRORS as error:
+        raise StoreError(short_reason(error)) from error
+
+
+def open_run(
+    uri: str,
+    experiment: str,
+    artifacts: str | None,
+    name: str,
+    params: Mapping[str, str],
+    tags: Mapping[str, str],
+    data: Mapping[str, str],
+) -> str:
+    """Create a run with its params, tags and data set, `data` being the fields of `Dataset`; return the run's id.
+
+    `artifacts` is the place of the artifacts of an experiment that is new.
+    """
+    client = MlflowClient(uri)
+    try:
+        run = client.create_run(
+            _experiment_id(client, experiment, artifacts), run_name=name, tags={**tags, **origin_tags(name)}
+        )
+        entries = as_params(params)
+        for start in range(0, len(entries), _PARAMS_AT_ONCE):
+            client.log_batch(run.info.run_id, params=entries[start : start + _PARAMS_AT_ONCE])
+        inputs = [DatasetInput(Dataset(**data), [InputTag(MLFLOW_DATASET_CONTEXT, "training")])]
+        try:
+            client.log_inputs(run.info.run_id, inputs)
+        except MlflowException:  # another run has just created the entry of the data set
+            client.log_inputs(run.info.run_id, inputs)
+    except STORE_ERRORS as error:
+        raise UserError(
+            f"the MLflow store at {hide_secrets(uri)} refused the run ({short_reason(error)}); check it"
+        ) from error
+    return str(run.info.run_id)
+
+
+def origin_tags(name: str) -> dict[str, str]:
+    """Return the tags for the name, user and source of a run."""
+    return {
+        MLFLOW_RUN_NAME: name,
+        MLFLOW_USER: psutil.Process().username(),
+        MLFLOW_SOURCE_NAME: "narrowcast",
+        MLFLOW_SOURCE_TYPE: "LOCAL",
+    }
+
+
+def as_params(values: Mapping[str, Any]) -> list[Param]:
+    """Return values as MLflow params, under names that MLflow accepts."""
+    return [Param(metric_name(name), redact(str(value))) for name, value in values.items()]
+
+
+def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    """Return the id of an MLflow experiment, which is created if it is missing."""
+    known = client.get_experiment_by_name(name)
+    if known is not None:
+        return str(known.experiment_id)
+    created = str(client.create_experiment(name, artifact_location=artifacts))
+    set_up_view(client, created)
+    return created
+
+
+def send_rounds(uri: str, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Send the metrics of rounds, which are not too many for one batch."""
+    metrics = [
+        Metric(metric_name(name), float(value), row["logged_at_ms"], row["round"])
+        for row in rows
+        for name, value in sorted(row.items(), key=_by_interest)
+        if name not in ("round", "logged_at_ms") and value is not None
+    ]
+    with _answering():
+        MlflowClient(uri).log_batch(run_id, metrics=metrics)
+
+
+def _by_interest(entry: tuple[str, Any]) -> int:
+    """Order the metrics of a round: pages of MLflow that compare runs begin with the metric that came first."""
+    name, _ = entry
+    return 0 if name.startswith("test.") else 1 if name.startswith("validation.") else 2 if name == "loss" else 3
+
+
+def metric_name(name: str) -> str:
+    """Return the name with @, which MLflow refuses, spelled out: hr@10 becomes hr_at_10."""
+    return name.replace("@", "_at_")
+
+
+def start_monitor(uri: str, run_id: str, resume: bool) -> None:
+    """Begin to log the load of this machine to a run."""
+    _monitors[run_id] = SystemMonitor(uri, run_id, resume=resume)
+
+
+def finish_monitor(run_id: str) -> None:
+    """Stop what `start_monitor` began, unless it has ended with its process."""
+    if monitor := _monitors.pop(run_id, None):
+        monitor.finish()
+
+
+def reopen_run(uri: str, run_id: str) -> None:
+    """Mark a run as running again; raise `UserError` if the store does not know it."""
+    try:
+        MlflowClient(uri).update_run(run_id, status="RUNNING")
+    except STORE_ERRORS as error:
+        raise UserError(
+            f"the store at {hide_secrets(uri)} cannot continue MLflow run {run_id} ({short_reason(error)})"
+        ) from error
+
+
+def close_run(
+    uri: str,
+    run_id: str,
+    files: Iterable[tuple[str, str | None]],
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float],
+    stamp_ms: int,
+    status: str,
+) -> None:
+    """Log files, each with its folder below that of the run, then the last tags and metrics, and end the run."""
+    client = MlflowClient(uri)
+    with _answering():
+        for path, within in files:
+            client.log_artifact(run_id, path, within)
+        client.log_batch(
+            run_id,
+            metrics=[Metric(metric_name(name), float(value), stamp_ms, 0) for name, value in metrics.items()],
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
+        client.set_terminated(run_id, status)
+        run = client.get_run(run_id)
+        set_up_view(client, run.info.experiment_id, run.data.metrics)
