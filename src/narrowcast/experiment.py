@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.federated.earlier_algorithms import translate_earlier_algorithm
@@ -48,6 +48,7 @@ from narrowcast.platform.simulation.profile_limits import check_profiles
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
 from narrowcast.runs import packaged
+from narrowcast.runs.start_model import start_model
 
 
 class _Checked(type(Plan)):  # type: ignore[misc]
@@ -77,6 +78,11 @@ class Experiment(Plan, metaclass=_Checked):
     model: Annotated[Model, MODELS] = Field(
         MatrixFactorisation(), description="model that the clients train; its default depends on the data set"
     )
+    start_from: str | None = Field(
+        None,
+        description="folder of a finished run of the same model and data, or safetensors file, whose global model is "
+        "that before round 1; null: drawn from the seed",
+    )
     algorithm: Annotated[Algorithm, ALGORITHMS] = Field(
         description="federated algorithm, with the codec of its uploads"
     )
@@ -102,10 +108,21 @@ class Experiment(Plan, metaclass=_Checked):
         {}, description="values of metrics; rounds, bits and simulated time until each is reached are reported"
     )
 
-    def task(self, data: Dataset) -> Task:
-        """Return the task of the client hosts; raise `UserError` if its parts do not fit together."""
+    @field_validator("start_from")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return value and str(Path(value).expanduser().absolute())
+
+    def task(self, data: Dataset, folder: Path | None = None) -> Task:
+        """Return the task of the client hosts; `folder` is that of the run, which may hold a copy of `start_from`.
+
+        Raise `UserError` if the parts of the task do not fit together.
+        """
         profiles = check_profiles(self.fleet.profiles(data.examples, self.seed), self.fleet.kind)
-        task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed)
+        start = None
+        if self.start_from is not None:
+            start = start_model(Path(self.start_from), folder, self.model.init_server(data, self.seed))
+        task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed, start)
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()
         download = getattr(self.algorithm, "download", None)

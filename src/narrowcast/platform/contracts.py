@@ -229,7 +229,7 @@ class Task(Generic[DataT_co, TrainingT_co]):
     training names them, as in `Task[Interactions, FactorisationSGD]`; `Task` alone is a task of any.
 
     `seed` is that of the public stream, and the only one from which the server and a decoder may draw. `private_seed`
-    is that of the clients' own draws.
+    is that of the clients' own draws. `start` are the global parameters before round 1 if they are not to be drawn.
     """
 
     data: DataT_co
@@ -238,6 +238,11 @@ class Task(Generic[DataT_co, TrainingT_co]):
     training: TrainingT_co
     seed: int
     private_seed: PrivateSeed
+    start: Arrays | None = None
+
+    def initial_parameters(self) -> Arrays:
+        """Return the global parameters before round 1: `start`, or those that the model draws from the seed."""
+        return self.model.init_server(self.data, self.seed) if self.start is None else self.start
 
 
 @dataclass(frozen=True)

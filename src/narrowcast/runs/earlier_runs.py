@@ -14,6 +14,7 @@ from narrowcast.runs.run_folder import CONFIG
 _NEW_FIELDS: Mapping[str, Any] = {
     "client_seed": None,
     "replacement": False,
+    "start_from": None,
     "training.shared_negatives": False,
     "training.item_weight_decay": None,
     "training.learning_rate_schedule": None,

@@ -100,7 +100,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
         raise UserError(
             f"{folder.name} has finished {written} rounds already and rounds = {experiment.rounds}; raise rounds"
         )
-    run = _checked(experiment)
+    run = _checked(experiment, folder=folder)
     state, digest = kept or (start(run), experiment.digest())  # a power cut came before the first checkpoint
     _check_targets(run, experiment, state)
     uri = _checked_store(experiment, folder.parent)
@@ -129,9 +129,9 @@ def _check_same(folder: Path, saved: Experiment, changed: Experiment) -> None:
         raise UserError(f"{folder.name} was run with another configuration: {shown}; resume with its own")
 
 
-def _checked(experiment: Experiment, data: Dataset | None = None) -> Run:
+def _checked(experiment: Experiment, data: Dataset | None = None, folder: Path | None = None) -> Run:
     """Return the run of an experiment after the checks of its parts and of its backend."""
-    task = experiment.task(experiment.data_source.load() if data is None else data)
+    task = experiment.task(experiment.data_source.load() if data is None else data, folder)
     run = Run(experiment, experiment.secured_algorithm, task)
     experiment.backend.check(run)
     return run

@@ -23,9 +23,9 @@ from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, m
 from narrowcast.platform.tracking.partition_report import begin_figure
 from narrowcast.platform.tracking.targets import as_metrics
 from narrowcast.runs.learning_check import MOST_ROUNDS_IN_VAIN, check_learned, nothing_used, why_in_vain
-from narrowcast.runs.outputs import run_tags, write_outputs
+from narrowcast.runs.outputs import run_tags, write_model, write_outputs
 from narrowcast.runs.prepare import PreparedRun
-from narrowcast.runs.run_folder import checkpoint_place, remove_checkpoints, write_config
+from narrowcast.runs.run_folder import START, checkpoint_place, remove_checkpoints, write_config
 
 logger = logging.getLogger(__name__)
 OnRound = Callable[[Mapping[str, Any]], None]
@@ -153,6 +153,8 @@ def _recording(prepared: PreparedRun, cursor: Cursor, on_round: OnRound, monitor
     if prepared.outdated:  # before config.yaml is written anew, from which its digest could no longer be had
         place = checkpoint_place(experiment, folder)
         save_checkpoint(place, prepared.state, experiment.digest(), experiment.checkpoints_kept)
+    if prepared.task.start is not None:
+        write_model(prepared.task.start, folder / START)
     write_config(experiment, folder)
     journal = Journal.open(folder, prepared.state.round_index)
     sender = Sender(folder, uri, cursor, journal)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from narrowcast.experiment import Experiment
 
 CONFIG, RESULT, MODEL = "config.yaml", "result.json", "model.safetensors"
-_WRITTEN_BEFORE_ROUND_1 = {"journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS}
+START = "start.safetensors"
+"""A copy of the model that the run starts from, which it is resumed and verified with."""
+_WRITTEN_BEFORE_ROUND_1 = {"journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START}
 
 
 def find_run(run: str | Path, output: Path) -> Path:

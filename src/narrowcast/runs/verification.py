@@ -68,7 +68,8 @@ def verify(folder: Path, rounds: int = 3) -> Iterator[Check]:
 class _Verification:
     def __init__(self, folder: Path, experiment: Experiment) -> None:
         self._folder, self._experiment, self._earlier = folder, experiment, has_one_seed(folder)
-        self._run = Run(experiment, experiment.secured_algorithm, experiment.task(experiment.data_source.load()))
+        task = experiment.task(experiment.data_source.load(), folder)
+        self._run = Run(experiment, experiment.secured_algorithm, task)
         self._journal = Journal.read(folder)
         self._saved = list(read_checkpoints(checkpoint_place(experiment, folder)))
         self._last: RunState | None = None

@@ -82,7 +82,7 @@ class AdaptiveAtomo(LocalThenUpload):
 
     def init(self, task: Task) -> Arrays:
         """Return the parameters, and the change that the last round made to them: none."""
-        model = task.model.init_server(task.data, task.seed)
+        model = task.initial_parameters()
         zeros = {name: np.zeros_like(values) for name, values in model.items()}
         return {**model, **UPDATE.add(zeros)}
 

@@ -113,7 +113,7 @@ class AdaptiveSVD(SizesDownloads, BaseModel):
 
     def init(self, task: Task) -> Arrays:
         """Return Q, and the change that the last round made to it: none."""
-        server = task.model.init_server(task.data, task.seed)
+        server = task.initial_parameters()
         update = np.zeros(server[ITEM_FACTORS].shape, dtype=np.float32)
         held = {} if self.download is None else self.download.init(server)
         return {**server, _UPDATE: update, _CHANGED: np.zeros(len(update), dtype=bool), **held}

@@ -87,7 +87,7 @@ class FedMF(SizesDownloads, BaseModel):
 
     def init(self, task: Task) -> Arrays:
         """Return Q, and the rows that the last round changed: none."""
-        server = task.model.init_server(task.data, task.seed)
+        server = task.initial_parameters()
         held = {} if self.download is None else self.download.init(server)
         coded = self._coded_change.init({WHOLE: np.shape(server[ITEM_FACTORS])})
         return {**server, _CHANGED: np.zeros(task.data.n_items, dtype=bool), **coded, **held}

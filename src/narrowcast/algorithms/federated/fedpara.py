@@ -50,10 +50,12 @@ class FedPara(Averaging):
                 f'algorithm.kind = "{self.kind}" trains networks, not {task.model.kind}; use colr, or fedmf with fewer '
                 "values for each item, model.embedding_dim"
             )
+        if task.start is not None:
+            raise UserError("start_from: fedpara draws factors, of which no product is a given model; use fedavg")
 
     def parameters(self, task: Task) -> Arrays:
         """Return the factors, and the parameters that have none."""
-        return factorise(task.model.init_server(task.data, task.seed), self.gamma, task.seed)
+        return factorise(task.initial_parameters(), self.gamma, task.seed)
 
     def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
         """Return local SGD on the factors."""

@@ -83,7 +83,7 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
 
     def init(self, task: Task) -> Arrays:
         """Return the model's parameters, and A = 0."""
-        model = task.model.init_server(task.data, task.seed)
+        model = task.initial_parameters()
         return self.form(model).init(model)
 
     def init_clients(self, task: Task) -> Arrays:

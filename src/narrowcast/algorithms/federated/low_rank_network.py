@@ -157,7 +157,7 @@ class NetworkForm:
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout:
         """Return a group for the vectors and one for each component of each weight; one for all if clients send all."""
-        model = task.model.init_server(task.data, task.seed)
+        model = task.initial_parameters()
         factors = self._factors(model)
         vectors = {name: values for name, values in model.items() if name not in factors}
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {WEIGHT: ((), np.float64)}

@@ -58,7 +58,7 @@ class Scaffold(LocalThenUpload):
 
     def init(self, task: Task) -> Arrays:
         """Return x, and c = 0."""
-        model = task.model.init_server(task.data, task.seed)
+        model = task.initial_parameters()
         return {**model, **CONTROL.add({name: np.zeros_like(values) for name, values in model.items()})}
 
     def init_clients(self, task: Task) -> Arrays:

@@ -56,7 +56,7 @@ class WholeModel(LocalThenUpload):
 
     def parameters(self, task: Task) -> Arrays:
         """Return what the server's model holds before round 1."""
-        return task.model.init_server(task.data, task.seed)
+        return task.initial_parameters()
 
     def init_clients(self, task: Task) -> Arrays:
         """Return the clients' private parameters, and the codec's state for what they train and send."""
