@@ -74,10 +74,10 @@ def test_the_best_try_goes_to_the_test_and_is_compared_with_fedavg_and_with_itse
     verdicts = {each.what: each for each in judge_methods(NARROW_LINKS, rows)}
     assert len(verdicts) == 4
     assert verdicts[f"{FULL}: FedAdam"].difference == "-2.00"
-    assert "rate 0.1, server_learning_rate: 0.03" in verdicts[f"{FULL}: FedAdam"].verdict
+    assert "rate 0.3, server_learning_rate: 0.1" in verdicts[f"{FULL}: FedAdam"].verdict
     narrow = verdicts[f"{NARROW}: FedAdam"]
     assert (narrow.difference, narrow.by_seed) == ("-6.00", pytest.approx([each - 5 for each in other]))
-    assert "to its own float32 -5.00 (-5.00 to -5.00); uplink 1/400; rate 0.3" in narrow.verdict
+    assert "to its own float32 -5.00 (-5.00 to -5.00); uplink 1/400; rate 0.6" in narrow.verdict
     assert "to its own float32 -1.00" in verdicts[f"{NARROW}: {FEDAVG}"].verdict
     plot_methods(NARROW_LINKS, rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000

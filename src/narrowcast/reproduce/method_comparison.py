@@ -17,13 +17,13 @@ TEST_SEEDS = 5
 TUNING_SEED = 100
 FEDAVG, SCAFFOLD = "FedAvg", "SCAFFOLD"
 METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
-    FEDAVG: ("kind: fedavg, server_learning_rate: $", (1.0, 1.5)),
+    FEDAVG: ("kind: fedavg, server_learning_rate: $", (0.5, 1.0)),
     "FedProx": ("kind: fedprox, mu: $", (0.01, 0.1)),
-    "FedNova": ("kind: fednova, server_learning_rate: $", (1.0, 1.5)),
-    "FedAvgM": ("kind: fedavg, server_optimizer: {kind: momentum, momentum: $}", (0.5, 0.9)),
-    "FedAdam": ("kind: fedavg, server_optimizer: adam, server_learning_rate: $", (0.01, 0.03)),
-    "FedYogi": ("kind: fedavg, server_optimizer: yogi, server_learning_rate: $", (0.01, 0.03)),
-    "FedAdagrad": ("kind: fedavg, server_optimizer: adagrad, server_learning_rate: $", (0.03, 0.1)),
+    "FedNova": ("kind: fednova, server_learning_rate: $", (0.5, 1.0)),
+    "FedAvgM": ("kind: fedavg, server_optimizer: momentum, server_learning_rate: $", (0.1, 0.3)),
+    "FedAdam": ("kind: fedavg, server_optimizer: adam, server_learning_rate: $", (0.03, 0.1)),
+    "FedYogi": ("kind: fedavg, server_optimizer: yogi, server_learning_rate: $", (0.03, 0.1)),
+    "FedAdagrad": ("kind: fedavg, server_optimizer: adagrad, server_learning_rate: $", (0.1, 0.3)),
     "FedDyn": ("kind: feddyn, alpha: $", (0.01, 0.1)),
     SCAFFOLD: ("kind: scaffold, server_learning_rate: $", (0.5, 1.0)),
     "q-FFL": ("kind: qffl, q: $", (0.1, 1.0)),
@@ -70,7 +70,7 @@ NARROW_LINKS = Comparison(
     "MNIST, Dirichlet(0.1)",
     60,
     784 * 64 + 64 + 64 * 10 + 10,
-    (0.03, 0.1, 0.3),
+    (0.1, 0.3, 0.6),
     ("data={kind: mnist, clients: 100, partition: {kind: dirichlet, alpha: 0.1}}", "model={kind: mlp, hidden: [64]}"),
     "batch_size: 32, epochs: 2",
     tuple(method for method in METHODS if method != "FedAdagrad"),
