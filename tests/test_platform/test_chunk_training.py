@@ -33,6 +33,7 @@ ALGORITHMS: list[Algorithm] = [
     FedAvg(),
     FedProx(mu=0.1, partial_share=0.5),
     Scaffold(),
+    Scaffold(control="gradient"),
     FedAvg(aggregator=CoordinateMedian()),
     CoLR(rank=3),
     SCoLR(rank=4),

@@ -164,7 +164,8 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     after = case.algorithm.final(state.server)
     shapes = [{name: values.shape for name, values in each.items()} for each in (case.before, after)]
     hold(shapes[0] == shapes[1], f"parameters were {shapes[0]} and are {shapes[1]}")
-    hold(all(values.dtype == np.float32 for values in after.values()), "parameters are not float32")
+    wanted = getattr(case.task.model, "dtype", "float32")
+    hold(all(values.dtype == wanted for values in after.values()), f"parameters are not {wanted}")
     hold(any((after[name] != case.before[name]).any() for name in after), "no parameter has changed after five rounds")
     ledgers = [each.ledger for each in case.straight]
     hold(state.uplink_bits == sum(int(each.uplink_bits.sum()) for each in ledgers), "uplink bits do not add up")

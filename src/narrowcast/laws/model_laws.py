@@ -61,8 +61,9 @@ def parameters_are_finite_float32(case: Fitted) -> None:
     """Look at all initial parameters."""
     server = case.model.init_server(case.data, 0)
     hold(server, "there is no global parameter")
+    wanted = getattr(case.model, "dtype", "float32")
     for name, values in server.items():
-        hold(values.dtype == np.float32, f"{name} is {values.dtype}, not float32")
+        hold(values.dtype == wanted, f"{name} is {values.dtype}, not {wanted}")
         hold(np.isfinite(values).all(), f"{name} is not finite")
 
 

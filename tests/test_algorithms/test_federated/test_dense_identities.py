@@ -19,6 +19,7 @@ from narrowcast.algorithms.federated.rank_policy import BandwidthRank
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.platform.contracts import Algorithm, Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.types import Chunk, LocalTerms, PayloadError
@@ -197,3 +198,9 @@ def test_scaffold_reaches_it_with_half_of_the_clients_in_a_round() -> None:
     task, minimiser = quadratics()
     state = run(Scaffold(), task, n_rounds=3000, clients=3, chunk_size=2)
     assert np.abs(state.server["x"] - minimiser).max() <= 1e-8
+
+
+def test_option_1_needs_a_training_that_computes_the_gradient() -> None:
+    task = per_client.make_task(per_client.synthetic([20, 3]))
+    with pytest.raises(UserError, match=r"factorisation_sgd does not compute the gradient .*; use control = update"):
+        Scaffold(control="gradient").check(task)

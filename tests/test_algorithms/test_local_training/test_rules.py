@@ -122,6 +122,16 @@ def test_a_rule_that_descends_is_the_training_without_one(execution: str, settin
 
 
 @pytest.mark.parametrize("execution", ["batched", "per_client"])
+def test_a_rule_in_float64_is_computed_in_it(execution: str) -> None:
+    task = make_task(digits(COUNTS), MLP(hidden=(16,), dtype="float64"), epochs=2, execution=execution)
+    server = task.model.init_server(task.data, 0)
+    plain, ruled = train(task, server), train(task, server, rule=Descent())
+    assert relative_error(ruled.changes, plain.changes) <= 1e-12
+    assert np.allclose(ruled.loss, plain.loss, rtol=1e-12)
+    assert all(each.dtype == np.float64 for each in ruled.changes.values())
+
+
+@pytest.mark.parametrize("execution", ["batched", "per_client"])
 def test_first_order_per_fedavg_is_a_rule(execution: str) -> None:
     task = make_task(digits(COUNTS), MLP(hidden=(16,)), epochs=2, execution=execution)
     server = task.model.init_server(task.data, 0)

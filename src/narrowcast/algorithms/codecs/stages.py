@@ -57,5 +57,5 @@ Stages = Annotated[
     tuple[Annotated[Stage, STAGES], ...],
     BeforeValidator(_listed, json_schema_input_type=Annotated[Stage, STAGES] | tuple[Annotated[Stage, STAGES], ...]),
     AfterValidator(_in_order),
-    Field(description="chain of codec stages for uploads; an empty one sends float32"),
+    Field(description="chain of codec stages for uploads; an empty one sends the values themselves"),
 ]

@@ -65,7 +65,7 @@ class CodedDownload(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="step of the grid that values are rounded to; null: float32"
+        None, gt=0, allow_inf_nan=False, description="step of the grid that values are rounded to; null: no rounding"
     )
     rounding: Literal["dithered", "nearest"] = Field("dithered", description="rounding to the grid")
     rows: RowLayout = Field(
@@ -201,7 +201,7 @@ class CodedDownload(BaseModel):
 
 
 Download = Annotated[
-    CodedDownload | None, Field(description="rounding and rows of the downloaded model; null: all of it in float32")
+    CodedDownload | None, Field(description="rounding and rows of the downloaded model; null: all of it, unrounded")
 ]
 
 
