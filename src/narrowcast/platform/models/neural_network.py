@@ -63,7 +63,7 @@ class NeuralNetwork(BaseModel):
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def typed_module(self, data: Samples) -> nn.Module:
-        """Return the untrained module with parameters of `dtype`; those of float64 are rounded to float32 at first."""
+        """Return the untrained module, its parameters converted to `dtype`."""
         return self.module(data).to(self.torch_dtype)
 
     def loss_on(self, data: Samples) -> Loss:
@@ -153,7 +153,7 @@ class NeuralNetwork(BaseModel):
             )
 
     def init_server(self, data: Samples, seed: int) -> Arrays:
-        """Return the module's own initialisation, drawn from the seed; the same in float32 and float64."""
+        """Return the module's own initialisation, drawn from the seed and then converted to `dtype`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "model").integers(2**63)))
             module = self.typed_module(data)
