@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
+from narrowcast.cluster.client_host import ClientHost
+from narrowcast.cluster.failure import FailurePolicy
+from narrowcast.cluster.hosts import Host
 from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.ray_executor import RayExecutor
 from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.backend import Backend
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.local_backend import LocalBackend, LocalExecutor
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
+from narrowcast.platform.types import Chunk
 from ray_actors import kill_one
 from running import begin
 
@@ -95,3 +105,39 @@ def test_too_many_failures_end_the_run_with_advice(experiment: Experiment) -> No
         for outcome in play(experiment, RayBackend(actors=1, max_failures=0)):
             if outcome.record.round == 1:
                 kill_one("ClientHost")
+
+
+@ray.remote(num_cpus=0)
+class DiesMeasuring:
+    def measure(self, *_: object) -> None:
+        os._exit(1)
+
+
+@dataclass
+class TwoHosts:
+    """One host that measures, and one that dies of it."""
+
+    run: Run
+
+    def ready(self) -> list[Host]:
+        actors = (ClientHost.remote(ray.put(self.run), None), DiesMeasuring.remote())  # type: ignore[attr-defined]
+        return [Host(actor, "here", 0.0, None) for actor in actors]
+
+
+@join
+def test_clients_of_a_host_that_dies_are_measured_by_the_driver(experiment: Experiment) -> None:
+    run = Run(experiment, experiment.algorithm, experiment.task(experiment.data.load()))
+    server, clients = (of(run.task) for of in (run.algorithm.init, run.algorithm.init_clients))
+    chunks = [
+        Chunk(1, index, part, {name: values[part] for name, values in clients.items()})
+        for index, part in enumerate(np.split(np.arange(300), 3))
+    ]
+    hosts: Any = TwoHosts(run)
+    executor = RayExecutor(run, hosts, FailurePolicy("redo", 0, 60.0), threading.Event())
+    ray.init(log_to_driver=False)
+    try:
+        found = executor.measure(server, chunks, ("test",))
+    finally:
+        ray.shutdown()
+    for each, other in zip(found, LocalExecutor(run).measure(server, chunks, ("test",)), strict=True):
+        np.testing.assert_array_equal(each.metrics["test.ndcg@10"], other.metrics["test.ndcg@10"])

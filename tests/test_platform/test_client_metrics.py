@@ -121,6 +121,15 @@ def test_held_out_samples_are_dealt_as_the_training_samples() -> None:
     assert (replace(data, seed=1).of_clients("test").order != order).any()
 
 
+def test_rounding_is_made_up_for_in_the_classes_that_follow() -> None:
+    data = load_experiment("fedavg-digits", ["data.partition=dirichlet", "data.partition.alpha=0.2"]).data.load()
+    owners = np.repeat(np.arange(200), data.examples)
+    trained = [np.bincount(owners[data.train.labels[data.order] == each], minlength=200) for each in range(10)]
+    held = np.bincount(data.test.labels, minlength=10)
+    expected = sum(n * counts / counts.sum() for n, counts in zip(held, trained, strict=True))
+    assert np.abs(data.examples_of("test") - expected).max() < 1
+
+
 def test_a_class_that_nobody_trains_on_belongs_to_nobody() -> None:
     task = network_task()
     labels = task.data.test.labels.copy()

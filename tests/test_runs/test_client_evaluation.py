@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 
 import narrowcast as nc
 from command_line import narrowcast
+from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import start
+from narrowcast.runs.remarks import remarks
 from narrowcast.runs.result import load_result
 from narrowcast.runs.verification import verify
 
@@ -60,6 +65,20 @@ def test_nothing_else_of_the_run_changes(output: Path) -> None:
     assert not (output / "plain" / "client_metrics.parquet").exists()
     with pytest.raises(UserError, match="plain did not evaluate its clients"):
         _ = plain.client_metrics
+
+
+def test_few_samples_and_clients_without_any_are_said() -> None:
+    experiment = load_experiment("fedavg-digits", ["evaluate_clients=test"])
+    task = experiment.task(experiment.data_source.load())
+    said = list(remarks(experiment, task, start(Run(experiment, experiment.algorithm, task))))
+    assert said == [
+        "4 of 200 clients have no test samples; metrics over clients leave them out",
+        "evaluate_clients: half of the clients have 2 test samples or fewer; their metrics are coarse",
+    ]
+    task = experiment.task(replace(task.data, test=task.data.test.take(np.arange(50))))
+    assert next(remarks(experiment, task, start(Run(experiment, experiment.algorithm, task)))) == (
+        "150 of 200 clients have no test samples; metrics over clients leave them out"
+    )
 
 
 def test_targets_summaries_and_reports_have_the_statistics(output: Path) -> None:

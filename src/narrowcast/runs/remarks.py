@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from narrowcast.algorithms.codecs.factors import Factored
 from narrowcast.experiment import Experiment
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.state import RunState
+
+FEW_SAMPLES = 10
+"""Samples of a client below which a share such as the accuracy moves in steps of more than 10 %."""
 
 
 def remarks(experiment: Experiment, task: Task, state: RunState) -> Iterator[str]:
@@ -32,6 +38,12 @@ def remarks(experiment: Experiment, task: Task, state: RunState) -> Iterator[str
         )
     if idle := int((task.data.examples == 0).sum()):
         yield f"{idle} of {clients} clients have no training samples; use fewer clients, or another partition"
+    for split in experiment.evaluate_clients:
+        examples = task.data.examples_of(split)
+        if left_out := int((examples == 0).sum()):
+            yield f"{left_out} of {clients} clients have no {split} samples; metrics over clients leave them out"
+        if isinstance(task.data, Samples) and (few := int(np.median(examples[examples > 0]))) < FEW_SAMPLES:
+            yield f"evaluate_clients: half of the clients have {few} {split} samples or fewer; their metrics are coarse"
     shapes = {name: values.shape for name, values in state.server.items()}
     for place, stage in enumerate(getattr(experiment.algorithm, "codec", None) or ()):
         if isinstance(stage, Factored) and not stage.factored(shapes):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from narrowcast.platform.data.partition import split_in_proportion
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
@@ -38,17 +37,23 @@ def deal_alike(
 
     The held-out samples of a client are then distributed as its training samples, as if its own samples had been split
     after the partition, which FedProx (Li et al., MLSys 2020), q-FFL (Li et al., ICLR 2020) and LEAF (Caldas et al.
-    2018) do. Each sample is dealt to one client; a class without training samples to none.
+    2018) do. Each sample is dealt to one client; a class without training samples to none. Of each class a client gets
+    its share rounded down or up, up if it has lost most by the rounding of the classes before.
 
     Shapes: classes [n] and owners [n] of the training samples; held_out [m], the classes of those to be dealt.
     """
     random = generator(seed, split + " of clients")
-    found = np.full(len(held_out), -1, dtype=np.int64)
+    found, lost = np.full(len(held_out), -1, dtype=np.int64), np.zeros(n_clients)
     for label in np.unique(held_out):
         rows = random.permutation(np.flatnonzero(held_out == label))
-        # In random order, since rounding would otherwise favour the same clients in every class.
-        clients = random.permutation(n_clients)
-        counts = np.bincount(owners[classes == label], minlength=n_clients)[clients]
-        if counts.any():
-            found[rows] = np.repeat(clients, split_in_proportion(len(rows), counts))
+        counts = np.bincount(owners[classes == label], minlength=n_clients)
+        if not (total := counts.sum()):
+            continue
+        sizes, rest = np.divmod(len(rows) * counts, total)
+        lost += rest / total
+        able = random.permutation(np.flatnonzero(rest))
+        up = able[np.argsort(-lost[able], kind="stable")][: len(rows) - sizes.sum()]
+        sizes[up] += 1
+        lost[up] -= 1
+        found[rows] = np.repeat(np.arange(n_clients), sizes)
     return index_of_owners(found, n_clients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class Quantity(Partitioner):
             weights = np.exp(self.skew * random.standard_normal(n_clients))
         else:
             weights = (1.0 + random.permutation(n_clients)) ** -self.skew
-        sizes = self.min_examples + split_in_proportion(n - n_clients * self.min_examples, weights)
+        sizes = self.min_examples + _split(n - n_clients * self.min_examples, weights)
         return random.permutation(np.repeat(np.arange(n_clients), sizes))
 
 
@@ -116,7 +116,7 @@ class Dirichlet(Partitioner):
             takers = np.flatnonzero(held * n_clients < n) if self.capped else np.arange(n_clients)
             # In random order, since rounding would otherwise favour the same clients in every class.
             takers = random.permutation(takers)
-            sizes = split_in_proportion(len(rows), random.dirichlet(np.full(len(takers), self.alpha)))
+            sizes = _split(len(rows), random.dirichlet(np.full(len(takers), self.alpha)))
             owners[random.permutation(rows)] = np.repeat(takers, sizes)
             held[takers] += sizes
         return owners, held
@@ -148,7 +148,7 @@ class Shards(Partitioner):
             )
         counts = np.array([len(rows) for rows in classes], dtype=np.float64)
         # One shard for each class first, so that small classes are assigned too.
-        shards = 1 + split_in_proportion(n_shards - len(classes), counts)
+        shards = 1 + _split(n_shards - len(classes), counts)
         clients = random.permutation(n_shards) // self.classes_per_client
         owners = np.empty(len(labels), dtype=np.int64)
         first = 0
@@ -216,7 +216,7 @@ def rows_by_class(labels: IntArray) -> list[IntArray]:
     return [each for each in rows if len(each)]
 
 
-def split_in_proportion(n: int, weights: NDArray[Any]) -> IntArray:
+def _split(n: int, weights: NDArray[np.float64]) -> IntArray:
     """Split n in proportion to the weights; exact for whole results, and the sizes sum to n."""
     sums = np.cumsum(weights, dtype=np.float64)
     ends = np.minimum((sums * n / sums[-1]).astype(np.int64), n)
