@@ -218,7 +218,7 @@ def load_replicas(source: str | Experiment, overrides: Iterable[str] = ()) -> li
         values, origin = json.loads(source.model_dump_json()), source.name
     else:
         values, origin = packaged.read_experiment(source)
-    defaults = Defaults(Experiment, plugin_folders(origin))
+    defaults = defaults_for(origin)
     values = apply_overrides(values, overrides, defaults)
     grid = _read_grid(values.pop("replicas", {}), origin)
     experiments = []
@@ -229,6 +229,28 @@ def load_replicas(source: str | Experiment, overrides: Iterable[str] = ()) -> li
             name += f"-{path.rpartition('.')[2]}-" + re.sub(r"[^\w.-]", "", str(value))
         experiments.append(build_experiment({**chosen, "name": name}, origin))
     return experiments
+
+
+def defaults_for(origin: str) -> Defaults:
+    """Return the defaults of an experiment that is read from a file."""
+    return Defaults(
+        Experiment,
+        plugin_folders(origin),
+        lambda values: {"model": _suited_model(values), "training": _suited_training(values)["kind"]},
+    )
+
+
+def _data_kind(values: Mapping[str, Any]) -> str:
+    data = values.get("data")
+    return str(data.get("kind") if isinstance(data, dict) else getattr(data, "kind", data))
+
+
+def _suited_model(values: Mapping[str, Any]) -> str:
+    return MODEL_DEFAULTS.get(_data_kind(values), "mlp")
+
+
+def _suited_training(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return TRAINING_DEFAULTS.get(_data_kind(values), {"kind": "sgd"})
 
 
 def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
@@ -247,14 +269,11 @@ def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
 def build_experiment(values: dict[str, Any], origin: str) -> Experiment:
     """Return the validated experiment, with the default model and the training defaults of its data set."""
     values = translate_earlier_algorithm(values, origin)
-    data = values.get("data")
-    kind = data.get("kind") if isinstance(data, dict) else getattr(data, "kind", data)
-    model, suited = values.get("model", {}), MODEL_DEFAULTS.get(str(kind), "mlp")
+    model, training = values.get("model", {}), values.get("training", {})
     if isinstance(model, dict):
-        values = {**values, "model": {"kind": suited, **model}}
-    training = values.get("training", {})
+        values = {**values, "model": {"kind": _suited_model(values), **model}}
     if isinstance(training, dict):
-        defaults = TRAINING_DEFAULTS.get(str(kind), {"kind": "sgd"})
+        defaults = _suited_training(values)
         if training.get("kind", defaults["kind"]) != defaults["kind"]:
             defaults = {}
         values = {**values, "training": {**defaults, **training}}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.experiment import Experiment, load_experiment, load_replicas
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides
 from narrowcast.tuning.study_file import load_study
@@ -69,6 +69,15 @@ def test_only_the_named_part_of_a_default_changes() -> None:
     assert tier == base.model_validate(load_experiment("fedavg-digits").plain()).fleet.tiers[0].model_copy(
         update={"share": 3}
     )
+
+
+def test_a_model_that_is_not_named_is_the_default_of_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text("data: digits\nalgorithm: fedavg\n")
+    assert load_experiment(str(path), ["model.hidden.0=8"]).model.hidden == (8,)
+    assert load_experiment(str(path), ["model.hidden.1=8"]).model.hidden == (64, 8)
+    path.write_text("data: digits\nalgorithm: fedavg\nreplicas: {model.hidden.1: [8, 16]}\n")
+    assert [each.model.hidden for each in load_replicas(str(path))] == [(64, 8), (64, 16)]
 
 
 def test_replicas_and_studies_reach_as_far(tmp_path: Any) -> None:

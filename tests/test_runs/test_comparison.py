@@ -134,6 +134,14 @@ def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
     assert compare(folders).labels() == [f"run[1] ({folder})" for folder in folders]
 
 
+def test_a_run_that_is_given_twice_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a, b = (write_run(tmp_path / name) for name in "ab")
+    compare([a, b])
+    assert caplog.messages == []
+    compare([a, b, tmp_path / "b" / ".." / "a"])
+    assert caplog.messages == ["a is given 2 times: these rows are one run"]
+
+
 def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path) -> None:
     assert "run[red]" in printed(comparison_table(compare([write_run(tmp_path / "run[red]")])))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,13 @@ from narrowcast.platform.kinds import Registry
 class Defaults:
     """The defaults of a model, of which an override may change a part.
 
-    Kinds such as `package.module:Class` are imported from `folders`.
+    Kinds such as `package.module:Class` are imported from `folders`. `kinds` returns the kinds of sections that name
+    none, where they depend on the other values.
     """
 
     model: type[BaseModel]
     folders: Sequence[Any] = ()
+    kinds: Callable[[Any], Mapping[str, str]] = lambda _: {}
 
     def at(self, values: Any, keys: Sequence[str]) -> Any:
         """Return plain values of the default at these keys of the nested values, None if there is none.
@@ -31,8 +33,11 @@ class Defaults:
         """
         owner: type[BaseModel] | None = self.model
         registry: Registry | None = None
-        for key in keys[:-1]:
+        kinds = self.kinds(values)
+        for depth, key in enumerate(keys[:-1]):
             values = inside(values, int(key) if isinstance(values, list) else key)
+            if not depth and key in kinds and (values is None or isinstance(values, dict)):
+                values = {"kind": kinds[key], **(values or {})}
             if owner is not None and (field := owner.model_fields.get(key)) is not None:
                 registry = next(registries_in(field.annotation, field.metadata), None)
                 owner = next(iter(models_in(field.annotation)), None)
@@ -49,7 +54,7 @@ class Defaults:
 
 def _plain(default: Any, registry: Registry | None) -> Any:
     if isinstance(default, tuple | list):
-        return [_plain(each, registry) for each in default]
+        return [_plain(each, registry) if isinstance(each, BaseModel) else deepcopy(each) for each in default]
     if not isinstance(default, BaseModel):
         return deepcopy(default) if isinstance(default, dict) else None
     values = default.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})

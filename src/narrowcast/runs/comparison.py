@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+logger = logging.getLogger(__name__)
 _BASELINES = ("fedmf", "fedavg")
 LEVEL = 0.003
 """Largest distance below the float32 baseline at which an accuracy counts as level with it."""
@@ -37,6 +40,9 @@ class Comparison:
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("no runs to compare; give at least one finished run")
+        for folder, times in Counter(run.folder.resolve() for run in self.runs).items():
+            if times > 1:
+                logger.warning("%s is given %d times: these rows are one run", folder.name, times)
 
     def labels(self) -> list[str]:
         """Return the runs' names, with the folder if two runs share a name."""

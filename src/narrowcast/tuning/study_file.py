@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.experiment import Experiment, build_experiment, load_experiment
+from narrowcast.experiment import Experiment, build_experiment, defaults_for, load_experiment
 from narrowcast.platform import plugins
 from narrowcast.platform.config import plugin_folders, read_yaml, validate
 from narrowcast.platform.errors import UserError
@@ -78,7 +78,7 @@ class StudyFile:
         """Return the experiment with a trial's parameters, as `narrowcast run` takes it."""
         chosen = deepcopy(self.experiment)
         for path, value in self.space.values(params).items():
-            set_value(chosen, path, deepcopy(value), Defaults(Experiment, plugin_folders(self.origin)))
+            set_value(chosen, path, deepcopy(value), defaults_for(self.origin))
         experiment = build_experiment({**chosen, **more}, self.origin)
         return of_one_seed(experiment) if self.one_seed else experiment
 
