@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from narrowcast.reproduce import fedprox_synthetic, scaffold_similarity
+from narrowcast.reproduce import fedprox_synthetic, qffl_fairness, scaffold_similarity
 from narrowcast.reproduce.fedprox_synthetic import FEDAVG, FEDPROX, PARTIAL, TUNED_FEDAVG, StragglerCell
 from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.light_run import light_run, light_runs
 from narrowcast.reproduce.long_runs import Queue
 from narrowcast.reproduce.long_studies import Planned
-from narrowcast.reproduce.results_csv import Rows, key_of, read_rows
+from narrowcast.reproduce.qffl_table import judge_fairness, plot_fairness
+from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.scaffold_similarity import RATES, SimilarityCell
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
@@ -31,6 +33,13 @@ def ended(queue: Queue, result: Callable[[Planned], dict[str, Any]]) -> list[lis
         for each in job:
             queue.rows[key_of(each.spec, each.seed)] = {"uplink_bits": 8, "wall_seconds": 1.0, **result(each)}
     return jobs
+
+
+def _without(path: Path, column: str) -> list[list[str]]:
+    rows = list(csv.reader(path.read_text().splitlines()))
+    place = rows[0].index(column)
+    quoted = [[f'"{each}"' if "," in each else each for each in row] for row in rows]
+    return [[*row[:place], *row[place + 1 :]] for row in quoted]
 
 
 def test_runs_in_lockstep_have_the_results_that_they_have_alone() -> None:
@@ -105,6 +114,39 @@ def test_the_step_size_that_reaches_the_target_first_is_chosen(tmp_path: Path) -
     assert said["10 % similar: SCAFFOLD, E = 20"].ours == "20.0 ± 0.0"
     plot_rounds(queue.rows, tmp_path / "scaffold.png")
     assert (tmp_path / "scaffold.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("data", ["fashion", "synthetic"])
+def test_fair_methods_have_equal_tries_and_are_compared_with_the_first(tmp_path: Path, data: str) -> None:
+    assert len({len(cell.grid) for cell in qffl_fairness.cells(data)}) == 1
+    queue = Queue([f"qffl-{data}"], [tmp_path])
+
+    def result(planned: Planned) -> dict[str, Any]:
+        fair = any(each in planned.spec.label for each in ("q-FFL", "q1", "q5"))
+        best = "-0.03-" in planned.spec.label
+        worst, variance = 0.2 + 0.3 * fair + 0.01 * best + 0.001 * planned.seed, 700 - 400 * fair + planned.seed % 2
+        names = {"mean": 0.8 + 0.01 * best, "worst_10_percent": worst, "best_10_percent": 1.0, "variance": variance}
+        return {"final": {f"{split}.accuracy.{k}": v for split in ("test", "validation") for k, v in names.items()}}
+
+    assert len(ended(queue, result)) == 2
+    said = {verdict.what: verdict for verdict in judge_fairness(data, queue.rows)}
+    pair = "q-FFL less FedAvg" if data == "fashion" else "q = 5 less q = 0"
+    assert said[f"{pair}: worst"].ours == "+30.0"
+    assert said[f"{pair}: variance"].verdict.startswith("lower (-400.0")
+    assert said[f"{pair}: mean"].verdict.startswith("not settled"), "no difference at all"
+    assert all("rate 0.03" in verdict.verdict for verdict in said.values() if "mean over" in verdict.what)
+    plot_fairness(data, queue.rows, tmp_path / "fair.png")
+    assert (tmp_path / "fair.png").stat().st_size > 10_000
+
+
+def test_a_file_of_results_keeps_the_columns_that_it_began_with(tmp_path: Path) -> None:
+    append(path := tmp_path / "study.csv", DIGITS, 0, {"rounds": 6, "final": {"test.accuracy": 0.5}})
+    new = "test.accuracy.variance"
+    assert new in path.read_text()
+    path.write_text("\n".join(",".join(csv_row) for csv_row in _without(path, new)) + "\n")
+    append(path, DIGITS, 1, {"rounds": 6, "final": {"test.accuracy": 0.75, new: 3.0}})
+    rows = read_rows([tmp_path])
+    assert [row["final"] for row in rows.values()] == [{"test.accuracy": 0.5}, {"test.accuracy": 0.75}]
 
 
 @pytest.mark.parametrize("name", ["scaffold-similarity"])

@@ -43,6 +43,7 @@ LOCAL_STEPS = 4000
 REPETITIONS = 20
 """Of the loop with one sample a step, whose mean is compared with the bound."""
 _SAMPLED_STEPS = 5
+_DRAWN = 1e-12
 _COLOURS = dict(zip(STEPS, (BLACK, BLUE, VERMILLION), strict=True))
 
 
@@ -221,6 +222,7 @@ def plot_descents(descents: Mapping[float, Sequence[Descent]], sampled: Descent,
             axes.plot(sampled.steps, sampled.measured, color=ORANGE, linewidth=1.5, label=label)
             axes.plot(sampled.steps, sampled.bound, "--", color=ORANGE, linewidth=1.2)
         axes.set(xlabel="local steps of every client, T", ylabel="f(x) - f*", xscale="log", yscale="log")
+        axes.set_ylim(bottom=_DRAWN)
         axes.set_title(f"clients' solutions spread by {spread:g}", fontsize=9)
     for style, label in (("-", "measured"), ("--", "bound"), (":", "where a constant step size ends")):
         panels[1].plot([], [], style, color="0.5", label=label)

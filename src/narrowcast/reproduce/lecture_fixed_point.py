@@ -40,7 +40,7 @@ SCAFFOLD_STEPS = 20
 _COLOURS = dict(zip(STEPS, (BLACK, BLUE, GREEN, ORANGE, VERMILLION), strict=True))
 _SPREAD_COLOURS = dict(zip(SPREADS, (VERMILLION, BLUE, GREEN), strict=True))
 _LEFT = 1e-13  # share of the distance to the limit that is left when a run ends
-_SCAFFOLD_ROUNDS = 300
+_SCAFFOLD_ROUNDS = 500
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def plot_limits(strong: Mapping[float, Case], scaffold: Limit, path: Path) -> No
     left.plot(scaffold.rounds, scaffold.distances, "--", color=PURPLE, linewidth=1.4, label=label)
     left.set(xlabel="round", ylabel="distance to the solution of all data", yscale="log", xlim=(0, 100))
     left.set_title(f"clients' solutions spread by {SPREADS[0]:g}; dotted: the end by equation 6", fontsize=9)
-    left.legend(fontsize=8, loc="lower right")
+    left.legend(fontsize=8, loc="center right", bbox_to_anchor=(1, 0.42))
     every = np.unique(np.geomspace(1, 300, 60).astype(int))
     for spread, case in strong.items():
         problem, colour = case.problem, _SPREAD_COLOURS[spread]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Protocol, TypeVar
 
-from narrowcast.reproduce import decay, fedprox_synthetic, scaffold_similarity, total_traffic
+from narrowcast.reproduce import decay, fedprox_synthetic, qffl_fairness, scaffold_similarity, total_traffic
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, Codec
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, TRIES
 from narrowcast.reproduce.results_csv import Rows, key_of
@@ -223,6 +223,10 @@ STUDIES: Mapping[str, Plan] = {
         ]
     ),
     **{each.name: _cells(each.name, each.cells, TRIES, TEST_SEEDS) for each in (NARROW_LINKS, SERVER_OPTIMIZERS)},
+    **{
+        f"qffl-{data}": _cells(f"qffl-{data}", cells, range(len(cells[0].grid)), qffl_fairness.TEST_SEEDS)
+        for data, cells in ((each, qffl_fairness.cells(each)) for each in qffl_fairness.METHODS)
+    },
     "scaffold-similarity": _cells(
         "scaffold-similarity", scaffold_similarity.cells(), scaffold_similarity.RATES, scaffold_similarity.TEST_SEEDS
     ),

@@ -21,7 +21,11 @@ from numpy.typing import NDArray
 
 from narrowcast.reproduce.run_spec import RunSpec
 
-METRICS = ("validation.hr@10", "validation.accuracy", "test.hr@10", "test.ndcg@10", "test.accuracy")
+METRICS = (
+    *("validation.hr@10", "validation.accuracy", "test.hr@10", "test.ndcg@10", "test.accuracy"),
+    *("validation.accuracy.mean", "validation.accuracy.worst_10_percent"),
+    *(f"test.accuracy.{each}" for each in ("mean", "worst_10_percent", "best_10_percent", "variance")),
+)
 COUNTS = ("uplink_bits", "downlink_bits")
 COLUMNS = (
     *("label", "seed", "rounds", "experiment", "overrides", *METRICS, *COUNTS),
@@ -49,7 +53,9 @@ def append(path: Path, spec: RunSpec, seed: int, result: Mapping[str, Any]) -> N
         text = file.read()
         if text and not text.endswith("\n"):  # the last append was cut
             file.write("\n")
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        # A file that was begun by another version keeps its columns.
+        columns = next(csv.reader(text.splitlines()), COLUMNS)
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         if not text:
             writer.writeheader()
         writer.writerow(row)
@@ -72,7 +78,7 @@ def read_rows(paths: Iterable[Path]) -> Rows:
 
 
 def _result(row: Mapping[str, str]) -> dict[str, Any]:
-    result: dict[str, Any] = {"final": {name: float(row[name]) for name in METRICS if row[name]}}
+    result: dict[str, Any] = {"final": {name: float(row[name]) for name in METRICS if row.get(name)}}
     result |= {name: int(row[name]) for name in ("rounds", *COUNTS) if row[name]}
     result |= {name: float(row[name]) for name in ("simulated_seconds", "wall_seconds") if row[name]}
     return result | {name: row[name] for name in ("model_sha256", "error", "hits") if row[name]}

@@ -17,6 +17,7 @@ from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, channel_results, chosen, finished, others
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
 from narrowcast.reproduce.method_table import judge_methods, plot_methods
+from narrowcast.reproduce.qffl_table import judge_fairness, plot_fairness
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
 from narrowcast.reproduce.significance import MARGIN
@@ -108,6 +109,18 @@ def _fedprox(rows: Rows, path: Path) -> Finished:
     return judge_fedprox(rows), [png]
 
 
+def _fairness(data: str, what: str, takes: str, note: str) -> StudyTarget:
+    def finish(rows: Rows, path: Path) -> Finished:
+        plot_fairness(data, rows, png := path.with_suffix(".png"))
+        return judge_fairness(data, rows), [png]
+
+    notes = (
+        f"Ours: mean over clients, worst and best tenth, variance in percent squared; by seed: the worst. {note} "
+        "Differences are paired by seed; p values are corrected over all of them by Holm's method.",
+    )
+    return StudyTarget(what, takes, (f"qffl-{data}",), finish, notes, "Li et al., ICLR 2020 (arXiv:1905.10497)")
+
+
 def _scaffold(rows: Rows, path: Path) -> Finished:
     plot_rounds(rows, png := path.with_suffix(".png"))
     return judge_rounds(rows), [png]
@@ -168,6 +181,18 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
             "within 1. p values are corrected over all differences by Holm's method.",
         ),
         "Li et al., MLSys 2020 (arXiv:1812.06127), Figure 1",
+    ),
+    "qffl-fashion": _fairness(
+        "fashion",
+        "three classes of clothes, one a client: q-FFL, AFL and FedAvg",
+        "33 runs, 10 min",
+        "The best of six settings of every method by the worst client's validation accuracy, of another seed.",
+    ),
+    "qffl-synthetic": _fairness(
+        "synthetic",
+        "synthetic data: accuracy over clients by q",
+        "36 runs, 5 min",
+        "The best of four rates of every q by the mean validation accuracy over clients, of another seed.",
     ),
     "scaffold-similarity": StudyTarget(
         "rounds to a target accuracy at 0, 10 and 100 % similar data",

@@ -31,6 +31,7 @@ _NEW_FIELDS: Mapping[str, Any] = {
 _NEW_FIELDS_OF_DATA: Mapping[str, Mapping[str, Any]] = {
     "image_folder": {"data.size": None, "data.test_share": 0.2},
     "synthetic": {"data.as_variances": False},
+    **{kind: {"data.classes": None} for kind in ("mnist", "fashion-mnist")},
 }
 _PARTIAL_DRAW = {"algorithm.partial_draw": "probability"}
 _NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from labelled_sets import check_dealt, need
 from narrowcast.platform.data.idx import MNIST, FashionMNIST, read_idx
@@ -58,6 +59,16 @@ def tiny(root: Path) -> Path:
         (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(pixels))
         (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.arange(n) % 10)))
     return folder
+
+
+@pytest.mark.usefixtures("tiny")
+def test_some_classes_are_kept_and_numbered_in_their_order() -> None:
+    data = MNIST(clients=2, validation_share=0, classes=(5, 1, 3)).load()
+    check_dealt(data)
+    assert (data.n_classes, data.train.labels.tolist(), data.test.labels.tolist()) == (3, [1, 2, 0], [1, 2])
+    assert data.train.features[0].tobytes() == MNIST(validation_share=0).load().train.features[1].tobytes()
+    with pytest.raises(ValidationError, match=r"names a class twice: \[1, 1\]; name each once"):
+        MNIST(classes=(1, 1))
 
 
 def test_idx_files_may_be_plain_or_gzipped(tiny: Path) -> None:

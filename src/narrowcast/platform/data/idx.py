@@ -6,11 +6,11 @@ import gzip
 import math
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from narrowcast.platform.data.classification import DEFAULT_CLIENTS, MOST_CLIENTS, Classification, check_labels
 from narrowcast.platform.data.fetch import find
@@ -26,6 +26,16 @@ class _IDX(Classification):
     """Four files, each plain or gzipped; features [n, 1, 28, 28] are uint8."""
 
     clients: int = Field(default=DEFAULT_CLIENTS, ge=1, le=MOST_CLIENTS, description="number of clients")
+    classes: tuple[Annotated[int, Field(ge=0, lt=N_CLASSES)], ...] | None = Field(
+        None, min_length=2, description="classes kept, numbered 0, 1, ... in this order; null: all"
+    )
+
+    @field_validator("classes")
+    @classmethod
+    def _each_once(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError(f"names a class twice: {list(value)}; name each once")
+        return value
 
     def _load(self, name: str) -> Samples:
         first = f"{PARTS['train']}-images-idx3-ubyte"
@@ -34,8 +44,18 @@ class _IDX(Classification):
         for part, prefix in PARTS.items():
             images = _existing(name, folder, f"{prefix}-images-idx3-ubyte")
             labels = _existing(name, folder, f"{prefix}-labels-idx1-ubyte")
-            parts[part] = _labelled(images, labels)
-        return self._dealt(name, str(folder), N_CLASSES, parts["train"], parts["test"], clients=self.clients)
+            parts[part] = self._kept(_labelled(images, labels))
+        n_classes = N_CLASSES if self.classes is None else len(self.classes)
+        return self._dealt(name, str(folder), n_classes, parts["train"], parts["test"], clients=self.clients)
+
+    def _kept(self, samples: Labelled) -> Labelled:
+        """Return the samples of the classes that are kept, with their new numbers."""
+        if self.classes is None:
+            return samples
+        numbers = np.full(N_CLASSES, -1)
+        numbers[list(self.classes)] = np.arange(len(self.classes))
+        rows = np.flatnonzero(numbers[samples.labels] >= 0)
+        return Labelled(samples.features[rows], numbers[samples.labels[rows]])
 
 
 class MNIST(_IDX):
