@@ -53,9 +53,14 @@ _IMAGES = {
 _LOCAL, _RAY = {"kind": "local"}, {"kind": "ray", "actors": 2, "cpus_per_actor": 1}
 WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "scolr": {**_RATINGS, "algorithm": {"kind": "scolr", "rank": 2}, "backend": _LOCAL},
-    "scolr on ray": {**_RATINGS, "algorithm": {"kind": "scolr", "rank": 2}, "backend": _RAY},
+    "scolr on ray": {
+        **_RATINGS,
+        "algorithm": {"kind": "scolr", "rank": 2},
+        "backend": _RAY,
+        "evaluate_clients": ["test", "validation"],
+    },
     "fedavg": {**_IMAGES, "algorithm": {"kind": "fedavg"}, "backend": _LOCAL, "rounds": 14},
-    "scaffold": {**_IMAGES, "algorithm": {"kind": "scaffold"}, "backend": _LOCAL},
+    "scaffold": {**_IMAGES, "algorithm": {"kind": "scaffold"}, "backend": _LOCAL, "evaluate_clients": ["train"]},
     "scaffold on ray": {**_IMAGES, "algorithm": {"kind": "scaffold"}, "backend": _RAY, "chunk_size": 1},
     "buffered": {
         **_IMAGES,
