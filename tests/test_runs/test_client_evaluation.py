@@ -114,6 +114,10 @@ def test_comparisons_have_a_table_and_a_figure(output: Path) -> None:
     assert (output / "compare-clients.png").is_file()
     assert "Distribution over clients" in comparison.report(output / "comparison.html").read_text()
     assert nc.compare([output / "plain"]).clients_figure() is None
+    with pytest.raises(UserError, match=r'by "test.acuracy"; measured: .*Did you mean "test.accuracy"'):
+        comparison.clients_figure(metric="test.acuracy")
+    axes = comparison.figure(["round"], "test.accuracy.variance").axes
+    assert axes[0].get_ylabel() == "test accuracy variance"
 
 
 def test_a_resumed_run_has_the_same_tables_and_verifies(output: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -77,8 +76,12 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
 
     A line gives the metric by percentile of the clients, the mean over the seeds. None if no run evaluated its clients.
     """
-    evaluated = [each for each in groups if all(run.evaluates_clients for run in each.runs)]
-    metric = metric or next((name for each in evaluated if (name := shown_metric(_first_table(each)))), None)
+    tables = [run.client_metrics_table for each in groups for run in each.runs if run.evaluates_clients]
+    known = list(dict.fromkeys(name for table in tables for name in table.column_names if "." in name))
+    if metric is not None and metric not in known:
+        measured = f"measured: {', '.join(known)}{suggest(metric, known)}" if known else "run it with evaluate_clients"
+        raise UserError(f'no run has evaluated its clients by "{metric}"; {measured}')
+    metric = metric or next((name for table in tables if (name := shown_metric(table))), None)
     if metric is None:
         return None
     at = np.linspace(0, 100, 101)
@@ -90,10 +93,10 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     labels, scale = [], 100 if is_share(metric) else 1
     for index, group in enumerate(groups):
         found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
-        known = [each for each in found if each is not None]
-        if known:
+        lines = [each for each in found if each is not None]
+        if lines:
             colour, dashes = plots.COLOURS[index % len(plots.COLOURS)], _DASHES[index // len(plots.COLOURS) % 3]
-            panel.plot(at, scale * np.mean(known, axis=0), dashes, color=colour, linewidth=1.5)
+            panel.plot(at, scale * np.mean(lines, axis=0), dashes, color=colour, linewidth=1.5)
             labels.append(group.label)
     if not labels:
         return None
@@ -105,13 +108,9 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     return figure
 
 
-def _first_table(group: SeedGroup) -> pa.Table:
-    return group.runs[0].client_metrics_table
-
-
 def _check_metric(groups: Sequence[SeedGroup], metric: str) -> None:
     columns = dict.fromkeys(name for each in groups for run in each.runs for name in run.history.column_names)
-    known = [name for name in columns if name.startswith(("validation.", "test."))]
+    known = [name for name in columns if name.startswith(("validation.", "test.", "train."))]
     if metric not in known:
         raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
 

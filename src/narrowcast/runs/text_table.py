@@ -71,7 +71,7 @@ def with_spread(name: str, mean: float, spread: float) -> str:
         return format_metric(name, mean)
     if is_share(name) and 0 <= mean <= 1:
         return f"{100 * mean:.2f} ± {units.format_percent(spread)}"
-    return f"{format_metric(name, mean)} ± {spread:.2g}"
+    return f"{format_metric(name, mean)} ± " + (f"{spread:.2g}" if spread < 99.5 else f"{spread:,.0f}")
 
 
 def _latex(text: str) -> str:
