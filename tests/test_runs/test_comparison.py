@@ -19,10 +19,13 @@ from rich.text import Text
 from narrowcast.cli.run_tables import as_table, result_table
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.comparison import Comparison
+from narrowcast.runs.comparison_figure import comparison_figure
 from narrowcast.runs.comparison_tables import differences_table, results_table, traffic_table
 from narrowcast.runs.result import load_result
 
 N_ROUNDS = 20
+TOP_5_TARGET = {"metric": "test.top_5", "value": 0.2, "simulated_seconds_to": None, "uplink_bits_to": None}
+TOP_5_TARGET |= {"rounds_to": None}
 
 
 def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes: Any) -> Path:
@@ -132,6 +135,20 @@ def test_an_unmeasured_metric_is_a_dash_and_never_the_best(tmp_path: Path) -> No
 def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "first" / "run[1]"), write_run(tmp_path / "second" / "run[1]")]
     assert compare(folders).labels() == [f"run[1] ({folder})" for folder in folders]
+
+
+def test_a_metric_is_in_percent_if_its_run_declares_a_share(tmp_path: Path) -> None:
+    own = {"final": {"test.hr@10": 0.5, "test.top_5": 0.25}, "targets": [TOP_5_TARGET]}
+    declared = load_result(write_run(tmp_path / "declared", **own, shares=["top_5"]))
+    assert ("test top 5", "25.00 %") in declared.summary()
+    assert ("test HR@10", "0.5") in declared.summary()
+    assert "test top 5 ≥ 20 %" in dict(declared.summary())
+    earlier = load_result(write_run(tmp_path / "earlier", **own))
+    assert ("test top 5", "0.25") in earlier.summary()
+    assert ("test HR@10", "50.00 %") in earlier.summary()
+    for name, label in (("declared", "test HR@10"), ("earlier", "test HR@10 (%)")):
+        (axes,) = comparison_figure(compare([tmp_path / name]).groups, ["round"], None).axes
+        assert axes.get_ylabel() == label
 
 
 def test_a_run_that_is_given_twice_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -50,7 +50,7 @@ def replicas_table(runs: Sequence[Result]) -> Table:
         table.add_row(
             *map(str, settings[group.label]),
             str(len(group.runs)),
-            *(with_spread(name, means[name], means[f"{name} std"]) for name in metrics),
+            *(with_spread(name, means[name], means[f"{name} std"], group.shares) for name in metrics),
             *(units.format_bits(means[name]) for name in ("uplink_bits", "total_bits")),
             units.format_seconds(group.statistics(lambda run: run.wall_seconds)[0]),
         )

@@ -40,7 +40,7 @@ def comparison_figure(groups: Sequence[SeedGroup], axes: Sequence[str] | None, m
     metrics = [metric or primary_metric(each.runs[0].final) or "test.hr@10" for each in groups]
     shown = " and ".join(dict.fromkeys(map(metric_label, metrics)))
     costs = _costs(groups, axes)
-    percent = all(map(is_share, metrics))
+    percent = all(is_share(name, each.shares) for name, each in zip(metrics, groups, strict=True))
     title = f"{shown[0].upper()}{shown[1:]} against {_listed([_WORDS[each.column] for each in costs])}"
     if any(len(each.runs) > 1 for each in groups):
         title += "; bands: standard deviation over seeds"
@@ -90,7 +90,8 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     if any(len(each.runs) > 1 for each in groups):
         title += "; mean over seeds"
     figure, (panel,) = plots.new_figure(title, panels=1)
-    labels, scale = [], 100 if is_share(metric) else 1
+    percent = all(is_share(metric, each.shares) for each in evaluated or groups)
+    labels, scale = [], 100 if percent else 1
     for index, group in enumerate(groups):
         found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
         lines = [each for each in found if each is not None]
@@ -102,7 +103,7 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
         return None
     panel.set(
         xlabel="percentile of the clients, from the lowest value",
-        ylabel=f"{shown} of a client" + (" (%)" if is_share(metric) else ""),
+        ylabel=f"{shown} of a client" + (" (%)" if percent else ""),
     )
     _add_legend(figure, labels)
     return figure

@@ -50,7 +50,7 @@ def results_table(comparison: Comparison) -> TextTable:
                 first.file.data,
                 *([str(len(group.runs))] if seeds else []),
                 str(first.file.rounds),
-                *(with_spread(each, *group.statistics(_final(each))) for each in metrics),
+                *(with_spread(each, *group.statistics(_final(each)), group.shares) for each in metrics),
                 units.format_bits(_mean(group, lambda run: run.uplink_bits)),
                 units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
                 units.format_bits(_mean(group, lambda run: run.downlink_bits)),
@@ -73,8 +73,8 @@ def over_clients_table(comparison: Comparison) -> TextTable | None:
             group.label,
             metric_label(metric),
             *(
-                with_spread(f"{metric}.{statistic}", *group.statistics(_final(f"{metric}.{statistic}")))
-                for statistic in STATISTICS
+                with_spread(name, *group.statistics(_final(name)), group.shares)
+                for name in (f"{metric}.{each}" for each in STATISTICS)
             ),
         ]
         for metric in metrics
@@ -141,7 +141,7 @@ def targets_table(comparison: Comparison) -> TextTable | None:
             rows.append(
                 [
                     group.label,
-                    goal(target, group.runs[0].file.lower_is_better),
+                    goal(target, group.runs[0].file),
                     f"{len(reached)} of {len(group.runs)}",
                     _shown([each.rounds_to for each in reached], lambda value: f"{value:g}"),
                     _shown([each.uplink_bits_to for each in reached], units.format_bits),

@@ -24,7 +24,8 @@ from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.metric_direction import declared_by
+from narrowcast.platform.tracking.metric_direction import Declared, declared_by
+from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.partition_report import write_partition
 from narrowcast.platform.tracking.second_process import FIGURES, begin
 from narrowcast.platform.tracking.targets import reached
@@ -46,7 +47,8 @@ def write_outputs(
     `partition` returns the figure of the partition as a PNG file.
     """
     tables = journal.write_tables(task.profiles)
-    plots = begin_plots(tables, f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}")
+    shares = None if (declared := shares_of(experiment.model)) is None else sorted(declared)
+    plots = begin_plots(tables, f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}", shares)
     write_model(experiment.algorithm.final(state.server), folder / MODEL)
     result = {
         "name": folder.name,
@@ -56,6 +58,7 @@ def write_outputs(
         "execution": task.training.mode(task),
         **measured(journal, experiment, task),
         "lower_is_better": None if (lower := declared_by(experiment.model)) is None else sorted(lower),
+        "shares": shares,
         "model_sha256": model_sha256(experiment.algorithm, state),
         "mlflow_run_id": run_id,
         "seed": experiment.seed,
@@ -69,9 +72,9 @@ def write_outputs(
     return result
 
 
-def begin_plots(tables: Mapping[str, Path], title: str) -> Callable[[], Mapping[str, bytes]]:
+def begin_plots(tables: Mapping[str, Path], title: str, shares: Declared) -> Callable[[], Mapping[str, bytes]]:
     """Begin to draw the figures of a run if there is a second process; return the function that returns them."""
-    return begin(FIGURES, "figures_of_files", dict(tables), title)
+    return begin(FIGURES, "figures_of_files", dict(tables), title, shares)
 
 
 def write_plots(drawn: Callable[[], Mapping[str, bytes]], folder: Path) -> list[Path]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric
+from narrowcast.platform.tracking.metric_direction import Declared
+from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric, shares_of
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.runs.broken_pipe import output_may_end
 from narrowcast.runs.prepare import PreparedRun
@@ -22,6 +23,7 @@ _PLAIN_LINES, _FEWEST_LINES = 20, 3  # of all runs together that do not write to
 class _RunProgress:
     rounds: int
     bar: tqdm[Any] | None
+    shares: Declared
     metric: tuple[str, float, int] | None = None  # the last evaluation: name, value, round
 
     def facts(self, row: Mapping[str, Any]) -> str:
@@ -39,15 +41,15 @@ class _RunProgress:
         if self.metric is not None:
             name, value, at_round = self.metric
             age = "" if at_round == row["round"] else f" (round {at_round})"
-            facts.insert(0, f"{metric_label(name)} {format_metric(name, value)}{age}")
+            facts.insert(0, f"{metric_label(name)} {format_metric(name, value, self.shares)}{age}")
         return "  ".join(facts)
 
 
 class ProgressDisplay:
     """A bar for each run on a terminal, about 20 lines in all otherwise."""
 
-    def __init__(self, runs: Mapping[str, tuple[int, int]]) -> None:
-        """Show runs, given the rounds done and the rounds in all of each by its name."""
+    def __init__(self, runs: Mapping[str, tuple[int, int]], shares: Declared = None) -> None:
+        """Show runs, given the rounds done and the rounds in all of each by its name; `shares` as models declare."""
         width = max(map(len, runs))
         self._prefix = {name: f"{name:<{width}}  " if len(runs) > 1 else "" for name in runs}
         self._lines = max(_FEWEST_LINES, _PLAIN_LINES // len(runs))
@@ -58,6 +60,7 @@ class ProgressDisplay:
                 tqdm(total=rounds, initial=done, desc=f"{name:<{width}}", unit="round", position=place, leave=True)
                 if on_terminal
                 else None,
+                shares,
             )
             for place, (name, (done, rounds)) in enumerate(runs.items())
         }
@@ -68,7 +71,8 @@ class ProgressDisplay:
     @classmethod
     def of(cls, runs: Sequence[PreparedRun]) -> ProgressDisplay:
         """Return the display for runs that are about to start."""
-        return cls({each.folder.name: (each.state.round_index, each.experiment.rounds) for each in runs})
+        rounds = {each.folder.name: (each.state.round_index, each.experiment.rounds) for each in runs}
+        return cls(rounds, shares_of(runs[0].experiment.model))
 
     def __enter__(self) -> ProgressDisplay:
         return self

@@ -24,7 +24,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.journal import CLIENT_METRICS
-from narrowcast.platform.tracking.metric_direction import Declared, relation
+from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.metric_labels import (
     format_metric,
     is_share,
@@ -73,6 +73,7 @@ class ResultFile(BaseModel):
     best: Mapping[str, Best]
     targets: tuple[Reached, ...] = ()
     lower_is_better: tuple[str, ...] | None = None
+    shares: tuple[str, ...] | None = None
     uplink_bits: int
     downlink_bits: int
     total_bits: int = 0
@@ -285,9 +286,8 @@ class Result:
         from narrowcast.platform.tracking.run_figures import run_figures  # imports Matplotlib
 
         title = f"{self.name}: {self.file.algorithm} on {self.file.data}"
-        return run_figures(
-            self.history, self._client_table, title, self.client_metrics_table if self.evaluates_clients else None
-        )
+        of_clients = self.client_metrics_table if self.evaluates_clients else None
+        return run_figures(self.history, self._client_table, title, of_clients, self.file.shares)
 
     def plot(self, figure: str = "accuracy_uplink") -> Figure:
         """Return one of the `figures`."""
@@ -305,17 +305,18 @@ class Result:
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""
         rows = []
-        chosen = self.chosen
+        chosen, shares = self.chosen, self.file.shares
         for split in ("test", "validation"):
             measured = metrics_of(self.final, split)
             for metric in [each for each in measured if each != "loss"] or measured:
                 name, peak = f"{split}.{metric}", ""
                 if chosen is not None and name in chosen[1]:
-                    peak = f" ({format_metric(name, chosen[1][name])} in round {chosen[0]}, the best on validation)"
-                rows.append((metric_label(name), format_metric(name, self.final[name]) + peak))
-                if statistics := over_clients_text(name, self.final):
+                    best = format_metric(name, chosen[1][name], shares)
+                    peak = f" ({best} in round {chosen[0]}, the best on validation)"
+                rows.append((metric_label(name), format_metric(name, self.final[name], shares) + peak))
+                if statistics := over_clients_text(name, self.final, shares):
                     rows.append((f"{metric_label(name)} of clients", statistics))
-        rows += [(goal(each, self.file.lower_is_better), target_cost(each)) for each in self.targets]
+        rows += [(goal(each, self.file), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits not in (None, self.full_uplink_bits):
             lossless = units.format_compression(self.uplink_bits, self.touched_uplink_bits)
@@ -368,10 +369,11 @@ def load_result(folder: Path) -> Result:
     return Result(folder, file, history)
 
 
-def goal(target: Reached, declared: Declared = None) -> str:
-    """Return a target as text, such as `test accuracy ≥ 80 %`; `declared` metrics are better when lower."""
-    value = f"{100 * target.value:g} %" if is_share(target.metric) and target.value <= 1 else f"{target.value:g}"
-    return f"{metric_label(target.metric)} {relation(target.metric, declared)} {value}"
+def goal(target: Reached, file: ResultFile) -> str:
+    """Return a target of a run as text, such as `test accuracy ≥ 80 %`."""
+    percent = is_share(target.metric, file.shares) and target.value <= 1
+    value = f"{100 * target.value:g} %" if percent else f"{target.value:g}"
+    return f"{metric_label(target.metric)} {relation(target.metric, file.lower_is_better)} {value}"
 
 
 def target_cost(target: Reached) -> str:

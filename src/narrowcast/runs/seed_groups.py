@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.tracking import curves
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.types import FloatArray
 from narrowcast.runs.result import Result
 from narrowcast.runs.run_settings import SEEDS
@@ -22,6 +23,11 @@ class SeedGroup:
     label: str
     runs: tuple[Result, ...]
     settings: Mapping[str, Any]
+
+    @property
+    def shares(self) -> Declared:
+        """The metrics that the model declares as shares."""
+        return self.runs[0].file.shares
 
     def statistics(self, value: Callable[[Result], float | None]) -> tuple[float, float]:
         """Return mean and standard deviation (n - 1) over the runs; NaN if a run lacks it, or for a single run."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, is_share
 
 _LATEX = {
@@ -65,13 +66,13 @@ class TextTable:
         return "\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}", ""])
 
 
-def with_spread(name: str, mean: float, spread: float) -> str:
+def with_spread(name: str, mean: float, spread: float, shares: Declared = None) -> str:
     """Return a metric's mean with its standard deviation, if that is known: `68.41 ± 0.30 %`."""
     if not math.isfinite(spread) or not math.isfinite(mean):
-        return format_metric(name, mean)
-    if is_share(name) and 0 <= mean <= 1:
+        return format_metric(name, mean, shares)
+    if is_share(name, shares) and 0 <= mean <= 1:
         return f"{100 * mean:.2f} ± {units.format_percent(spread)}"
-    return f"{format_metric(name, mean)} ± " + (f"{spread:.2g}" if spread < 99.5 else f"{spread:,.0f}")
+    return f"{format_metric(name, mean, shares)} ± " + (f"{spread:.2g}" if spread < 99.5 else f"{spread:,.0f}")
 
 
 def _latex(text: str) -> str:

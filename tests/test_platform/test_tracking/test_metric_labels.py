@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, metrics_of, primary_metric
 
 
@@ -44,6 +45,21 @@ def test_a_metric_is_called_by_its_usual_name(name: str, label: str) -> None:
 )
 def test_only_a_share_is_shown_in_percent(name: str, value: float | None, shown: str) -> None:
     assert format_metric(name, value) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shares", "shown"),
+    [
+        ("test.top_5", ["top_5"], "25.00 %"),
+        ("test.top_5.mean", ["top_5"], "25.00 %"),
+        ("test.top_5.variance", ["top_5"], "0.25"),
+        ("test.recall", ["top_5"], "0.25"),
+        ("test.accuracy", [], "0.25"),
+        ("test.accuracy", None, "25.00 %"),
+    ],
+)
+def test_what_a_model_declares_is_a_share_and_nothing_else(name: str, shares: Declared, shown: str) -> None:
+    assert format_metric(name, 0.25, shares) == shown
 
 
 def test_a_run_is_judged_by_its_first_test_metric_and_by_the_loss_only_if_it_has_nothing_else() -> None:

@@ -24,8 +24,8 @@ class Metric(SampleMeasure):
     """Base of the metrics: a subclass gives values of each sample, and computes the metric from their means.
 
     `per_sample` returns one value of each sample, [n], or several, [n, m]. A metric that is better when lower sets
-    `lower_is_better`, which best values, targets and studies follow; one that lies between 0 and 1 sets `is_share`, so
-    that a target above 1 is refused.
+    `lower_is_better`, which best values, targets and studies follow; one that lies between 0 and 1 sets `is_share`:
+    a target above 1 is refused, and the metric is shown in percent.
     """
 
     lower_is_better: ClassVar[bool] = False

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from narrowcast.platform.tracking.curves import column
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import is_share, metric_label, metrics_of
 from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, marker, new_figure
 from narrowcast.platform.types import FloatArray
@@ -18,7 +19,7 @@ _BANDS = ((10, 90, 0.15), (25, 75, 0.3))
 _MOST_BINS = 20
 
 
-def client_metrics_figures(metrics: pa.Table, title: str) -> dict[str, Figure]:
+def client_metrics_figures(metrics: pa.Table, title: str, shares: Declared = None) -> dict[str, Figure]:
     """Return the figure `client_metrics` of the rows of `client_metrics.parquet`; none if no client has samples."""
     name = shown_metric(metrics)
     if name is None:
@@ -27,14 +28,15 @@ def client_metrics_figures(metrics: pa.Table, title: str) -> dict[str, Figure]:
     evaluated = np.unique(rounds[np.isfinite(values)])
     panels = 2 if len(evaluated) > 1 else 1
     figure, axes = new_figure(f"{title}: {metric_label(name)} of the clients", panels=panels)
-    scale = 100 if is_share(name) else 1
+    percent = is_share(name, shares)
+    scale = 100 if percent else 1
     if panels == 2:
         by_round = [scale * values[(rounds == each) & np.isfinite(values)] for each in evaluated]
         _draw_bands(axes[0], evaluated, by_round)
-        axes[0].set(xlabel="round", ylabel=_axis_label(name))
+        axes[0].set(xlabel="round", ylabel=_axis_label(name, percent))
     last = scale * values[(rounds == evaluated[-1]) & np.isfinite(values)]
-    _draw_histogram(axes[-1], last, bounded=is_share(name))
-    axes[-1].set(xlabel=f"{_axis_label(name)}, round {evaluated[-1]:.0f}", ylabel="number of clients")
+    _draw_histogram(axes[-1], last, bounded=percent)
+    axes[-1].set(xlabel=f"{_axis_label(name, percent)}, round {evaluated[-1]:.0f}", ylabel="number of clients")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return {"client_metrics": figure}
@@ -67,8 +69,8 @@ def percentiles(metrics: pa.Table, name: str, at: FloatArray) -> FloatArray | No
     return found
 
 
-def _axis_label(name: str) -> str:
-    return f"{metric_label(name)} of a client" + (" (%)" if is_share(name) else "")
+def _axis_label(name: str, percent: bool) -> str:
+    return f"{metric_label(name)} of a client" + (" (%)" if percent else "")
 
 
 def _draw_bands(axes: Axes, rounds: FloatArray, by_round: list[FloatArray]) -> None:

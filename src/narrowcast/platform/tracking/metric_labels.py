@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from narrowcast.platform.client_statistics import BEST, CLIENTS, GINI, MEAN, STATISTICS, VARIANCE, WORST, parted
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.units import NOT_KNOWN, format_percent
 
 _ACRONYMS = frozenset(("hr", "ndcg", "mrr", "map", "auc", "f1", "rmse", "mae", "mse", "nll", "r2", "iou"))
@@ -28,30 +30,41 @@ def metric_label(name: str) -> str:
     return " ".join("Gini" if word == GINI else word for word in words)
 
 
-def is_share(name: str) -> bool:
-    """Return whether a metric is one that is shown in percent, by its name: a table of runs knows no more of it."""
+def shares_of(model: Any) -> Declared:
+    """Return the names of the metrics that a model declares as shares, None if it declares nothing."""
+    return getattr(model, "shares", None)
+
+
+def is_share(name: str, shares: Declared = None) -> bool:
+    """Return whether a metric, or a statistic of it over clients, lies between 0 and 1 and is shown in percent.
+
+    `shares` are those that the model declares, without their split; None for models that declare nothing and for runs
+    of earlier versions, whose metrics are known by the words in their names.
+    """
     name, statistic = parted(name)
-    words = re.split(r"[._ @-]+", name.rpartition(".")[2].lower())
-    return statistic in _OF_THE_METRIC and not _SHARES.isdisjoint(words)
+    metric = name.rpartition(".")[2]
+    by_words = not _SHARES.isdisjoint(re.split(r"[._ @-]+", metric.lower()))
+    return statistic in _OF_THE_METRIC and (by_words if shares is None else metric in shares)
 
 
-def format_metric(name: str, value: float | None) -> str:
+def format_metric(name: str, value: float | None, shares: Declared = None) -> str:
     """Return a metric's value: a share in percent, another one with four digits, a dash if it was not measured."""
     if value is None or not math.isfinite(value):
         return NOT_KNOWN
-    if is_share(name) and 0 <= value <= 1:
+    if is_share(name, shares) and 0 <= value <= 1:
         return format_percent(value)
     return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
 
 
-def over_clients_text(name: str, values: Mapping[str, float]) -> str:
+def over_clients_text(name: str, values: Mapping[str, float], shares: Declared = None) -> str:
     """Return the statistics over clients of a metric named `split.metric` in words, empty if there are none."""
     if f"{name}.{CLIENTS}" not in values:
         return ""
     shown = {
-        statistic: format_metric(f"{name}.{statistic}", values.get(f"{name}.{statistic}")) for statistic in STATISTICS
+        statistic: format_metric(f"{name}.{statistic}", values.get(f"{name}.{statistic}"), shares)
+        for statistic in STATISTICS
     }
-    unit = " %²" if is_share(name) else ""
+    unit = " %²" if is_share(name, shares) else ""
     return (
         f"mean {shown[MEAN]}, worst 10 % {shown[WORST]}, best 10 % {shown[BEST]}, variance {shown[VARIANCE]}{unit}, "
         f"Gini {shown[GINI]} ({shown[CLIENTS]} clients)"

@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from PIL import Image
 
 from narrowcast.platform.tracking.curves import ROUND, TIME, Cost, column, curve, running_mean
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, is_share, metric_label, metrics_of
 from narrowcast.platform.tracking.units import axis_unit
 from narrowcast.platform.types import NO_RANK, FloatArray, IntArray
@@ -50,31 +51,32 @@ def as_png(figure: Figure, dots_per_inch: float = 150) -> bytes:
     return content.getvalue()
 
 
-def accuracy_figure(rounds: pa.Table, cost: Cost, title: str) -> Figure | None:
+def accuracy_figure(rounds: pa.Table, cost: Cost, title: str, declared: Declared = None) -> Figure | None:
     """Return the test metrics, validation fainter, against a cost; None if no test metric was measured.
 
-    Shares have one panel in percent, and every other metric one of its own. The loss is drawn if there is nothing else.
+    Shares, as `declared`, have one panel in percent, and every other metric one of its own. The loss is drawn
+    if there is nothing else.
     """
     measured = [each for each in metrics_of(rounds.column_names) if len(curve(rounds, cost, f"test.{each}")[0])]
     measured = [each for each in measured if each != "loss"] or measured
     if not measured:
         return None
-    shares = [each for each in measured if is_share(each)]
+    shares = [each for each in measured if is_share(each, declared)]
     grouped = [*([shares] if shares else []), *([each] for each in measured if each not in shares)][:_MOST_PANELS]
     figure, panels = new_figure(title, panels=len(grouped))
     for axes, metrics in zip(panels, grouped, strict=True):
-        _draw_metrics(axes, rounds, cost, metrics)
+        _draw_metrics(axes, rounds, cost, metrics, declared)
     labelled = [line for axes in panels for line in axes.lines]
     columns = sum(map(len, grouped))
     figure.legend(handles=labelled, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
 
 
-def _draw_metrics(axes: Axes, rounds: pa.Table, cost: Cost, metrics: list[str]) -> None:
+def _draw_metrics(axes: Axes, rounds: pa.Table, cost: Cost, metrics: list[str], declared: Declared) -> None:
     """Draw metrics of one scale, each with its last value."""
     last = max(curve(rounds, cost, f"test.{metric}")[0][-1] for metric in metrics)
     unit = axis_unit(cost.units, last)
-    percent = is_share(metrics[0])
+    percent = is_share(metrics[0], declared)
     scale = 100 if percent else 1
     for place, metric in enumerate(metrics):
         label, colour = metric_label(metric), METRICS.get(metric, ("", COLOURS[(place + 2) % len(COLOURS)]))[1]
@@ -88,7 +90,7 @@ def _draw_metrics(axes: Axes, rounds: pa.Table, cost: Cost, metrics: list[str]) 
         # HR@10 is never below NDCG@10, so labels on opposite sides of their points cannot overlap.
         side = (8, -2, "top") if metric == "ndcg@10" else (8, 2, "bottom")
         text = axes.annotate(
-            format_metric(metric, float(y[-1])),
+            format_metric(metric, float(y[-1]), declared),
             (x[-1] / unit.size, scale * y[-1]),
             side[:2],
             textcoords="offset points",
