@@ -170,6 +170,11 @@ def test_every_algorithm(messages: list[Message], tmp_path: Path) -> None:
         algorithm = kind.model_validate(fields)
         drawn = (Atomo(rank=4),) if kind is AdaptiveAtomo else ()
         collect(algorithm, network_task(seed=SEED), {"codec": stages_of((*drawn, *algorithm.codec))})
+    exact = network_task(seed=SEED)
+    exact = replace(exact, model=exact.model.model_copy(update={"dtype": "float64"}))
+    for codec in (SPARSE, ROTATED):
+        collect(double := FedAvg(codec=codec), exact, {"codec": stages_of(double.codec)})
+    assert sent[-1].received["1.weight"].dtype == np.float64
 
     elsewhere = decoded_elsewhere(tmp_path, cases, [each.data for each in sent])
     assert {each.kind for each in sent} == {"rows", "matrix", "tensors"}

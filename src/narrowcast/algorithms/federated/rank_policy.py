@@ -25,7 +25,7 @@ class RankPolicy(Protocol):
     ) -> IntArray:
         """Return the rank of each client, 0..r_g [C]; a client of rank 0 sends nothing.
 
-        `bits_at_rank` [C, r_g + 1] is the size of float32 updates of rank 0..r_g.
+        `bits_at_rank` [C, r_g + 1] is the size of uncoded updates of rank 0..r_g.
         """
         ...
 
@@ -54,7 +54,7 @@ class UniformRank(BaseModel):
 
 
 class BandwidthRank(BaseModel):
-    """Each client takes the highest rank whose float32 payload its uplink carries within `upload_seconds`.
+    """Each client takes the highest rank whose uncoded payload its uplink carries within `upload_seconds`.
 
     A client that cannot afford rank 1 sends nothing in this round; the ledger records rank 0.
     """
@@ -77,7 +77,7 @@ class ChannelRank(BaseModel):
     """Each client takes the rank that serves best within the bits that the radio gives it in this round.
 
     With a quantiser in the codec rank and levels are chosen together (`channel.joint`); otherwise the rank is the
-    highest that fits in float32, or with all that `secure` adds. A client that cannot afford rank 1 sends nothing, and
+    highest that fits uncoded, or with all that `secure` adds. A client that cannot afford rank 1 sends nothing, and
     the ledger records rank 0. If the radio limits nobody, all clients take r_g.
     """
 
