@@ -176,7 +176,7 @@ def test_scaffold_reaches_the_minimiser_of_least_squares_where_fedavg_does_not(c
     settings: dict[str, Any] = {"model": LINEAR, "training": {"batch_size": "all", "epochs": 5, "learning_rate": 0.1}}
 
     def distance(algorithm: dict[str, Any]) -> float:
-        found = final(experiment(algorithm, rounds=80, evaluate_every=80, chunk_size=6, **settings), data)
+        found = final(experiment(algorithm, rounds=60, evaluate_every=60, chunk_size=6, **settings), data)
         return float(np.abs(np.append(found["1.weight"][0], found["1.bias"]) - least_squares(data)).max())
 
     assert distance({"kind": "scaffold", "control": control}) <= 1e-10
