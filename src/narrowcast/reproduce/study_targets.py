@@ -172,13 +172,13 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
     ),
     "fedprox-synthetic": StudyTarget(
         "stragglers dropped or kept, and mu, on synthetic data",
-        "250 runs, 30 min",
+        "260 runs, 30 min",
         ("fedprox-synthetic",),
         _fedprox,
         (
             "50 rounds of 10 of 30 clients, 20 epochs; the paper has 200 rounds. The best of five values, of mu or of "
-            "FedAvg's rate, on validation samples of another seed. Differences are paired by seed, in points; level: "
-            "within 1. p values are corrected over all differences by Holm's method.",
+            "FedAvg's rate, on validation samples of another seed. Differences are paired by seed, in points, with "
+            "intervals of 95 %; p values of the means over the heterogeneous sets are corrected by Holm's method.",
         ),
         "Li et al., MLSys 2020 (arXiv:1812.06127), Figure 1",
     ),
