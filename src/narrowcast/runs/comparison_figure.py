@@ -90,7 +90,7 @@ def clients_figure(groups: Sequence[SeedGroup], metric: str | None) -> Figure | 
     if any(len(each.runs) > 1 for each in groups):
         title += "; mean over seeds"
     figure, (panel,) = plots.new_figure(title, panels=1)
-    percent = all(is_share(metric, each.shares) for each in evaluated or groups)
+    percent = all(is_share(metric, each.shares) for each in groups)
     labels, scale = [], 100 if percent else 1
     for index, group in enumerate(groups):
         found = [percentiles(run.client_metrics_table, metric, at) for run in group.runs if run.evaluates_clients]
