@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,21 +99,42 @@ def difference(one: Arrays, other: Arrays) -> float:
 # Identities
 
 
-@pytest.mark.parametrize("execution", ["batched", "per_client"])
-@pytest.mark.parametrize("model", [CHAIN, CURVED], ids=["chain", "autograd"])
-def test_one_full_step_on_each_client_is_gradient_descent_on_all_samples(model: Any, execution: str) -> None:
-    of, data = experiment("fedavg", model=model, training={**FULL, "execution": execution}), labelled()
+def central(of: Experiment, make: Callable[[Any], torch.optim.Optimizer]) -> Arrays:
+    """The model after as many steps of torch's optimiser on all samples; a gradient is that of a client's step."""
+    data = labelled()
     task = of.task(data)
     module = task.model.module(data).double()
     module.load_state_dict({name: torch.from_numpy(each) for name, each in task.model.init_server(data, 0).items()})
     features, labels = torch.from_numpy(data.train.features).double(), torch.from_numpy(data.train.labels)
-    optimiser = torch.optim.SGD(module.parameters(), task.training.learning_rate)
+    optimiser = make(module.parameters())
     for _ in range(of.rounds):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(module(features), labels).backward()
+        (task.training.learning_rate * nn.functional.cross_entropy(module(features), labels)).backward()
         optimiser.step()
-    wanted = {name: each.detach().numpy() for name, each in module.named_parameters()}
-    assert difference(final(of), wanted) <= 1e-12
+    return {name: each.detach().numpy() for name, each in module.named_parameters()}
+
+
+@pytest.mark.parametrize("execution", ["batched", "per_client"])
+@pytest.mark.parametrize("model", [CHAIN, CURVED], ids=["chain", "autograd"])
+def test_one_full_step_on_each_client_is_gradient_descent_on_all_samples(model: Any, execution: str) -> None:
+    of = experiment("fedavg", model=model, training={**FULL, "execution": execution})
+    assert difference(final(of), central(of, lambda x: torch.optim.SGD(x, 1.0))) <= 1e-12
+
+
+def test_fedadam_is_torchs_adam_on_the_clients_mean_change() -> None:
+    adam = {"kind": "adam", "bias_correction": True, "beta1": 0.8, "beta2": 0.9, "tau": 1e-3}
+    of = experiment({"kind": "fedavg", "server_optimizer": adam, "server_learning_rate": 0.2}, training=FULL)
+    assert difference(final(of), central(of, lambda x: torch.optim.Adam(x, 0.2, betas=(0.8, 0.9), eps=1e-3))) <= 1e-12
+
+
+def test_feddyn_with_a_vanishing_alpha_moves_twice_as_far_as_fedavg() -> None:
+    # by the mean change, and by -h / alpha, which is the mean change once more if all clients take part
+    feddyn, fedavg = (
+        final(experiment(each, rounds=1))
+        for each in ({"kind": "feddyn", "alpha": 1e-14}, {"kind": "fedavg", "weights": "equal"})
+    )
+    start = experiment("fedavg").model.init_server(labelled(), 0)
+    assert difference({name: start[name] + 2 * (fedavg[name] - start[name]) for name in start}, feddyn) <= 1e-12
 
 
 @pytest.mark.parametrize(
