@@ -84,6 +84,9 @@ def held_out_examples_are_not_trained_on(case: Loaded) -> None:
             hold(len(part.features) == len(part.labels), f"{name} has as many labels as features")
             shares = len(part) and np.shares_memory(part.features, data.train.features)
             hold(not shares, f"{name} and train are the same samples")
+            owners = data.held_out_users.get(name, np.full(len(part), -1))
+            hold(len(owners) == len(part), f"held_out_users has {len(owners)} {name} samples of {len(part)}")
+            hold(((owners >= -1) & (owners < data.n_clients)).all(), f"held_out_users of {name} names no client")
         for part in (data.train, data.validation, data.test):
             if data.targets == "numbers":
                 hold(np.isfinite(part.labels).all(), "a target is not finite")
