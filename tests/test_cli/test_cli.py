@@ -320,6 +320,8 @@ def test_the_ui_says_where_the_runs_are_and_leaves_no_process(runs: Path, closed
         assert process.stdout is not None
         page = "/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=narrowcast"
         assert process.stdout.readline() == f"narrowcast: http://127.0.0.1:{closed_port}{page}\n"
+        every = f"MLflow UI on http://127.0.0.1:{closed_port}/#/experiments?workflowType=machine_learning "
+        assert process.stdout.readline().startswith(every)
         until = time.monotonic() + 60
         while True:
             try:

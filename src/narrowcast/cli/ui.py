@@ -26,6 +26,7 @@ def ui(output: Path, port: int) -> None:
     """Open the MLflow UI with the runs of the output folder, for this machine only (127.0.0.1)."""
     from narrowcast.platform.redaction import hide_secrets
     from narrowcast.platform.tracking.mlflow_store import pages_of_runs
+    from narrowcast.platform.tracking.mlflow_view import EXPERIMENTS
     from narrowcast.platform.tracking.store_address import Tracking
 
     check_installed("mlflow", "narrowcast ui")
@@ -40,9 +41,9 @@ def ui(output: Path, port: int) -> None:
             free.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
-    for name, place in pages_of_runs(uri).items():  # the first page is for something else
+    for name, place in pages_of_runs(uri).items():  # MLflow's first page is for something else
         click.echo(f"{name}: http://127.0.0.1:{port}/{place}")
-    click.echo(f"MLflow UI on http://127.0.0.1:{port} (stop with Ctrl-C)")
+    click.echo(f"MLflow UI on http://127.0.0.1:{port}/{EXPERIMENTS} (stop with Ctrl-C)")
     if status := _serve(uri, port):
         raise RunFailed(f"the MLflow UI stopped with status {status}")
 

@@ -22,7 +22,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import second_process as module
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_run import Cursor
-from narrowcast.platform.tracking.second_process import FIGURES, MLFLOW, SecondProcess, begin, call
+from narrowcast.platform.tracking.second_process import FIGURES, MLFLOW, SecondProcess, begin, call, second_process
 
 TOKEN = "t0k3n-of-a-test"
 
@@ -122,6 +122,13 @@ def test_what_a_killed_process_has_not_answered_is_called_here(
     assert call(MLFLOW, "metric_name", "ndcg@5") == "ndcg_at_5"
     process.close()
     assert "the second process was killed" in caplog.text
+
+
+def test_where_no_process_can_be_started_calls_are_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.delitem(sys.modules, "mlflow")
+    with second_process():
+        assert call(MLFLOW, "metric_name", "hr@10") == "hr_at_10"
 
 
 class _Holder:

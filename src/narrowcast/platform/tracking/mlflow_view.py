@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _VIEW, _KIND, _MEASURED = "mlflow.sharedViewState.narrowcast", "mlflow.experimentKind", "narrowcast.metrics"
 PAGE = "#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=narrowcast"
 """The address of the view, below that of the MLflow UI."""
+EXPERIMENTS = "#/experiments?workflowType=machine_learning"
+"""The address of the list of experiments; without the parameter MLflow's sidebar is that of generative AI."""
 _PARAMS = ("algorithm.kind", "data.kind", "seed")
 _COSTS = ("total_uplink_bits", "total_bits", "simulated_seconds", "wall_seconds")
 _AGAINST = {"step": "round", "total_uplink_bits": "uplink", "total_bits": "total traffic", "simulated_seconds": "time"}

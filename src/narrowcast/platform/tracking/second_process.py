@@ -117,17 +117,26 @@ _current: ContextVar[SecondProcess | None] = ContextVar("second_process", defaul
 
 @contextmanager
 def second_process() -> Iterator[None]:
-    """Make the calls of the block in a second process; in this one if it has imported MLflow already."""
-    if "mlflow" in sys.modules:
-        yield
-        return
-    process = SecondProcess()
+    """Make the calls of the block in a second process.
+
+    They are made in this one if it has imported MLflow already, or cannot start another.
+    """
+    process = None if "mlflow" in sys.modules else _started()
     token = _current.set(process)
     try:
         yield
     finally:
         _current.reset(token)
-        process.close()
+        if process is not None:
+            process.close()
+
+
+def _started() -> SecondProcess | None:
+    try:
+        return SecondProcess()
+    except OSError as error:  # a limit of processes, or of memory
+        logger.debug("no second process: %s", error)
+        return None
 
 
 def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
