@@ -64,7 +64,8 @@ def test_no_bias_without_different_solutions_or_without_different_curvatures() -
 def test_the_platform_ends_where_the_closed_form_says_and_scaffold_at_the_solution(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lecture_fixed_point, "SCAFFOLD_STEPS", 3)
+    for name, value in {"SCAFFOLD_STEPS": 3, "_SCAFFOLD_ROUNDS": 150}.items():
+        monkeypatch.setattr(lecture_fixed_point, name, value)
     strong = {spread: measure_case(f"{SMALL}, heterogeneity: {spread:g}", (2, 20)) for spread in (1.0, 0.0)}
     convex = {"many": measure_case("clients: 2, samples: 1, features: 3, scale_spread: 0", (5,))}
     limits = [limit for case in (*strong.values(), *convex.values()) for limit in case.limits.values()]
