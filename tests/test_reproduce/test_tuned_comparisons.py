@@ -17,7 +17,7 @@ from narrowcast.reproduce.light_run import light_run, light_runs
 from narrowcast.reproduce.long_runs import Queue
 from narrowcast.reproduce.long_studies import Planned
 from narrowcast.reproduce.qffl_table import judge_fairness, plot_fairness
-from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows
+from narrowcast.reproduce.results_csv import append, key_of, read_rows
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.scaffold_similarity import RATES, SimilarityCell
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
@@ -149,15 +149,18 @@ def test_a_file_of_results_keeps_the_columns_that_it_began_with(tmp_path: Path) 
     assert [row["final"] for row in rows.values()] == [{"test.accuracy": 0.5}, {"test.accuracy": 0.75}]
 
 
-@pytest.mark.parametrize("name", ["scaffold-similarity"])
-def test_the_study_in_the_repository_is_whole_and_in_the_papers_order(name: str) -> None:
-    rows: Rows = read_rows([Path(__file__).resolve().parents[2] / "docs" / "results"])
-    queue = Queue([name], [])
-    queue.rows = rows
+def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers() -> None:
+    names = ["scaffold-similarity", "fedprox-synthetic", "qffl-fashion", "qffl-synthetic"]
+    queue = Queue(names, [Path(__file__).resolve().parents[2] / "docs" / "results"])
     assert next(queue.missing(), None) is None
-    said = {verdict.what: verdict.verdict for verdict in judge_rounds(rows)}
+    said = {verdict.what: verdict.verdict for verdict in judge_rounds(queue.rows) + judge_fedprox(queue.rows)}
     for rival in ("FedAvg, E = 1", "FedAvg, E = 5", "FedAvg, E = 20", "FedProx, E = 1"):
         assert said[f"0 %: SCAFFOLD less {rival}"].startswith("fewer")
+    for pair in ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, TUNED_FEDAVG)):
+        assert said[f"mean of the heterogeneous sets, 90 %: {' less '.join(pair)}"].startswith("above")
+    fair = {verdict.what: verdict.verdict for verdict in judge_fairness("fashion", queue.rows)}
+    assert fair["q-FFL less FedAvg: worst"].startswith("higher")
+    assert fair["AFL less FedAvg: variance"].startswith("lower")
 
 
 def test_cells_of_fedprox_are_those_of_the_paper() -> None:

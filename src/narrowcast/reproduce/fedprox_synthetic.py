@@ -17,7 +17,7 @@ from typing import Any
 from narrowcast.reproduce.run_spec import RunSpec
 
 ROUNDS = 50
-TEST_SEEDS = 3
+TEST_SEEDS = 5
 TUNING_SEED = 100
 RATE = 0.01
 TRIES = range(5)

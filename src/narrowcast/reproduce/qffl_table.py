@@ -110,6 +110,6 @@ def plot_fairness(data: str, rows: Rows, path: Path) -> None:
     for axes in (left, right):
         axes.set_xticks(places, [cell.method for cell in found])
     left.set(ylabel="test accuracy (%)")
-    left.legend(fontsize=8, frameon=False)
+    left.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.12))
     right.set(ylabel="variance over clients (percent squared)", ylim=(0, None))
     figure.savefig(path, dpi=150)

@@ -172,7 +172,7 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
     ),
     "fedprox-synthetic": StudyTarget(
         "stragglers dropped or kept, and mu, on synthetic data",
-        "260 runs, 30 min",
+        "348 runs, 40 min",
         ("fedprox-synthetic",),
         _fedprox,
         (
