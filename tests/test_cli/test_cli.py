@@ -93,7 +93,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([f"name={'a' * 300}"], ["name = 'aaa", "should have at most 100 characters"]),
         (["stragglers=partial"], ["stragglers = 'partial': needs a deadline; give deadline_seconds"]),
         (["schedule=buffered", "deadline_seconds=4"], ["schedule = 'buffered': has no rounds; leave out radio"]),
-        (["schedule=buffered"], ["schedule = buffered: scolr cannot count stale updates less; use fedavg or fedprox"]),
+        (["schedule=buffered"], ["schedule = buffered: scolr as set here cannot count stale updates less; use fedavg"]),
         (
             ["targets={test.acc: 1}"],
             ["targets.test.acc is no metric of this run; it measures test.hr@10, test.ndcg@10"],
