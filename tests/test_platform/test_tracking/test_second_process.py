@@ -18,7 +18,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.tracking import second_process as module
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.mlflow_run import Cursor
@@ -122,6 +122,8 @@ def test_what_a_killed_process_has_not_answered_is_called_here(
     assert call(MLFLOW, "metric_name", "ndcg@5") == "ndcg_at_5"
     process.close()
     assert "the second process was killed" in caplog.text
+    with pytest.raises(StoreError, match="no answer before the end of the run"):  # a thread may still be at it
+        call(MLFLOW, "metric_name", "hr@10")
 
 
 def test_where_no_process_can_be_started_calls_are_made_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 MLFLOW = "narrowcast.platform.tracking.mlflow_store"
 FIGURES = "narrowcast.platform.tracking.run_figures"
 PARTITION = "narrowcast.platform.tracking.partition_figure"
+_CLOSED = "no answer before the end of the run"
 _PROGRAM = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {__name__} import serve; serve(int(sys.argv[1]))"
 )
@@ -140,12 +141,17 @@ def _started() -> SecondProcess | None:
 
 
 def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
-    """Begin to call a function if there is a second process; return a function that returns or raises what it does."""
+    """Begin to call a function if there is a second process; return a function that returns or raises what it does.
+
+    Raise `StoreError` once that process was closed, at the end of the run.
+    """
 
     def here() -> Any:
         return getattr(import_module(module), function)(*arguments)
 
     process = _current.get()
+    if process is not None and process.closed:  # a thread that a store keeps waiting outlives the run
+        raise StoreError(_CLOSED)
     if process is None or (future := process.begin(module, function, arguments)) is None:
         return here
 
@@ -154,7 +160,7 @@ def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
             return future.result()
         except CancelledError:
             if process.closed:
-                raise StoreError("no answer before the end of the run") from None
+                raise StoreError(_CLOSED) from None
             return here()
 
     return result
