@@ -120,17 +120,17 @@ def test_comparisons_have_a_table_and_a_figure(output: Path) -> None:
     assert axes[0].get_ylabel() == "test accuracy variance"
 
 
-def test_a_resumed_run_has_the_same_tables_and_verifies(output: Path, tmp_path: Path) -> None:
-    run(tmp_path, "resumed", "evaluate_clients=[test,validation]", "rounds=2")
-    said = narrowcast("run", "--resume", "resumed", "--output", tmp_path, f"rounds={ROUNDS}")
+def test_a_resumed_run_has_the_same_tables_and_verifies(output: Path) -> None:
+    run(output, "resumed", "evaluate_clients=[test,validation]", "rounds=2")
+    said = narrowcast("run", "--resume", "resumed", "--output", output, f"rounds={ROUNDS}")
     assert said.status == 0, said.err
     name = "client_metrics.parquet"
-    assert pq.read_table(tmp_path / "resumed" / name) == pq.read_table(output / "asked" / name)
-    checks = list(verify(tmp_path / "resumed"))
+    assert pq.read_table(output / "resumed" / name) == pq.read_table(output / "asked" / name)
+    checks = list(verify(output / "resumed"))
     assert {check.subject for check in checks} >= {name, "rounds 1 to 3"}
     assert [check for check in checks if check.problem] == []
-    journal = tmp_path / "resumed" / "journal.jsonl"
-    table = pq.read_table(tmp_path / "resumed" / name)
-    pq.write_table(table.set_column(2, "test.accuracy", table["test.loss"]), tmp_path / "resumed" / name)
-    assert [check.subject for check in verify(tmp_path / "resumed") if check.problem] == [name]
+    journal = output / "resumed" / "journal.jsonl"
+    table = pq.read_table(output / "resumed" / name)
+    pq.write_table(table.set_column(2, "test.accuracy", table["test.loss"]), output / "resumed" / name)
+    assert [check.subject for check in verify(output / "resumed") if check.problem] == [name]
     assert b'"client_metrics"' in journal.read_bytes()
