@@ -81,7 +81,12 @@ HEAVY = {"torch", "ray", "mlflow", "numba", "matplotlib", "pandas", "optuna", "s
 
 @pytest.mark.parametrize(
     ("module", "wanted"),
-    [("narrowcast", set()), ("narrowcast.cli.main", set()), ("narrowcast.runs.session", {"torch"})],
+    [
+        ("narrowcast", set()),
+        ("narrowcast.cli.main", set()),
+        ("narrowcast.runs.session", {"torch"}),
+        ("narrowcast.cli.run_tables", set()),
+    ],
 )
 def test_what_takes_long_to_import_waits_until_it_is_used(module: str, wanted: set[str]) -> None:
     program = f"import sys, {module}; print(*sys.modules)"

@@ -18,6 +18,8 @@ MEAN, WORST, BEST, VARIANCE, GINI, CLIENTS = (
     "gini",
     "clients",
 )
+SPLITS = ("test", "validation", "train")
+"""Where clients are evaluated, in the order in which results are shown."""
 STATISTICS = (MEAN, WORST, BEST, VARIANCE, GINI, CLIENTS)
 SPREADS = frozenset((VARIANCE, GINI))
 """The statistics that are better when lower, whatever the metric."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from narrowcast.platform.client_statistics import CLIENTS, STATISTICS, parted
+from narrowcast.platform.client_statistics import CLIENTS, SPLITS, STATISTICS, parted
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.client_plots import SPLITS
 from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of, primary_metric
 from narrowcast.platform.tracking.targets import Reached

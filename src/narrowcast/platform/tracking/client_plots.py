@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from narrowcast.platform.client_statistics import SPLITS
 from narrowcast.platform.tracking.curves import column
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import is_share, metric_label, metrics_of
 from narrowcast.platform.tracking.run_plots import BLUE, VERMILLION, marker, new_figure
 from narrowcast.platform.types import FloatArray
 
-SPLITS = ("test", "validation", "train")
 _BANDS = ((10, 90, 0.15), (25, 75, 0.3))
 _MOST_BINS = 20
 
