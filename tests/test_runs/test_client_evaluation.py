@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,22 +23,22 @@ from narrowcast.runs.verification import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 CLIENTS, ROUNDS = 6, 4
-SETTINGS = (
-    *("--backend", "local", f"rounds={ROUNDS}", "evaluate_every=2", "tracking.system_metrics=false"),
-    *("clients_per_round=3", f"data.clients={CLIENTS}", "data.partition=shards", "training.learning_rate=0.5"),
-)
+SETTINGS = {
+    **{"rounds": ROUNDS, "evaluate_every": 2, "clients_per_round": 3, "tracking.system_metrics": False},
+    **{"data.clients": CLIENTS, "data.partition": "shards", "training.learning_rate": 0.5},
+}
+BOTH = {"evaluate_clients": ["test", "validation"]}
 
 
-def run(output: Path, name: str, *settings: str) -> None:
-    said = narrowcast("run", "fedavg-digits", *SETTINGS, "--output", output, f"name={name}", *settings)
-    assert said.status == 0, said.err
+def run(output: Path, name: str, settings: Mapping[str, Any]) -> None:
+    nc.run("fedavg-digits", {**SETTINGS, "name": name, **settings}, backend="local", output=output, progress=False)
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs")
-    run(output, "asked", "evaluate_clients=[test,validation]", "targets.test.accuracy.worst_10_percent=0.01")
-    run(output, "plain")
+    run(output, "asked", {**BOTH, "targets": {"test.accuracy.worst_10_percent": [0.01]}})
+    run(output, "plain", {})
     return output
 
 
@@ -92,13 +94,10 @@ def test_targets_summaries_and_reports_have_the_statistics(output: Path) -> None
     assert list(result.figures())[-1] == "client_metrics"
     page = result.report(output / "page.html").read_text()
     assert "Metrics of the clients" in page
-    refused = narrowcast("run", "fedavg-digits", *SETTINGS, "--output", output, "targets.test.accuracy.mean=0.5")
-    assert "targets.test.accuracy.mean is no metric of this run" in refused.err
-    refused = narrowcast(
-        *("run", "fedavg-digits", *SETTINGS, "--output", output, "evaluate_clients=test"),
-        "targets={test.accuracy.mean: 80, test.accuracy.variance: 80}",
-    )
-    assert "targets.test.accuracy.mean = 80: the metric lies between 0 and 1" in refused.err
+    with pytest.raises(UserError, match=r"targets.test.accuracy.mean is no metric of this run"):
+        run(output, "refused", {"targets": {"test.accuracy.mean": [0.5]}})
+    with pytest.raises(UserError, match=r"targets.test.accuracy.mean = 80: the metric lies between 0 and 1"):
+        run(output, "refused", {**BOTH, "targets": {"test.accuracy.variance": [80], "test.accuracy.mean": [80]}})
 
 
 def test_comparisons_have_a_table_and_a_figure(output: Path) -> None:
@@ -121,9 +120,8 @@ def test_comparisons_have_a_table_and_a_figure(output: Path) -> None:
 
 
 def test_a_resumed_run_has_the_same_tables_and_verifies(output: Path) -> None:
-    run(output, "resumed", "evaluate_clients=[test,validation]", "rounds=2")
-    said = narrowcast("run", "--resume", "resumed", "--output", output, f"rounds={ROUNDS}")
-    assert said.status == 0, said.err
+    run(output, "resumed", {**BOTH, "rounds": 2})
+    nc.run(None, {"rounds": ROUNDS}, output=output, resume="resumed", progress=False)
     name = "client_metrics.parquet"
     assert pq.read_table(output / "resumed" / name) == pq.read_table(output / "asked" / name)
     checks = list(verify(output / "resumed"))
