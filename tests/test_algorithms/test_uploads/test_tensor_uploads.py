@@ -111,7 +111,7 @@ def test_an_update_that_is_not_finite_or_too_large_is_not_delivered(codec: list[
     changes = {"w": np.ones((3, 4), dtype=np.float32)}
     changes["w"][0, 1], changes["w"][1, 2] = np.nan, 2.0**100
     chain = Codec(with_codec(FedAvg, codec).codec)
-    state = init_codec_state(chain, 3, {"w": (4,)})
+    state = init_codec_state(chain.stages, 3, {"w": changes["w"][0]})
     _, uploads = send_tensors(Chunk(1, 0, np.arange(3), state), task, as_updates(changes), tensor_coding(chain))
     assert (uploads.bits > 0).tolist() == [pays, pays, True]
     assert uploads.delivered.tolist() == [False, not codec, True]
