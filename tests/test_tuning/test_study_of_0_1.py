@@ -37,7 +37,8 @@ def test_a_study_of_version_0_1_continues(tmp_path: Path) -> None:
     folder = tmp_path / "digits"
     (folder / "retest").mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("study_of_0_1.journal"), folder / "study.journal")
-    said = narrowcast("tune", tmp_path / "digits.yaml", "--output", tmp_path, "study.retest.seeds=2")
+    settings = ("study.retest.seeds=2", "study.stale_seconds=5")
+    said = narrowcast("tune", tmp_path / "digits.yaml", "--output", tmp_path, *settings)
     assert said.status == 0, said.err
     for former, now in (
         ("executor", "backend"),
