@@ -13,6 +13,7 @@ from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.decay import CODECS, ITEM_DECAYS, RATES, ROUNDS, Cell, cells
 from narrowcast.reproduce.long_studies import DECAY_SEEDS, finished, tried
 from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 _USERS = 6040
@@ -88,10 +89,10 @@ def plot_decay(rows: Rows, path: Path) -> None:
         for shift, codec in enumerate(CODECS):
             there = [place for place, decay in enumerate(ITEM_DECAYS) if (codec, decay) in every]
             values = [every[codec, ITEM_DECAYS[place]] for place in there]
-            axes.errorbar(
+            draw_seed_means(
+                axes,
                 [place + 0.05 * (shift - 1.5) for place in there],
-                [np.mean(each) for each in values],
-                [np.std(each, ddof=1) for each in values],
+                values,
                 color=_COLOURS[codec],
                 marker=".",
                 capsize=3,

@@ -25,13 +25,13 @@ from narrowcast.reproduce.fedprox_synthetic import (
 )
 from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.significance import MeanTest, compare_paired, holm
-from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
 
 ORDER = ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, FEDAVG), (FEDPROX, TUNED_FEDAVG))
 """Pairs of which the paper has the first above the second; the last is the control, of equal tries."""
 _COLOURS = dict(zip(METHODS, (BLACK, BLUE, ORANGE, VERMILLION), strict=True))
-_ALPHA = 0.05
 _PUBLISHED_GAIN = "+22, on other sets too"
 
 
@@ -68,7 +68,7 @@ def judge_fedprox(rows: Rows) -> list[PaperVerdict]:
         ]
     pooled = _tests(DATA[1:], "mean of the heterogeneous sets", by_cell)
     for (what, test), p in zip(pooled.items(), holm([test.p_zero for test in pooled.values()]), strict=True):
-        order = ("above" if test.interval.mean > 0 else "below") if p < _ALPHA else "not settled"
+        order = describe_order(test, p, "below", "above")
         paper = _PUBLISHED_GAIN if what.endswith(f"90 %: {FEDPROX} less {FEDAVG}") else "above"
         verdicts.append(
             PaperVerdict(what, paper, f"{test.interval.mean:+.2f}", f"{order} {_bounds(test)}, p = {p:.2g}")
@@ -103,10 +103,10 @@ def plot_fedprox(rows: Rows, path: Path) -> None:
                 for place, data in enumerate(DATA)
                 if (cell := StragglerCell(data, stragglers, method)) in found
             ]
-            axes.errorbar(
+            draw_seed_means(
+                axes,
                 [place for place, _ in drawn],
-                [np.mean(reached) for _, reached in drawn],
-                [np.std(reached, ddof=1) for _, reached in drawn],
+                [reached for _, reached in drawn],
                 color=_COLOURS[method],
                 linestyle="none",
                 marker="o",

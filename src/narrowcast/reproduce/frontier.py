@@ -19,6 +19,7 @@ from narrowcast.platform.tracking.run_plots import BLACK, new_figure
 from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.long_studies import TEST_SEEDS, finished, tuning_results
 from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.significance import CONFIDENCE, compare_paired, holm
 from narrowcast.reproduce.tuning_study import Study
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
@@ -130,11 +131,10 @@ def plot_frontier(study: Study, rows: Rows, path: Path) -> None:
     for axes, end in zip(panels, ends, strict=True):
         for place, (method, best) in enumerate(settings.items()):
             shown = sorted({each.trial: each for each in best.values()}.values(), key=lambda each: getattr(each, end))
-            values = np.array([each.accuracies for each in shown])
-            axes.errorbar(
+            draw_seed_means(
+                axes,
                 [getattr(each, end) for each in shown],
-                values.mean(axis=1),
-                values.std(axis=1, ddof=1),
+                [each.accuracies for each in shown],
                 color=BLACK if method == _FULL else colours(place % 20),
                 marker=_MARKERS[place % len(_MARKERS)],
                 markersize=4,

@@ -157,4 +157,4 @@ def as_vector(parameters: Arrays) -> FloatArray:
 def initial_vector(experiment: Experiment) -> FloatArray:
     """Return x before round 1."""
     task: Any = experiment.task(experiment.data_source.load())
-    return as_vector(task.model.init_server(task.data, task.seed))
+    return as_vector(task.initial_parameters())

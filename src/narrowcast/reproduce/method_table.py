@@ -14,6 +14,7 @@ from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.method_comparison import FEDAVG, FULL, TEST_SEEDS, TRIES, Cell, Comparison
 from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.significance import paired_interval
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
@@ -78,10 +79,10 @@ def plot_methods(comparison: Comparison, rows: Rows, path: Path) -> None:
     for place, method in enumerate(comparison.methods):
         there = [tested[codec, method] for codec in comparison.codecs if (codec, method) in tested]
         if there:
-            axes.errorbar(
+            draw_seed_means(
+                axes,
                 [each.share for each in there],
-                [np.mean(each.accuracies) for each in there],
-                [np.std(each.accuracies, ddof=1) for each in there],
+                [each.accuracies for each in there],
                 color=colours(place),
                 marker="osD^v<>pP"[place],
                 capsize=3,

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, VERMILLION, new_figure
 from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.qffl_fairness import FASHION, TEST_SEEDS, FairCell, cells
 from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.significance import MeanTest, compare_paired, holm
-from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
 
 _STATISTICS = {"mean": "mean", "worst_10_percent": "worst", "best_10_percent": "best", "variance": "variance"}
 _COLOURS = dict(zip(_STATISTICS, (BLACK, VERMILLION, GREEN, BLUE), strict=True))
-_ALPHA = 0.05
 _PUBLISHED = {
     "q = 0": "80.8, worst 18.8, best 100, variance 724",
     "q = 1": "79.0, worst 31.1, best 100, variance 472",
@@ -65,7 +63,7 @@ def judge_fairness(data: str, rows: Rows) -> list[PaperVerdict]:
     tests = _tests(found)
     for (what, test), p in zip(tests.items(), holm([test.p_zero for test in tests.values()]), strict=True):
         interval = test.interval
-        order = ("lower" if interval.mean < 0 else "higher") if p < _ALPHA else "not settled"
+        order = describe_order(test, p, "lower", "higher")
         said = f"{order} ({interval.low:+.1f} to {interval.high:+.1f}), p = {p:.2g}"
         paper = {"worst": "higher", "variance": "lower"}.get(what.rpartition(": ")[2], "")
         verdicts.append(PaperVerdict(what, paper, f"{interval.mean:+.1f}", said))
@@ -98,15 +96,7 @@ def plot_fairness(data: str, rows: Rows, path: Path) -> None:
     for name, label in _STATISTICS.items():
         axes = right if name == "variance" else left
         values = [runs.statistics[name] for runs in found.values()]
-        axes.errorbar(
-            places,
-            [np.mean(each) for each in values],
-            [np.std(each, ddof=1) for each in values],
-            color=_COLOURS[name],
-            marker="o",
-            capsize=3,
-            label=label,
-        )
+        draw_seed_means(axes, places, values, color=_COLOURS[name], marker="o", capsize=3, label=label)
     for axes in (left, right):
         axes.set_xticks(places, [cell.method for cell in found])
     left.set(ylabel="test accuracy (%)")

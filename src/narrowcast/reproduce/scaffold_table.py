@@ -24,12 +24,12 @@ from narrowcast.reproduce.scaffold_similarity import (
     SimilarityCell,
     cells,
 )
+from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.significance import MeanTest, compare_paired, holm
-from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
 
 _COLOURS = {SGD: BLACK, "FedAvg": BLUE, "FedProx": ORANGE, "SCAFFOLD": VERMILLION}
 _TICKS = (1, 2, 5, 10, 20, 50, 100)
-_ALPHA = 0.05
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def judge_rounds(rows: Rows) -> list[PaperVerdict]:
     tests = dict(_tests(by_cell))
     for (what, test), p in zip(tests.items(), holm([test.p_zero for test in tests.values()]), strict=True):
         interval = test.interval
-        order = ("fewer" if interval.mean < 0 else "more") if p < _ALPHA else "not settled"
+        order = describe_order(test, p, "fewer", "more")
         bounds = f"({interval.low:+.1f} to {interval.high:+.1f}), p = {p:.2g}"
         verdicts.append(PaperVerdict(what, "fewer", f"{interval.mean:+.1f} rounds", f"{order} {bounds}"))
     return verdicts
@@ -98,10 +98,10 @@ def plot_rounds(rows: Rows, path: Path) -> None:
                 for place, similarity in enumerate(SIMILARITIES)
                 if (cell := SimilarityCell(method, 1 if method == SGD else epochs, similarity)) in by_cell
             ]
-            axes.errorbar(
+            draw_seed_means(
+                axes,
                 [place for place, _ in drawn],
-                [np.mean(rounds) for _, rounds in drawn],
-                [np.std(rounds, ddof=1) for _, rounds in drawn],
+                [rounds for _, rounds in drawn],
                 color=_COLOURS[method],
                 marker="o",
                 markersize=4,

@@ -85,6 +85,13 @@ def judge_with_published_spread(cells: Sequence[PublishedMean], margin: float = 
     )
 
 
+def describe_order(test: MeanTest, p_zero: float, below: str, above: str) -> str:
+    """Return `below` or `above` by the sign of a difference that is not zero, by its corrected p value."""
+    if p_zero >= 1 - CONFIDENCE:
+        return "not settled"
+    return below if test.interval.mean < 0 else above
+
+
 def describe(test: MeanTest, p_level: float, p_zero: float, n_seeds: int) -> str:
     """Return a verdict from the interval of a difference and its p values, corrected if it is one of several."""
     interval, alpha = test.interval, 1 - CONFIDENCE
