@@ -19,7 +19,7 @@ MEAN, WORST, BEST, VARIANCE, GINI, CLIENTS = (
     "clients",
 )
 SPLITS = ("test", "validation", "train")
-"""Where clients are evaluated, in the order in which results are shown."""
+"""The splits on which clients are evaluated, in the order in which results are shown."""
 STATISTICS = (MEAN, WORST, BEST, VARIANCE, GINI, CLIENTS)
 SPREADS = frozenset((VARIANCE, GINI))
 """The statistics that are better when lower, whatever the metric."""

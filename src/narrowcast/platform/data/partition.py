@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from narrowcast.platform.data.client_index import index_of_owners
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.seeds import generator
@@ -31,9 +32,7 @@ class Partitioner(BaseModel):
         `UserError` if the samples cannot be partitioned in this way.
         """
         owners = self.owners(labels, n_clients, generator(seed, "partition"), users)
-        indptr = np.zeros(n_clients + 1, dtype=np.int64)
-        np.cumsum(np.bincount(owners, minlength=n_clients), out=indptr[1:])
-        return np.argsort(owners, kind="stable"), indptr
+        return index_of_owners(owners, n_clients)
 
     def owners(self, labels: IntArray, n_clients: int, random: np.random.Generator, users: IntArray | None) -> IntArray:
         """Return the client of every sample, [n]."""

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.platform.contracts import ClientSplit
-from narrowcast.platform.data.held_out import ClientIndex, deal_alike, index_of_owners
+from narrowcast.platform.data.client_index import ClientIndex, index_of_owners
+from narrowcast.platform.data.held_out import deal_alike
 from narrowcast.platform.types import IntArray
 
 Targets = Literal["classes", "tokens", "numbers"]
@@ -85,6 +86,11 @@ class Samples:
         """Number of training samples of every client, [U]."""
         return np.diff(self.indptr)
 
+    @property
+    def owners(self) -> IntArray:
+        """The client of each entry of `order`, [n]."""
+        return np.repeat(np.arange(self.n_clients), self.examples)
+
     def of_clients(self, split: ClientSplit) -> ClientIndex:
         """Return each client's own samples of a split: of users their own, else those that `deal_alike` gives them.
 
@@ -106,9 +112,8 @@ class Samples:
         held_out = self.validation if split == "validation" else self.test
         if split in self.held_out_users:
             return index_of_owners(self.held_out_users[split], self.n_clients)
-        owners = np.repeat(np.arange(self.n_clients), self.examples)
         classes = self._classes(self.train.labels[self.order])
-        return deal_alike(classes, owners, self._classes(held_out.labels), self.n_clients, self.seed, split)
+        return deal_alike(classes, self.owners, self._classes(held_out.labels), self.n_clients, self.seed, split)
 
     def _classes(self, labels: NDArray[Any]) -> IntArray:
         if self.targets == "tokens":

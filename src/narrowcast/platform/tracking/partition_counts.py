@@ -16,7 +16,7 @@ MOST_BARS = 50
 
 @dataclass(frozen=True)
 class PartitionCounts:
-    """What each client has. `targets` says what `values` are; None if targets have no picture."""
+    """The counts of each client. `targets` says what `values` are; None if targets have no picture."""
 
     name: str
     examples: IntArray

@@ -63,7 +63,7 @@ def partition_table(data: Dataset) -> pa.Table:
         return pa.table({name: values.astype(np.int32) for name, values in columns.items()})
     rows = [_summary("examples", data.examples)]
     if has_classes(data):
-        clients, labels = owners(data), data.train.labels[data.order]
+        clients, labels = data.owners, data.train.labels[data.order]
         rows.append(_summary("classes", classes_held(data)))
         for label in range(n_classes):
             counts = np.bincount(clients[labels == label], minlength=data.n_clients)
@@ -94,20 +94,15 @@ def has_classes(data: Dataset) -> TypeGuard[Samples]:
     return isinstance(data, Samples) and data.targets == "classes"
 
 
-def owners(data: Samples) -> IntArray:
-    """Return the client of each entry of `data.order`."""
-    return np.repeat(np.arange(data.n_clients), data.examples)
-
-
 def class_counts(data: Samples) -> IntArray:
     """Return the number of samples of each class per client, [U, classes]."""
-    cells = owners(data) * data.n_classes + data.train.labels[data.order]
+    cells = data.owners * data.n_classes + data.train.labels[data.order]
     return np.bincount(cells, minlength=data.n_clients * data.n_classes).reshape(data.n_clients, data.n_classes)
 
 
 def classes_held(data: Samples) -> IntArray:
     """Return the number of different classes per client, [U], in memory proportional to the samples."""
-    cells = np.unique(owners(data) * data.n_classes + data.train.labels[data.order])
+    cells = np.unique(data.owners * data.n_classes + data.train.labels[data.order])
     return np.bincount(cells // data.n_classes, minlength=data.n_clients)
 
 
