@@ -8,8 +8,8 @@ import ray
 
 from narrowcast.cluster.key_service import RemoteKeyStore
 from narrowcast.platform.chunk_training import train_chunk
+from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.client_metrics import measure_chunk
-from narrowcast.platform.contracts import ClientSplit
 from narrowcast.platform.run import Run
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ray.util.metrics import Counter, Gauge
 
 from narrowcast.cluster.ray_executor import RayExecutor
-from narrowcast.platform.contracts import ClientSplit
+from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 

@@ -15,8 +15,8 @@ from ray.exceptions import RayError, RayTaskError
 from narrowcast.cluster.failure import Failure, FailurePolicy
 from narrowcast.cluster.hosts import Host, Hosts
 from narrowcast.cluster.placement import deal
+from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.client_metrics import measure_chunk
-from narrowcast.platform.contracts import ClientSplit
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.run import Run

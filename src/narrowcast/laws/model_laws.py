@@ -11,7 +11,8 @@ import numpy as np
 
 from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, sample_sets
-from narrowcast.platform.contracts import Dataset, MeasuresClients, Model, Split
+from narrowcast.platform.client_contracts import MeasuresClients
+from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays
 

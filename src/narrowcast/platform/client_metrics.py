@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from narrowcast.platform.chunk_training import naming_chunk_size
+from narrowcast.platform.client_contracts import ClientSplit, Personalises
 from narrowcast.platform.client_statistics import over_clients
-from narrowcast.platform.contracts import ClientSplit, Personalises
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import LiveState

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowcast.platform.contracts import ClientSplit, HasClientSplits, MeasuresClients, Task
+from narrowcast.platform.client_contracts import ClientSplit, HasClientSplits, MeasuresClients
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, runtime_checkable
 
@@ -14,7 +14,6 @@ from narrowcast.platform.types import (
     BoolArray,
     Chunk,
     ChunkResult,
-    ClientMeasures,
     FloatArray,
     IntArray,
     LocalTerms,
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from narrowcast.platform.secure_contracts import SecureSums
 
 Split = Literal["validation", "test"]
-ClientSplit = Literal["train", "validation", "test"]
-"""A split of which clients have samples of their own."""
 
 
 class Dataset(Protocol):
@@ -120,40 +117,6 @@ class Model(Protocol):
 
     def evaluate(self, server: Arrays, clients: Arrays, data: Any, split: Split) -> Mapping[str, float]:
         """Return metrics over all clients on one held-out split; empty if the split is."""
-        ...
-
-
-@runtime_checkable
-class MeasuresClients(Protocol):
-    """A `Model` that can be evaluated on the samples of each client, as `evaluate_clients` asks."""
-
-    @property
-    def client_parameters(self) -> Collection[str]:
-        """The names of the private parameters that `measure_clients` takes."""
-        ...
-
-    def measure_clients(
-        self, parameters: Arrays, state: Arrays, data: Any, split: ClientSplit, clients: IntArray
-    ) -> Mapping[str, FloatArray]:
-        """Return metrics of C clients, each on its own samples of a split, [C]; NaN for a client without samples.
-
-        Shapes: parameters [1, ...], one global model for all, or [C, ...]; state [C, ...], the private parameters;
-        clients [C] ascending. The metrics are those of `evaluate`.
-        """
-        ...
-
-
-@runtime_checkable
-class HasClientSplits(Protocol):
-    """A `Dataset` that says how many samples of each split a client has."""
-
-    @property
-    def name(self) -> str:
-        """The name of the data set."""
-        ...
-
-    def examples_of(self, split: ClientSplit) -> IntArray:
-        """Return the number of each client's own samples of a split, [U]; `UserError` if it has none by definition."""
         ...
 
 
@@ -370,22 +333,6 @@ class Algorithm(Protocol):
         ...
 
 
-@runtime_checkable
-class Personalises(Protocol):
-    """An `Algorithm` whose clients use a model other than the global one."""
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Return what the server sends in this round."""
-        ...
-
-    def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
-        """Return the parameters that each client of a chunk would use, [C, ...], or [1, ...] if they are the same.
-
-        They may be adapted on training samples, never on held-out ones. `chunk.state` is all that clients keep.
-        """
-        ...
-
-
 class AlgorithmDefaults:
     """The optional methods of `Algorithm` for an algorithm that does not offer them."""
 
@@ -441,15 +388,4 @@ class Executor(Protocol):
 
     def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """Train all chunks of a round and return their results in the order of the chunks."""
-        ...
-
-
-@runtime_checkable
-class MeasuringExecutor(Protocol):
-    """An `Executor` that evaluates clients too; for others, the process of the round loop does it."""
-
-    def measure(
-        self, broadcast: Arrays, chunks: Sequence[Chunk], splits: Sequence[ClientSplit]
-    ) -> list[ClientMeasures]:
-        """Measure the clients of all chunks and return the results in the order of the chunks; nothing is kept."""
         ...

@@ -10,8 +10,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.chunk_training import train_chunk
+from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.client_metrics import measure_chunk
-from narrowcast.platform.contracts import ClientSplit
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds

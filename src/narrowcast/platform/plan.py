@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from narrowcast.platform.contracts import ClientSplit, Radio
+from narrowcast.platform.client_contracts import ClientSplit
+from narrowcast.platform.contracts import Radio
 from narrowcast.platform.field_roles import Role
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import hide_secrets

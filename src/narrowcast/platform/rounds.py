@@ -8,8 +8,9 @@ from contextlib import closing
 
 from narrowcast.platform.asynchronous import OpenStep
 from narrowcast.platform.chunk_training import train_together
+from narrowcast.platform.client_contracts import MeasuringExecutor
 from narrowcast.platform.client_metrics import Measure, with_client_metrics
-from narrowcast.platform.contracts import Executor, MeasuringExecutor
+from narrowcast.platform.contracts import Executor
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.open_round import OpenRound, TrainingCall
 from narrowcast.platform.outcome import Outcome

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.platform.contracts import ClientSplit
+from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray
 

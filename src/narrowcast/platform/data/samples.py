@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.platform.contracts import ClientSplit
+from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.data.client_index import ClientIndex, index_of_owners
 from narrowcast.platform.data.held_out import deal_alike
 from narrowcast.platform.types import IntArray

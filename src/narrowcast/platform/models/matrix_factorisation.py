@@ -10,7 +10,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from narrowcast.platform.contracts import ClientSplit, Dataset
+from narrowcast.platform.client_contracts import ClientSplit
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator

@@ -12,7 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from narrowcast.platform.contracts import ClientSplit, Dataset, Split
+from narrowcast.platform.client_contracts import ClientSplit
+from narrowcast.platform.contracts import Dataset, Split
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
