@@ -1,0 +1,98 @@
+"""Contracts of problems without clients and of their solvers; the iteration loop relies on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from narrowcast.platform.types import Arrays
+
+Status = Literal["running", "converged", "stalled", "diverged"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The end of an iteration: the residual that a tolerance is compared with, and whether the solver can go on.
+
+    Each solver says what its residual is, such as the relative error on the observed entries. A solver that returns
+    `converged`, `stalled` or `diverged` is not called again.
+    """
+
+    residual: float
+    status: Status = "running"
+
+
+class Problem(Protocol):
+    """A problem that is loaded: its data, and how an answer is measured."""
+
+    @property
+    def name(self) -> str:
+        """The name of the problem."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The file or generator that the problem comes from."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of everything that a solver can see of the problem."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes to report with a run, such as rows, columns and observed entries."""
+        ...
+
+    def measure(self, answer: Arrays) -> Mapping[str, float]:
+        """Return the metrics of an answer; those that depend on held-out data are named `test.metric`."""
+        ...
+
+
+class ProblemSource(Protocol):
+    """A problem as a file names it: a frozen model whose fields are its settings.
+
+    A field `seed: int | None = None` follows the seed of the run unless it is set. `lower_is_better` may declare the
+    metrics of which the lower value is better, by their last part.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The problem's name in the catalog."""
+        ...
+
+    def load(self) -> Problem:
+        """Read or draw the `Problem`; raise `UserError` for a file that is none."""
+        ...
+
+
+class Solver(Protocol):
+    """An iterative method: a frozen model whose fields are its parameters, with explicit state.
+
+    The arrays of a state hold everything that the next iteration depends on besides the problem, counters and step
+    sizes included, so that a solve that is resumed gives the same answer. What follows from the problem alone, such
+    as a sparsity pattern, belongs to the problem.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The solver's name in the catalog."""
+        ...
+
+    def check(self, problem: Any) -> None:
+        """Raise `UserError` if the solver does not take this `Problem`, or not with these parameters."""
+        ...
+
+    def init(self, problem: Any, seed: int) -> Arrays:
+        """Return the state before the first iteration; the time that it takes counts."""
+        ...
+
+    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
+        """Return the state after one iteration; may reuse the memory of `state`, which is not read again."""
+        ...
+
+    def answer(self, state: Arrays) -> Arrays:
+        """Return the answer that the state stands for, such as factors or a vector of labels; changes nothing."""
+        ...
