@@ -29,6 +29,7 @@ OF_PLATFORM = {
         "types",
         "contracts",
         "secure_contracts",
+        "solver_contracts",
         "seeds",
         "errors",
         "kinds",

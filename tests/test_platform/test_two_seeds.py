@@ -32,12 +32,16 @@ PUBLIC = {
     ("platform/data/shakespeare.py", "'characters'"),
     ("platform/data/least_squares.py", "'least squares'"),
     ("platform/data/synthetic.py", "'synthetic'"),
+    ("algorithms/completion/synthetic_completion.py", "'completion matrix'"),
+    ("algorithms/completion/synthetic_completion.py", "'completion pattern'"),
+    ("algorithms/completion/synthetic_completion.py", "'completion noise'"),
     ("tuning/samplers.py", "'sampler'"),
     ("reproduce/wireless_figures.py", "'least squares'"),
     ("reproduce/wireless_figures.py", "'quantisers'"),
     # the global model before round 1
     ("platform/models/neural_network.py", "'model'"),
     ("algorithms/federated/hadamard.py", "'hadamard' + name + part"),
+    ("algorithms/completion/low_rank.py", "'completion start'"),
     # what a decoder or the server regenerates
     ("algorithms/federated/shared_basis.py", "'basis'"),
     ("algorithms/federated/shared_basis.py", "'components' + name"),

@@ -1,0 +1,1 @@
+"""Matrix completion: observed entries and products on them, problems, and one solver a file."""

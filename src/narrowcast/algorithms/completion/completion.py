@@ -1,0 +1,110 @@
+"""A loaded completion problem: observed entries, and how factors are measured against the rest of the matrix."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from narrowcast.algorithms.completion.low_rank import difference, frobenius
+from narrowcast.algorithms.completion.observed import ObservedMatrix
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Entries that no solver sees; [q] each."""
+
+    row: IntArray
+    column: IntArray
+    value: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """A matrix of which some entries are observed; an answer is `left` [m, k] and `right` [n, k].
+
+    `truth` is the whole matrix where it is known: factors (left, right) of a matrix of low rank, or a dense array.
+    Where it is not, `held_out` has entries to test with. `rank` is the rank of the matrix where that is known, and
+    `peak` the largest possible value, which a PSNR is relative to. Ratings have an `offset`, which
+    was subtracted from the observed values, and `bounds`, to which predictions are clipped.
+    """
+
+    name: str
+    source: str
+    observed: ObservedMatrix
+    truth: tuple[FloatArray, FloatArray] | FloatArray | None = None
+    held_out: HeldOut | None = None
+    rank: int | None = None
+    symmetric: bool = False
+    peak: float | None = None
+    offset: float = 0.0
+    bounds: tuple[float, float] | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the sizes, the pattern and the observed values."""
+        observed = self.observed
+        found = hashlib.sha256(f"{observed.rows} {observed.columns} {self.rank} {self.symmetric}".encode())
+        for array in (observed.indptr, observed.indices, observed.values):
+            found.update(np.ascontiguousarray(array).data)
+        return found.hexdigest()
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Rows, columns and observed entries, and the rank where it is known."""
+        observed = self.observed
+        known = {} if self.rank is None else {"rank": self.rank}
+        return {"rows": observed.rows, "columns": observed.columns, "observed": observed.count, **known}
+
+    def measure(self, answer: Arrays) -> Mapping[str, float]:
+        """Return the metrics of factors `left` and `right`.
+
+        `residual`: the relative error on the observed entries. With the whole matrix known, `test.relative_error` is
+        the relative Frobenius error, `test.unseen_error` that on the entries that are not observed, and
+        `test.column_sum_error` the Euclidean norm of the errors of the column sums, which Engels and Morse's programs
+        report as the Frobenius distance. `test.psnr` in dB where values have a peak. With held-out entries
+        `test.rmse`.
+        """
+        left, right = answer["left"], answer["right"]
+        observed = self.observed
+        residual = float(np.linalg.norm(observed.residual(left, right)))
+        found = {"residual": residual / max(observed.norm, np.finfo(float).tiny)}
+        if self.truth is not None:
+            error, norm, sums = self._whole_errors(left, right)
+            unseen, unseen_norm = (
+                math.sqrt(max(whole**2 - seen**2, 0.0)) for whole, seen in ((error, residual), (norm, observed.norm))
+            )
+            found["test.relative_error"] = error / norm if norm else error
+            found["test.unseen_error"] = unseen / unseen_norm if unseen_norm else unseen
+            found["test.column_sum_error"] = sums
+            if self.peak is not None:
+                rmse = error / math.sqrt(observed.rows * observed.columns)
+                found["test.psnr"] = 20 * math.log10(self.peak / rmse) if rmse else math.inf
+        if self.held_out is not None:
+            found["test.rmse"] = self._held_out_rmse(self.held_out, left, right)
+        return found
+
+    def _whole_errors(self, left: FloatArray, right: FloatArray) -> tuple[float, float, float]:
+        """Return the Frobenius norms of the error and of the matrix, and the norm of the column sums of the error."""
+        if isinstance(self.truth, tuple):
+            own_left, own_right = self.truth
+            sums = np.hstack([right, own_right]) @ np.concatenate([left.sum(axis=0), -own_left.sum(axis=0)])
+            return (
+                difference(left, right, own_left, own_right),
+                frobenius(own_left, own_right),
+                float(np.linalg.norm(sums)),
+            )
+        assert self.truth is not None
+        error = left @ right.T - self.truth
+        return tuple(float(np.linalg.norm(each)) for each in (error, self.truth, error.sum(axis=0)))  # type: ignore[return-value]
+
+    def _held_out_rmse(self, held_out: HeldOut, left: FloatArray, right: FloatArray) -> float:
+        predicted = self.offset + np.einsum("ek,ek->e", left[held_out.row], right[held_out.column])
+        if self.bounds is not None:
+            predicted = predicted.clip(*self.bounds)
+        return float(np.sqrt(np.mean((predicted - held_out.value) ** 2)))

@@ -1,0 +1,93 @@
+"""What solvers on two factors share: the spectral start, rank continuation, progress and the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.continuation import Continuation, next_triples
+from narrowcast.algorithms.completion.progress import PROGRESS, progress
+from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of
+from narrowcast.platform.solver_contracts import Report
+from narrowcast.platform.types import Arrays, FloatArray
+
+State = dict[str, NDArray[Any]]
+
+
+class FactorSolver(BaseModel):
+    """Fields and steps of solvers whose iterate is left right', left [m, k] and right [n, k].
+
+    A solver implements `iterate`, and `begin` if it keeps more than the factors and the residual D = P_Omega(M - left
+    right') [p]. All start from the leading singular triples of P_Omega(M) / p, with the square roots of the values on
+    both sides.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int | None = Field(None, ge=1, description="rank of the answer; null: that of the problem, where it is known")
+    continuation: Continuation | None = Field(
+        None, description="rank continuation; null: all of the rank from the start"
+    )
+
+    def check(self, problem: Any) -> None:
+        """Raise `UserError` if the problem is no completion problem or has no matrix of this rank."""
+        check_completion(problem, self.rank)
+
+    def init(self, problem: Completion, seed: int) -> Arrays:
+        """Return the factors of the spectral start, or of its part above the noise with rank continuation."""
+        self.check(problem)
+        empty = (np.empty((problem.observed.rows, 0)), np.empty((problem.observed.columns, 0)))
+        return self._grown(
+            problem, *empty, problem.observed.values.copy(), {"seed": np.array(seed), "stage": np.array(0)}
+        )
+
+    def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, Report]:
+        """Return the state after one iteration of the current rank, and after the end of its stage."""
+        before = float(state["norm"])
+        new = {**state, **self.iterate(problem, dict(state))}
+        norm = float(np.linalg.norm(new["residual"]))
+        new["norm"] = np.array(norm)
+        new["iterations"] = state["iterations"] + 1
+        growing = self.continuation is not None and new["left"].shape[1] < rank_of(problem, self.rank)
+        if growing and self.continuation is not None:
+            if np.isfinite(norm) and self.continuation.is_over(before, norm, int(new["iterations"])):
+                new = self._grown(problem, new["left"], new["right"], new["residual"], new)
+            return new, Report(norm / problem.observed.norm, "running" if np.isfinite(norm) else "diverged")
+        status, kept = progress(new, norm, problem.observed.norm)
+        return {**new, **kept}, Report(norm / problem.observed.norm, status)
+
+    def answer(self, state: Arrays) -> Arrays:
+        """Return `left` [m, k] and `right` [n, k]."""
+        return {"left": state["left"], "right": state["right"]}
+
+    def begin(self, problem: Completion, left: FloatArray, right: FloatArray) -> State:
+        """Return the arrays of a stage that starts from these factors."""
+        return {"left": left, "right": right, "residual": problem.observed.residual(left, right)}
+
+    def iterate(self, problem: Completion, state: State) -> State:
+        """Return the arrays that one iteration changes; may reuse the memory of the state."""
+        raise NotImplementedError
+
+    def _grown(
+        self, problem: Completion, left: FloatArray, right: FloatArray, residual: FloatArray, kept: Arrays
+    ) -> State:
+        """Return the state of the next stage."""
+        most = rank_of(problem, self.rank) - left.shape[1]
+        seed, stage = int(kept["seed"]), int(kept["stage"])
+        factor = None if self.continuation is None else self.continuation.noise_factor
+        u, s, v = next_triples(problem.observed, residual, most, seed, stage, factor)
+        root = np.sqrt(s)
+        begun = self.begin(problem, np.hstack([left, u * root]), np.hstack([right, v * root]))
+        norm = np.array(np.linalg.norm(begun["residual"]))
+        return {
+            **begun,
+            "norm": norm,
+            "iterations": np.array(0),
+            "seed": np.array(seed),
+            "stage": np.array(stage + 1),
+            **PROGRESS,
+        }

@@ -1,0 +1,29 @@
+"""Checks of a completion solver against a problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.platform.errors import UserError
+
+
+def check_completion(problem: Any, rank: int | None) -> None:
+    """Raise `UserError` if the problem is no completion problem, or if its matrix cannot have this rank."""
+    if not isinstance(problem, Completion):
+        raise UserError(
+            f"{getattr(problem, 'name', problem)!s:.60} is no matrix completion problem; choose another solver"
+        )
+    least = min(problem.observed.rows, problem.observed.columns)
+    if rank is None and problem.rank is None:
+        raise UserError(f"the rank of {problem.name} is not known; set solver.rank, 1 to {least}")
+    if rank_of(problem, rank) > least:
+        shape = f"{problem.observed.rows} x {problem.observed.columns}"
+        raise UserError(f"solver.rank is {rank}, but the matrix is {shape}; lower it to {least} or less")
+
+
+def rank_of(problem: Completion, rank: int | None) -> int:
+    """Return the rank of the answer: the solver's, or the problem's if it has none."""
+    found = problem.rank if rank is None else rank
+    assert found is not None
+    return found

@@ -1,0 +1,124 @@
+"""Completion solvers: their updates against dense references, easy problems to the end, exact resumption."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dense_completion
+from narrowcast.algorithms.completion.asd import ASD
+from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.continuation import Continuation
+from narrowcast.algorithms.completion.factor_solver import FactorSolver
+from narrowcast.algorithms.completion.gauss_newton import GaussNewton
+from narrowcast.algorithms.completion.observed import observe
+from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
+from narrowcast.algorithms.completion.scaled_asd import ScaledASD
+from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.solver_contracts import Report, Solver
+from narrowcast.platform.types import Arrays
+
+SOLVERS: list[Any] = [ASD(), ScaledASD(), PowerFactorisation(), GaussNewton()]
+ITERATIONS = {"asd": 200}
+
+
+def solve(solver: Solver, problem: Completion, iterations: int, tolerance: float = 0.0) -> tuple[Arrays, Report]:
+    state, report = solver.init(problem, 0), Report(np.inf)
+    for _ in range(iterations):
+        state, report = solver.step(problem, state)
+        if report.status != "running" or report.residual <= tolerance:
+            break
+    return state, report
+
+
+@pytest.fixture(scope="module")
+def easy() -> Completion:
+    return SyntheticCompletion(rows=60, columns=80, rank=3, fraction=0.5, condition=3).load()
+
+
+@pytest.fixture(scope="module")
+def dense(easy: Completion) -> tuple[np.ndarray, np.ndarray]:
+    assert isinstance(easy.truth, tuple)
+    mask = np.zeros((60, 80))
+    mask[easy.observed.row_of_entries(), easy.observed.indices] = 1
+    return easy.truth[0] @ easy.truth[1].T, mask
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda each: each.kind)
+def test_every_solver_solves_an_easy_problem(solver: Any, easy: Completion) -> None:
+    state, report = solve(solver, easy, ITERATIONS.get(solver.kind, 100), 1e-11)
+    found = easy.measure(solver.answer(state))
+    assert found["test.relative_error"] < 1e-8 and found["test.unseen_error"] < 1e-8
+    assert report.status == "running" and report.residual == pytest.approx(found["residual"], rel=1e-2)
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda each: each.kind)
+def test_a_state_that_is_written_and_read_goes_on_to_the_same_answer(solver: Any, easy: Completion) -> None:
+    straight, _ = solve(solver, easy, 8)
+    file = io.BytesIO()
+    np.savez(file, **solve(solver, easy, 4)[0])
+    file.seek(0)
+    state: Arrays = dict(np.load(file))
+    for _ in range(4):
+        state, _ = solver.step(easy, state)
+    answer, other = solver.answer(straight), solver.answer(state)
+    assert all(np.array_equal(answer[name], other[name]) for name in ("left", "right"))
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [ASD(), ScaledASD(), PowerFactorisation(), GaussNewton(inner_iterations=3000, inner_tolerance=1e-13)],
+    ids=lambda each: each.kind,
+)
+def test_iterations_are_those_of_the_dense_reference(solver: FactorSolver, easy: Completion, dense: Any) -> None:
+    reference = getattr(dense_completion, solver.kind)
+    state: Any = solver.init(easy, 0)
+    left, right = state["left"], state["right"]
+    for _ in range(3):
+        state, _ = solver.step(easy, state)
+        left, right = reference(*dense, left, right)
+        product = left @ right.T
+        assert np.abs(state["left"] @ state["right"].T - product).max() < 1e-10 * np.abs(product).max()
+
+
+@pytest.mark.parametrize("solver", [ASD(), ScaledASD(), PowerFactorisation(), GaussNewton()], ids=lambda e: e.kind)
+def test_exact_steps_never_raise_the_residual(solver: FactorSolver, easy: Completion) -> None:
+    state, residuals = solver.init(easy, 0), [1.0]
+    for _ in range(15):
+        state, report = solver.step(easy, state)
+        residuals.append(report.residual)
+    assert (np.diff(residuals) <= 1e-15).all()
+
+
+@pytest.mark.parametrize("solver", [ScaledASD, PowerFactorisation, GaussNewton])
+def test_continuation_solves_what_stalls_without_it(solver: type[FactorSolver]) -> None:
+    hard = SyntheticCompletion(rows=300, rank=4, fraction=0.15, condition=1000).load()
+    state, _ = solve(solver(continuation=Continuation()), hard, 150, 1e-12)
+    assert hard.measure(solver().answer(state))["test.relative_error"] < 1e-9
+    if solver is ScaledASD:
+        state, _ = solve(solver(), hard, 150, 1e-12)
+        assert hard.measure(solver().answer(state))["test.relative_error"] > 1e-2
+
+
+def test_a_rank_above_the_size_and_an_unknown_rank_are_refused() -> None:
+    problem = Completion("mine", "here", observe(3, 5, [0, 1], [1, 2], [1.0, 2.0]))
+    with pytest.raises(UserError, match=r"^solver.rank is 4, but the matrix is 3 x 5; lower it to 3 or less$"):
+        ScaledASD(rank=4).check(problem)
+    with pytest.raises(UserError, match=r"^the rank of mine is not known; set solver.rank, 1 to 3$"):
+        ScaledASD().init(problem, 0)
+    with pytest.raises(UserError, match=r"^\[\] is no matrix completion problem; choose another solver$"):
+        ScaledASD(rank=1).check([])
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("entries", [1, 3])
+def test_few_entries_and_empty_rows_do_no_harm(solver: Any, entries: int) -> None:
+    observed = observe(6, 5, np.arange(entries), np.arange(entries), np.arange(entries) + 2.0)
+    problem = Completion("few", "here", observed)
+    state, report = solve(solver.model_copy(update={"rank": 2}), problem, 10)
+    assert report.status != "diverged" and report.residual < 1
+    assert all(np.isfinite(each).all() for each in solver.answer(state).values())
