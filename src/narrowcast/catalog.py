@@ -19,6 +19,7 @@ from narrowcast.algorithms.federated.aggregator import AGGREGATORS
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
+from narrowcast.algorithms.federated.fedmavg import FedMAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedpara import FedPara
@@ -28,8 +29,11 @@ from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
+from narrowcast.algorithms.federated.sfmf import SFMF
+from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
+from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
@@ -38,6 +42,7 @@ from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSour
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.diabetes import Diabetes
 from narrowcast.platform.data.digits import Digits
+from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 from narrowcast.platform.data.hugging_face import HuggingFace
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
 from narrowcast.platform.data.image_folder import ImageFolder
@@ -49,6 +54,7 @@ from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.pinterest import Pinterest
 from narrowcast.platform.data.python_docs import PythonDocs
 from narrowcast.platform.data.ratings import Ratings
+from narrowcast.platform.data.sample_columns import SampleColumns
 from narrowcast.platform.data.shakespeare import Shakespeare
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.data.text_files import TextFiles
@@ -56,6 +62,7 @@ from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.losses import LOSSES
+from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.metrics import METRICS
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
@@ -75,6 +82,8 @@ ALGORITHMS = Registry(
         "qffl": QFFL,
         "afl": AFL,
         "fedmf": FedMF,
+        "fedmavg": FedMAvg,
+        "sfmf": SFMF,
         "fedpara": FedPara,
         "colr": CoLR,
         "scolr": SCoLR,
@@ -88,6 +97,7 @@ MODELS = Registry(
     Model,
     {
         "matrix_factorisation": MatrixFactorisation,
+        "masked_factorisation": MaskedFactorisation,
         "softmax": Softmax,
         "mlp": MLP,
         "cnn": CNN,
@@ -97,7 +107,17 @@ MODELS = Registry(
     },
     "matrix_factorisation",
 )
-TRAININGS = Registry("training", Training, {"factorisation_sgd": FactorisationSGD, "sgd": SGD}, "factorisation_sgd")
+TRAININGS = Registry(
+    "training",
+    Training,
+    {
+        "factorisation_sgd": FactorisationSGD,
+        "sgd": SGD,
+        "alternating_gradient": AlternatingGradient,
+        "rating_sgd": RatingSGD,
+    },
+    "factorisation_sgd",
+)
 DATA = Registry(
     "data",
     DataSource,
@@ -108,6 +128,8 @@ DATA = Registry(
         "pinterest": Pinterest,
         "ncf": NCF,
         "ratings": Ratings,
+        "explicit_ratings": ExplicitRatings,
+        "sample_columns": SampleColumns,
         "digits": Digits,
         "diabetes": Diabetes,
         "least_squares": LeastSquares,
@@ -146,10 +168,13 @@ TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "pinterest": {**_FACTORISATION, "learning_rate": 0.25, "weight_decay": 1e-4, "batch_size": 64},
     "ncf": _FACTORISATION,
     "ratings": _FACTORISATION,
+    "explicit_ratings": {"kind": "alternating_gradient", "weight_decay": 1.0},
+    "sample_columns": {"kind": "alternating_gradient"},
 }
 """Local training per data set. ml-1m, pinterest: the code released with CoLR (Nguyen et al., WWW 2024)."""
 MODEL_DEFAULTS: Mapping[str, str] = {
     **dict.fromkeys(TRAINING_DEFAULTS, "matrix_factorisation"),
+    **dict.fromkeys(("explicit_ratings", "sample_columns"), "masked_factorisation"),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar-10", "image_folder"), "cnn"),
     **dict.fromkeys(("shakespeare", "python-docs", "text_files"), "char_lstm"),
     "least_squares": "softmax",

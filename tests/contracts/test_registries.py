@@ -31,6 +31,7 @@ FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 FILES = {
     *(("channel", "trace"), ("availability", "trace"), ("fleet", "trace"), ("channel", "table")),
     *(("model", "torch"), ("data", "image_folder"), ("data", "text_files"), ("data", "ratings")),
+    ("data", "explicit_ratings"),
     *(("data", "npz"), ("data", "hugging_face"), ("data", "torch")),
 }
 """Kinds that describe a file, a module or a certain number of clients: their own tests have some."""

@@ -25,6 +25,9 @@ PUBLIC = {
     ("platform/data/classification.py", "part"),
     ("platform/data/diabetes.py", "'diabetes: test'"),
     ("platform/data/digits.py", "'digits: test'"),
+    ("platform/data/explicit_ratings.py", "'ratings'"),
+    ("platform/data/explicit_ratings.py", "'clients of users'"),
+    ("platform/data/sample_columns.py", "'columns'"),
     ("platform/data/documents.py", "'documents'"),
     ("platform/data/held_out.py", "split + ' of clients'"),
     ("platform/data/own_samples.py", "'users'"),
@@ -46,6 +49,7 @@ PUBLIC = {
     ("algorithms/federated/shared_basis.py", "'basis'"),
     ("algorithms/federated/shared_basis.py", "'components' + name"),
     ("algorithms/federated/rank_policy.py", "'rank'"),
+    ("algorithms/federated/fedmavg.py", "'senders'"),
     ("algorithms/federated/coded_change.py", "'downlink codec'"),
     ("algorithms/federated/coded_download.py", "'download'"),
     ("algorithms/uploads/client_loop.py", "'codec'"),
@@ -69,12 +73,15 @@ PRIVATE = {
     ("algorithms/federated/fedprox.py", "'partial work'"),
     ("algorithms/secure/fixed_point.py", "'secure rounding'"),
 }
-OF_THE_CALLER = {("platform/models/matrix_factorisation.py", "purpose")}
-"""Item factors come from the public seed, user factors from the private one."""
+OF_THE_CALLER = {
+    ("platform/models/matrix_factorisation.py", "purpose"),
+    ("platform/models/masked_factorisation.py", "purpose"),
+}
+"""Factors of items come from the public seed, those of users from the private one."""
 DERIVED_FROM_0 = 7585169673735339510
 INITIAL_STATE = {
     f"algorithms/federated/{name}.py"
-    for name in ("adaptive_atomo", "adaptive_svd", "fedmf", "low_rank", "scaffold", "whole_model")
+    for name in ("adaptive_atomo", "adaptive_svd", "factor_averaging", "fedmf", "low_rank", "scaffold", "whole_model")
 }
 CLIENT_SIDE = {
     "algorithms/federated/fedprox.py",

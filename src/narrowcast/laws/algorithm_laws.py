@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
+from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
 from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import (
     N_CLIENTS,
@@ -31,6 +33,7 @@ from narrowcast.laws.rehearsal import (
 )
 from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.networks import CNN, MLP
 from narrowcast.platform.outcome import Outcome
@@ -42,9 +45,12 @@ from narrowcast.platform.types import Chunk as ClientChunk
 
 MODELS: Mapping[str, Any] = {
     "matrix_factorisation": MatrixFactorisation(embedding_dim=8),
+    "masked_factorisation": MaskedFactorisation(rank=3),
     "mlp": MLP(hidden=(16,)),
     "cnn": CNN(channels=(4, 6), hidden=16),  # wide enough for the factors of FedPara
 }
+TRAININGS: Mapping[str, Any] = {"masked_factorisation": (AlternatingGradient(weight_decay=0.1), RatingSGD())}
+"""The trainings of models that algorithms train in different ways."""
 CODECS: Mapping[str, list[Any]] = {
     "float32": [],
     "quantised": [{"kind": "quantise", "levels": 5, "scale": "max"}, "entropy"],
@@ -58,11 +64,16 @@ class Trained:
 
     algorithm: Any
     model: Any
+    training: Any = None
 
     @cached_property
     def task(self) -> Task:
         """The task on which the laws are tried."""
-        return task_of(self.model)
+        return self.task_at(0)
+
+    def task_at(self, seed: int) -> Task:
+        """Return the task with another seed."""
+        return task_of(self.model, seed, self.training)
 
     @cached_property
     def free(self) -> ChunkResult:
@@ -105,9 +116,11 @@ def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
         for name, model in MODELS.items():
             if name == "cnn" and getattr(algorithm, "codec", None):
                 continue  # what is sent of a network does not depend on how it was trained
-            with suppress(UserError):
-                algorithm.check(task_of(model))
-                found["-".join(filter(None, (name, label)))] = Trained(algorithm, model)
+            for training in TRAININGS.get(name, (None,)):
+                case = Trained(algorithm, model, training)
+                with suppress(UserError):
+                    Run(PLAN, algorithm, case.task).check()
+                    found["-".join(filter(None, (name, label)))] = case
     return found
 
 
@@ -135,7 +148,7 @@ def a_resumed_run_equals_the_uninterrupted_run(case: Trained) -> None:
 
 def another_seed_gives_another_result(case: Trained) -> None:
     """Run with seeds 0 and 1."""
-    other = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, task_of(case.model, 1))
+    other = run(PLAN.model_copy(update={"seed": 1}), case.algorithm, case.task_at(1))
     hold(sha256(case.algorithm, case.straight) != sha256(case.algorithm, other), "seeds 0 and 1 give one model")
 
 

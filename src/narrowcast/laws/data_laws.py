@@ -12,6 +12,7 @@ import numpy as np
 from narrowcast.laws.law import hold
 from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
+from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.data.samples import Labelled, Samples
 
 
@@ -58,6 +59,11 @@ def it_reaches_other_processes_unchanged(case: Loaded) -> None:
 def training_examples_match_their_owners(case: Loaded) -> None:
     """Follow the index from clients to examples."""
     data = case.data
+    if isinstance(data, RatingMatrix):
+        hold((np.diff(data.users) >= 0).all(), "the entries are not in the order of users")
+        hold(((data.items >= 0) & (data.items < data.n_items)).all(), "items has numbers of no item")
+        hold(np.isfinite(data.values).all(), "a value is not finite")
+        hold(len(data.owners) == data.n_users, f"owners has {len(data.owners)} columns of {data.n_users}")
     if not isinstance(data, Interactions | Samples):
         return
     hold(data.indptr[0] == 0, f"indptr begins with {data.indptr[0]}")
@@ -78,7 +84,10 @@ def training_examples_match_their_owners(case: Loaded) -> None:
 def held_out_examples_are_not_trained_on(case: Loaded) -> None:
     """Look for validation and test examples among those of the clients."""
     data = case.data
-    if isinstance(data, Samples):
+    if isinstance(data, RatingMatrix):
+        pairs = data.users * data.n_items + data.items
+        hold(len(np.unique(pairs)) == len(pairs), "an entry occurs twice")
+    elif isinstance(data, Samples):
         for name in ("validation", "test"):
             part: Labelled = getattr(data, name)
             hold(len(part.features) == len(part.labels), f"{name} has as many labels as features")

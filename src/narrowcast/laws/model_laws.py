@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, sample_sets
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, rating_matrix, sample_sets
 from narrowcast.platform.client_contracts import MeasuresClients
 from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.errors import UserError
@@ -39,7 +39,11 @@ def cases(model: Model) -> dict[str, Fitted]:
     """Return the model on each of the small data sets that it takes."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
     found = {}
-    sets: dict[str, Dataset] = {"interactions": interactions(counts), **sample_sets(counts)}
+    sets: dict[str, Dataset] = {
+        "interactions": interactions(counts),
+        "ratings": rating_matrix(counts),
+        **sample_sets(counts),
+    }
     for name, data in sets.items():
         try:
             model.check(data)

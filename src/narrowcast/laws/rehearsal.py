@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, Executor, Task
 from narrowcast.platform.data.interactions import Interactions
+from narrowcast.platform.data.rating_matrix import TRAIN, VALIDATION, RatingMatrix
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
@@ -45,6 +48,19 @@ def interactions(counts: np.ndarray) -> Interactions:
         test=np.array([order[-2] for order in orders]),
         negatives=np.stack([order[20:119] for order in orders]),
     )
+
+
+def rating_matrix(counts: np.ndarray) -> RatingMatrix:
+    """Return random ratings of 40 items by the users of one client for each count, which has one or two users."""
+    random = np.random.default_rng(0)
+    owners = np.concatenate([np.arange(len(counts)), np.arange(0, len(counts), 3)])
+    each = [np.sort(random.permutation(40)[: 3 + counts[owner]]) for owner in owners]
+    users = np.repeat(np.arange(len(owners)), [len(items) for items in each])
+    split = np.full(len(users), TRAIN, dtype=np.int8)
+    split[random.permutation(len(users))[: len(users) // 4]] = np.arange(len(users) // 4) % 2 + VALIDATION
+    split[np.flatnonzero(np.diff(users, prepend=-1))] = TRAIN
+    values = random.integers(1, 6, len(users)).astype(np.float64)
+    return RatingMatrix("tiny", "random", len(owners), 40, users, np.concatenate(each), values, split, owners)
 
 
 def samples(counts: np.ndarray) -> Samples:
@@ -111,9 +127,13 @@ def sample_sets(counts: np.ndarray) -> dict[str, Samples]:
 def task_of(model: Any, seed: int = 0, training: Any = None) -> Task:
     """Return a task of eleven clients on which the model can be trained."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
-    factorises = isinstance(model, MatrixFactorisation)
-    data = interactions(counts) if factorises else samples(counts)
-    training = training or (FactorisationSGD(batch_size=16) if factorises else SGD(batch_size=4, epochs=2))
+    data: Any
+    if isinstance(model, MaskedFactorisation):
+        data, training = rating_matrix(counts), training or AlternatingGradient(weight_decay=0.1)
+    elif isinstance(model, MatrixFactorisation):
+        data, training = interactions(counts), training or FactorisationSGD(batch_size=16)
+    else:
+        data, training = samples(counts), training or SGD(batch_size=4, epochs=2)
     return Task(data, LogNormalFleet().profiles(data.examples, seed), model, training, seed, PrivateSeed.derived(seed))
 
 

@@ -25,6 +25,7 @@ class Run:
         self.task.model.check(self.task.data)
         self.task.training.check(self.task)
         self.algorithm.check(self.task)
+        self._check_factors()
         self.check_plan()
         check_client_evaluation(self.plan.evaluate_clients, self.task)
 
@@ -32,6 +33,15 @@ class Run:
         """Return the run with nothing but the plan of its experiment, for processes that need no more than that."""
         fields = {name: getattr(self.plan, name) for name in Plan.model_fields}
         return replace(self, plan=Plan.model_construct(**fields))
+
+    def _check_factors(self) -> None:
+        """Raise `UserError` if the training is one of factors and the algorithm, which others may wrap, is not."""
+        algorithm, training = getattr(self.algorithm, "algorithm", self.algorithm), self.task.training
+        if hasattr(training, "train_factors") and not getattr(algorithm, "trains_factors", False):
+            raise UserError(
+                f"algorithm.kind = {algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
+                "fedmavg or sfmf"
+            )
 
     def check_plan(self) -> None:
         """Raise `UserError` if the plan does not fit the clients, or needs what the algorithm does not offer."""

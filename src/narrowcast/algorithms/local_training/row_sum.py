@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.algorithms.local_training.logistic import Floats
@@ -10,20 +13,26 @@ from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 
 def sum_rows(
-    n_rows: int, rows: IntArray, row_starts: IntArray, changes: Floats, weights: Floats, delivered: BoolArray
-) -> tuple[Floats, FloatArray]:
+    n_rows: int,
+    rows: IntArray,
+    row_starts: IntArray,
+    changes: NDArray[Any],
+    weights: NDArray[Any],
+    delivered: BoolArray,
+    dtype: DTypeLike = np.float32,
+) -> tuple[NDArray[Any], FloatArray]:
     """Return the weighted sum of the delivered clients' row changes [N, k] and the number of clients of each row [N].
 
     Shapes: rows [R], without repeats inside a client, whose rows are `row_starts[c]:row_starts[c + 1]`; changes [R, k];
     weights, delivered [C].
     """
-    total = np.zeros((n_rows, changes.shape[1]), dtype=np.float32)
+    total = np.zeros((n_rows, changes.shape[1]), dtype=dtype)
     touched = np.zeros(n_rows, dtype=np.float64)
     _sum(
         read_only(rows, np.int64),
         read_only(row_starts, np.int64),
-        read_only(changes, np.float32),
-        read_only(weights, np.float32),
+        read_only(changes, dtype),
+        read_only(weights, dtype),
         read_only(delivered, np.bool_),
         total,
         touched,

@@ -1,0 +1,144 @@
+"""Alternating gradient steps on the factors of a partly observed matrix: first on a client's H, then on its copy of W.
+
+Reference: Wang, Suwandi and Chang, Demystifying Model Averaging for Communication-Efficient Federated Matrix
+Factorization, ICASSP 2021, Algorithm 1. Letters: s the round, F_p client p's squared error, L its Lipschitz constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.local_training.entry_steps import (
+    ChunkEntries,
+    add_column_grams,
+    measure_squares,
+    move_rows,
+    step_columns,
+)
+from narrowcast.algorithms.local_training.factor_task import FactorChunk, dense_updates, only_masked_factorisation
+from narrowcast.algorithms.local_training.factor_updates import Factors, FactorUpdates, finite_updates
+from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.data.rating_matrix import RatingMatrix
+from narrowcast.platform.models.masked_factorisation import COLUMN_FACTORS, MaskedFactorisation
+from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
+
+
+class AlternatingGradient(BaseModel):
+    """Q1 projected gradient steps on H_p, then floor(Q / s) + 1 gradient steps on W_p in round s.
+
+    The steps have the sizes 1 / c_p, c_p = gamma1 / 2 L_H, and 1 / d_p, d_p = gamma2 L_W, with the Lipschitz constants
+    of the gradients of F_p, the squared error of the client's observed entries plus weight_decay times the squares of
+    the factors that these entries have. L_H is exact, the largest over the client's columns. L_W is the largest
+    eigenvalue of H_p H_p', or the largest sum of |h_j|^2 over the entries of one row if that is less; it is exact for
+    clients of one column.
+
+    Differs from the paper: 1. the error is that of observed entries, and has a weight decay. 2. d is each client's own;
+    the paper's is common to all clients, which would have to send their constants first. 3. F_p is not divided by the
+    number of its columns, which cancels in steps of these sizes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["alternating_gradient"] = "alternating_gradient"
+    h_steps: int = Field(5, ge=1, le=10_000, description="Q1, steps on H in a round")
+    w_steps: int = Field(0, ge=0, le=10_000, description="Q, of the floor(Q / round) + 1 steps on W; 0: one step")
+    gamma1: float = Field(2.0, gt=1, allow_inf_nan=False, description="divisor of the steps on H; 2: 1 / L_H")
+    gamma2: float = Field(1.0, gt=0.5, allow_inf_nan=False, description="divisor of the steps on W; 1: 1 / L_W")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="coefficient of the squares of factors")
+    device: Literal["cpu"] = Field("cpu", description="device on which clients train")
+
+    @property
+    def epochs(self) -> int:
+        """The passes over a client's entries in a round with one step on W."""
+        return self.h_steps + 1
+
+    def w_steps_in(self, round_index: int) -> int:
+        """Return the steps on W in a round."""
+        return self.w_steps // round_index + 1
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` unless the model is a factorisation of a partly observed matrix."""
+        only_masked_factorisation(self.kind, task)
+
+    def mode(self, task: Task) -> Literal["batched", "per_client"]:
+        """Return "batched": a chunk is one call of each compiled loop."""
+        del task
+        return "batched"
+
+    def samples(self, task: Task, clients: IntArray) -> IntArray:
+        """Return the training entries of each client, [C]."""
+        return np.asarray(task.data.examples[clients])
+
+    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
+        """Train all clients of the chunk; `changes` [C, N, K] are zero in rows without entries of the client."""
+        return dense_updates(self, server, chunk, task, terms)
+
+    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
+        """Train the calls in turn; each call is already one program of many clients."""
+        return [self.train(call.server, call.chunk, call.task, call.terms) for call in calls]
+
+    def train_factors(
+        self,
+        row_factors: Factors,
+        chunk: Chunk,
+        task: Task[RatingMatrix, AlternatingGradient],
+        moves: BoolArray,
+    ) -> FactorUpdates:
+        """Train H of all clients of a chunk, and W for those that `moves` names, [C]."""
+        model = task.model
+        assert isinstance(model, MaskedFactorisation)
+        here = FactorChunk.of(row_factors, chunk, task, moves)
+        columns = np.array(chunk.state[COLUMN_FACTORS], dtype=row_factors.dtype)
+        steps, h_rates = self.w_steps_in(chunk.round_index), self._h_rates(here.entries, task)
+        for _ in range(self.h_steps):
+            step_columns(here.entries, h_rates, self.weight_decay, columns)
+            columns = model.h_set.project(columns)
+        loss, heaviest = np.empty(len(chunk.clients)), np.empty(len(chunk.clients))
+        measure_squares(here.entries, columns, loss, heaviest)
+        constants = np.minimum(largest_eigenvalues(np.einsum("cja,cjb->cab", columns, columns)), heaviest)
+        w_rates = _inverse(self.gamma2 * (constants + self.weight_decay)).astype(row_factors.dtype)
+        changes = here.no_changes()
+        with np.errstate(over="ignore", invalid="ignore"):
+            move_rows(here.entries, columns, moves, w_rates, self.weight_decay, steps, here.change_starts, changes)
+        examples = task.data.examples[chunk.clients]
+        passes = self.h_steps + np.where(moves, steps, 0)
+        return FactorUpdates(
+            row_starts=here.change_starts,
+            rows=here.change_rows,
+            changes=changes,
+            columns=columns,
+            loss=loss,
+            examples=examples * passes,
+            steps=np.where(examples > 0, passes, 0),
+            finite=finite_updates(here.change_starts, changes, columns, loss),
+        )
+
+    def _h_rates(self, entries: ChunkEntries, task: Task[RatingMatrix, AlternatingGradient]) -> NDArray[Any]:
+        """Return 2 / (gamma1 L) for the largest eigenvalue L of the Gram matrices of the client's columns, [C]."""
+        w, n_clients = entries.row_factors, len(entries.clients)
+        if task.data.is_complete:
+            constants = np.full(n_clients, largest_eigenvalues((w.T @ w)[None].astype(np.float64))[0])
+        else:
+            n_columns, rank = int(task.data.of_clients.n_columns[entries.clients].max()), w.shape[1]
+            grams = np.zeros((n_clients, n_columns, rank, rank))
+            add_column_grams(entries, grams)
+            constants = largest_eigenvalues(grams.reshape(-1, rank, rank)).reshape(n_clients, n_columns).max(axis=1)
+        return (2 * _inverse(self.gamma1 * (constants + self.weight_decay))).astype(w.dtype)
+
+
+def largest_eigenvalues(grams: NDArray[Any]) -> FloatArray:
+    """Return the largest eigenvalue of each symmetric matrix [m, K, K] of which the lower triangle is given, [m]."""
+    finite = np.isfinite(grams).all(axis=(1, 2))
+    values = np.full(len(grams), np.nan)
+    values[finite] = np.linalg.eigvalsh(grams[finite].astype(np.float64))[:, -1]
+    return values
+
+
+def _inverse(constants: FloatArray) -> FloatArray:
+    """Return 1 over each constant; 0 for a constant of 0, which only factors of 0 have: their gradient is 0."""
+    return np.divide(1.0, constants, out=np.zeros_like(constants), where=constants != 0)
