@@ -50,7 +50,6 @@ class AlternatingGradient(BaseModel):
     gamma1: float = Field(2.0, gt=1, allow_inf_nan=False, description="divisor of the steps on H; 2: 1 / L_H")
     gamma2: float = Field(1.0, gt=0.5, allow_inf_nan=False, description="divisor of the steps on W; 1: 1 / L_W")
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="coefficient of the squares of factors")
-    device: Literal["cpu"] = Field("cpu", description="device on which clients train")
 
     @property
     def epochs(self) -> int:
@@ -60,6 +59,11 @@ class AlternatingGradient(BaseModel):
     def w_steps_in(self, round_index: int) -> int:
         """Return the steps on W in a round."""
         return self.w_steps // round_index + 1
+
+    @property
+    def device(self) -> str:
+        """The device of the compiled loops."""
+        return "cpu"
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is a factorisation of a partly observed matrix."""

@@ -38,12 +38,16 @@ class RatingSGD(BaseModel):
     weight_decay: float = Field(
         1e-4, ge=0, allow_inf_nan=False, description="coefficient of the squared norms of h_j and w_i in each step"
     )
-    device: Literal["cpu"] = Field("cpu", description="device on which clients train")
 
     @property
     def epochs(self) -> int:
         """1: each rating once."""
         return 1
+
+    @property
+    def device(self) -> str:
+        """The device of the compiled loops."""
+        return "cpu"
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is a factorisation of a partly observed matrix without a set for H."""
