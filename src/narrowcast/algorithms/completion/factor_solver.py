@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.completion.completion import Completion
 from narrowcast.algorithms.completion.continuation import Continuation, next_triples
+from narrowcast.algorithms.completion.low_rank import Triples
 from narrowcast.algorithms.completion.progress import PROGRESS, progress
 from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of
 from narrowcast.platform.solver_contracts import Report
@@ -22,8 +23,8 @@ class FactorSolver(BaseModel):
     """Fields and steps of solvers whose iterate is left right', left [m, k] and right [n, k].
 
     A solver implements `iterate`, and `begin` if it keeps more than the factors and the residual D = P_Omega(M - left
-    right') [p]. All start from the leading singular triples of P_Omega(M) / p, with the square roots of the values on
-    both sides.
+    right') [p]. Solvers start from the leading singular triples of P_Omega(M) / p, with the square roots of the values
+    on both sides.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,12 +39,13 @@ class FactorSolver(BaseModel):
         check_completion(problem, self.rank)
 
     def init(self, problem: Completion, seed: int) -> Arrays:
-        """Return the factors of the spectral start, or of its part above the noise with rank continuation."""
+        """Return the start, or the stage of the first triples above the noise with rank continuation."""
         self.check(problem)
-        empty = (np.empty((problem.observed.rows, 0)), np.empty((problem.observed.columns, 0)))
-        return self._grown(
-            problem, *empty, problem.observed.values.copy(), {"seed": np.array(seed), "stage": np.array(0)}
-        )
+        if self.continuation is None:
+            return self._stage(problem, *self.start(problem, rank_of(problem, self.rank), seed), seed, 0)
+        observed = problem.observed
+        empty = np.empty((observed.rows, 0)), np.empty((observed.columns, 0))
+        return self._grown(problem, *empty, observed.values, seed, 0)
 
     def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, Report]:
         """Return the state after one iteration of the current rank, and after the end of its stage."""
@@ -55,7 +57,8 @@ class FactorSolver(BaseModel):
         growing = self.continuation is not None and new["left"].shape[1] < rank_of(problem, self.rank)
         if growing and self.continuation is not None:
             if np.isfinite(norm) and self.continuation.is_over(before, norm, int(new["iterations"])):
-                new = self._grown(problem, new["left"], new["right"], new["residual"], new)
+                stage = int(state["stage"]) + 1
+                new = self._grown(problem, new["left"], new["right"], new["residual"], int(state["seed"]), stage)
             return new, Report(norm / problem.observed.norm, "running" if np.isfinite(norm) else "diverged")
         status, kept = progress(new, norm, problem.observed.norm)
         return {**new, **kept}, Report(norm / problem.observed.norm, status)
@@ -63,6 +66,11 @@ class FactorSolver(BaseModel):
     def answer(self, state: Arrays) -> Arrays:
         """Return `left` [m, k] and `right` [n, k]."""
         return {"left": state["left"], "right": state["right"]}
+
+    def start(self, problem: Completion, rank: int, seed: int) -> tuple[FloatArray, FloatArray]:
+        """Return the factors of a start without continuation."""
+        observed = problem.observed
+        return halves(next_triples(observed, observed.values, rank, seed, 0, None))
 
     def begin(self, problem: Completion, left: FloatArray, right: FloatArray) -> State:
         """Return the arrays of a stage that starts from these factors."""
@@ -73,21 +81,28 @@ class FactorSolver(BaseModel):
         raise NotImplementedError
 
     def _grown(
-        self, problem: Completion, left: FloatArray, right: FloatArray, residual: FloatArray, kept: Arrays
+        self, problem: Completion, left: FloatArray, right: FloatArray, residual: FloatArray, seed: int, stage: int
     ) -> State:
-        """Return the state of the next stage."""
+        """Return the state of the stage that adds the residual's triples above the noise to these factors."""
+        assert self.continuation is not None
         most = rank_of(problem, self.rank) - left.shape[1]
-        seed, stage = int(kept["seed"]), int(kept["stage"])
-        factor = None if self.continuation is None else self.continuation.noise_factor
-        u, s, v = next_triples(problem.observed, residual, most, seed, stage, factor)
-        root = np.sqrt(s)
-        begun = self.begin(problem, np.hstack([left, u * root]), np.hstack([right, v * root]))
-        norm = np.array(np.linalg.norm(begun["residual"]))
+        triples = next_triples(problem.observed, residual, most, seed, stage, self.continuation.noise_factor)
+        new_left, new_right = halves(triples)
+        return self._stage(problem, np.hstack([left, new_left]), np.hstack([right, new_right]), seed, stage)
+
+    def _stage(self, problem: Completion, left: FloatArray, right: FloatArray, seed: int, stage: int) -> State:
+        begun = self.begin(problem, left, right)
         return {
             **begun,
-            "norm": norm,
+            "norm": np.array(np.linalg.norm(begun["residual"])),
             "iterations": np.array(0),
             "seed": np.array(seed),
-            "stage": np.array(stage + 1),
+            "stage": np.array(stage),
             **PROGRESS,
         }
+
+
+def halves(triples: Triples) -> tuple[FloatArray, FloatArray]:
+    """Return the factors U diag(s)^1/2 and V diag(s)^1/2."""
+    u, s, v = triples
+    return u * np.sqrt(s), v * np.sqrt(s)
