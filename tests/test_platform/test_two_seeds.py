@@ -38,6 +38,8 @@ PUBLIC = {
     ("algorithms/completion/synthetic_completion.py", "'completion matrix'"),
     ("algorithms/completion/synthetic_completion.py", "'completion pattern'"),
     ("algorithms/completion/synthetic_completion.py", "'completion noise'"),
+    ("algorithms/completion/image_completion.py", "'completion pixels'"),
+    ("algorithms/completion/entry_completion.py", "'completion held out'"),
     ("tuning/samplers.py", "'sampler'"),
     ("reproduce/wireless_figures.py", "'least squares'"),
     ("reproduce/wireless_figures.py", "'quantisers'"),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 
 from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.entry_completion import EntryCompletion
+from narrowcast.algorithms.completion.image_completion import ImageCompletion
+from narrowcast.algorithms.completion.rating_completion import RatingCompletion
+from narrowcast.algorithms.completion.soft_impute import SoftImpute
 from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
+from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 from narrowcast.platform.errors import UserError
 
 
@@ -82,3 +90,90 @@ def test_synthetic_problems_that_cannot_be_are_refused(fields: dict[str, int], s
 def test_a_share_that_leaves_no_entry_is_refused() -> None:
     with pytest.raises(UserError, match=r"^fraction is 0.001, which leaves no entry of 5 x 5; raise it$"):
         SyntheticCompletion(rows=5, rank=1, fraction=0.001).load()
+
+
+def test_a_picture_is_observed_in_part_and_measured_as_a_whole() -> None:
+    problem = ImageCompletion().load()
+    assert problem.sizes == {"rows": 427, "columns": 640, "observed": round(0.3 * 427 * 640)}
+    solver = SoftImpute(rank=40, penalty=0.005)
+    state = solver.init(problem, 0)
+    for _ in range(30):
+        state, _ = solver.step(problem, state)
+    answer = solver.answer(state)
+    found = problem.measure(answer)
+    assert isinstance(problem.truth, np.ndarray)
+    mse = np.mean((answer["left"] @ answer["right"].T - problem.truth) ** 2)
+    assert found["test.psnr"] == pytest.approx(-10 * np.log10(mse)) and found["test.psnr"] > 19
+
+
+def test_ratings_are_completed_better_than_by_the_means_of_items() -> None:
+    problem = RatingCompletion().load()
+    assert problem.sizes == {"rows": 1682, "columns": 943, "observed": 80_000} and problem.held_out is not None
+    solver = SoftImpute(rank=30, penalty=0.15)
+    state = solver.init(problem, 0)
+    for _ in range(25):
+        state, _ = solver.step(problem, state)
+    rmse = problem.measure(solver.answer(state))["test.rmse"]
+    observed, test = problem.observed, problem.held_out
+    counts = np.diff(observed.indptr)
+    means = np.bincount(observed.row_of_entries(), observed.values, 1682) / np.maximum(counts, 1) + problem.offset
+    assert rmse < np.sqrt(np.mean((means[test.row] - test.value) ** 2)) - 0.02
+    assert problem.bounds == (1, 5)
+    nothing = {"left": np.zeros((1682, 1)), "right": np.zeros((943, 1))}
+    assert problem.measure(nothing)["test.rmse"] == pytest.approx(np.sqrt(np.mean((problem.offset - test.value) ** 2)))
+
+
+def test_the_seed_of_ratings_is_their_own_or_that_of_the_problem() -> None:
+    own = ExplicitRatings(set="ml-100k", seed=4)
+    one, two = (RatingCompletion(ratings=own, seed=seed).load().digest for seed in (0, 1))
+    assert one == two == RatingCompletion(seed=4).load().digest != RatingCompletion(seed=5).load().digest
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_entries_of_ones_own_are_read_from_tables_and_arrays(tmp_path: Path, suffix: str) -> None:
+    row, column, value = np.arange(10), np.arange(10) * 3 % 7, np.arange(10) / 4
+    path = tmp_path / f"mine{suffix}"
+    if suffix == ".npz":
+        np.savez(path, row=row, column=column, value=value)
+    else:
+        lines = "".join(f"{r},{c},{v}\n" for r, c, v in zip(row, column, value, strict=True))
+        path.write_text("row,column,value\n" + lines)
+    problem = EntryCompletion(path=path, columns=9, test_share=0.2).load()
+    assert problem.sizes == {"rows": 10, "columns": 9, "observed": 8} and problem.held_out is not None
+    assert sorted([*problem.observed.values, *problem.held_out.value]) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("row,column,value\n0,1,2\n0,1,3\n", r"the entry in row 0, column 1 is given twice; keep one of them$"),
+        ("row,column,value\n0,1,nan\n", r"row 2 has no number in column value"),
+        ("row,column,value\n0,-1,2\n", r"entry 0 has the column -1.0; columns are whole numbers from 0 to 9999999$"),
+        ("row,column,value\n0.5,1,2\n", r"entry 0 has the row 0.5; rows are whole numbers"),
+        ("row,column,value\n", r"the matrix has no observed entry; give at least one$"),
+        ("row,value\n1,2\n", r"has no column 'column', only row, value"),
+        ("row,column,value\n9,1,2\n", r"an entry is in row 9, but rows are 0 to 4$"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(content)
+    with pytest.raises(UserError, match=said) as error:
+        EntryCompletion(path=path, rows=5).load()
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_that_are_no_matrix_and_no_picture_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    path.write_text("no archive")
+    with pytest.raises(UserError, match=r"is no \.npz file; write row, column and value with numpy\.savez$"):
+        EntryCompletion(path=path).load()
+    np.savez(path, row=np.arange(3), column=np.arange(3), value=np.eye(3))
+    with pytest.raises(UserError, match=r"value float64 \(3, 3\); give three lists of numbers of one length$"):
+        EntryCompletion(path=path).load()
+    with pytest.raises(UserError, match=r"give an image file, such as \.png or \.jpg$"):
+        ImageCompletion(path=path).load()
+    picture = tmp_path / "one.png"
+    Image.fromarray(np.zeros((1, 1), dtype=np.uint8)).save(picture)
+    with pytest.raises(UserError, match=r"fraction is 0\.3, which leaves no pixel"):
+        ImageCompletion(path=picture).load()

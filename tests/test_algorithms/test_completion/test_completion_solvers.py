@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dense_completion
-from narrowcast.algorithms.completion.afgd import AFGD
+from narrowcast.algorithms.completion.afgd import AFGD, projected
 from narrowcast.algorithms.completion.alps import ALPS
 from narrowcast.algorithms.completion.asd import ASD
 from narrowcast.algorithms.completion.cgiht import CGIHT
@@ -19,6 +19,7 @@ from narrowcast.algorithms.completion.factor_solver import FactorSolver
 from narrowcast.algorithms.completion.fgd import FGD
 from narrowcast.algorithms.completion.gauss_newton import GaussNewton
 from narrowcast.algorithms.completion.lmafit import LMaFit
+from narrowcast.algorithms.completion.low_rank import truncated
 from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
 from narrowcast.algorithms.completion.niht import NIHT
 from narrowcast.algorithms.completion.observed import observe
@@ -126,7 +127,37 @@ def test_exact_steps_never_raise_the_residual(solver: FactorSolver, easy: Comple
     assert (np.diff(residuals) <= 1e-15).all()
 
 
-@pytest.mark.parametrize("solver", [ScaledASD, PowerFactorisation, GaussNewton])
+@pytest.mark.parametrize("solver", [FGD, AFGD])
+def test_factors_of_positive_semidefinite_matrices_are_one(solver: type[FGD | AFGD], easy: Completion) -> None:
+    problem = SyntheticCompletion(rows=70, rank=3, fraction=0.5, symmetric=True).load()
+    state, _ = solve(solver(form="psd"), problem, 400, 1e-10)
+    answer = solver().answer(state)
+    assert problem.measure(answer)["test.relative_error"] < 1e-8 and np.array_equal(answer["left"], answer["right"])
+    with pytest.raises(UserError, match=r'^synthetic_completion is not symmetric; use form "rectangular"'):
+        solver(form="psd").check(easy)
+
+
+def test_the_projection_of_accelerated_descent_is_onto_its_set() -> None:
+    random = np.random.default_rng(0)
+    origin, v = random.standard_normal((20, 3)), random.standard_normal((20, 3))
+    product = origin.T @ projected(v, origin)
+    assert np.allclose(product, product.T) and np.linalg.eigvalsh(product).min() > -1e-12
+    assert np.allclose(projected(projected(v, origin), origin), projected(v, origin))
+
+
+def test_soft_impute_ends_where_the_penalised_objective_is_least(small: Completion) -> None:
+    state, _ = solve(SoftImpute(rank=12, penalty=0.05, passes=30), small, 400)
+    answer, residual = SoftImpute().answer(state), state["residual"]
+    penalty = float(state["largest"]) * 0.05
+    u, s, v = truncated(answer["left"], answer["right"], 12)
+    kept = int((s > 1e-12).sum())
+    dense = np.zeros((30, 40))
+    dense[small.observed.row_of_entries(), small.observed.indices] = residual / penalty
+    assert 0 < kept < 12 and np.linalg.norm(dense, 2) < 1 + 1e-6  # a subgradient of the nuclear norm
+    assert np.allclose(u[:, :kept].T @ dense @ v[:, :kept], np.eye(kept), atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", [ScaledASD, PowerFactorisation, GaussNewton, R3MC, LMaFit])
 def test_continuation_solves_what_stalls_without_it(solver: type[FactorSolver]) -> None:
     hard = SyntheticCompletion(rows=300, rank=4, fraction=0.15, condition=1000).load()
     state, _ = solve(solver(continuation=Continuation()), hard, 150, 1e-12)

@@ -23,7 +23,7 @@ from narrowcast.platform.data.own_samples import (
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 
-_UNREADABLE = (
+UNREADABLE = (
     OSError, ValueError, EOFError, LookupError, RuntimeError, MemoryError, OverflowError, zipfile.BadZipFile,
     zlib.error, struct.error,
 )  # fmt: skip
@@ -54,7 +54,7 @@ class NPZ(OwnSamples):
         if not zipfile.is_zipfile(path):
             raise UserError(f"{path}: is no .npz file; write features and labels with numpy.savez")
         with (
-            readable(path, _UNREADABLE, "write it anew with numpy.savez"),
+            readable(path, UNREADABLE, "write it anew with numpy.savez"),
             path.open("rb") as file,
             np.load(file, allow_pickle=False) as arrays,
         ):
