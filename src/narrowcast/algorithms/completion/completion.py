@@ -14,6 +14,9 @@ from narrowcast.algorithms.completion.low_rank import difference, frobenius
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
+LOWER_IS_BETTER = ("residual", "relative_error", "unseen_error", "column_sum_error", "rmse")
+"""Metrics of `Completion` of which the lower value is better; others of its metrics are better if higher."""
+
 
 @dataclass(frozen=True)
 class HeldOut:

@@ -11,6 +11,9 @@ from narrowcast.algorithms.completion.low_rank import Triples, leading, random_b
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.platform.types import FloatArray
 
+_PASSES = 2
+"""Of subspace iteration: a third one changed no number of iterations, a single one did."""
+
 
 class Continuation(BaseModel):
     """Rank continuation of a factor method.
@@ -59,7 +62,7 @@ def next_triples(
 
     With a noise factor, those above the noise and at least one; without, `most`.
     """
-    u, s, v = leading(observed, residual, most, random_block(observed, most, seed, draw), passes=4)
+    u, s, v = leading(observed, residual, most, random_block(observed, most, seed, draw), _PASSES)
     s = s / observed.fraction
     if noise_factor is not None:
         noise = noise_factor * noise_of(observed, residual)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.completion import Completion, HeldOut
+from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.platform.data.npz import UNREADABLE
 from narrowcast.platform.data.own_files import located, readable
@@ -31,6 +31,8 @@ class EntryCompletion(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 
     kind: Literal["entry_completion"] = "entry_completion"
     path: Path = Field(description="file of the entries: .csv, .tsv, either with .gz, .parquet or .npz")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion
 from narrowcast.algorithms.completion.observed import observed_at
 from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.errors import UserError
@@ -27,6 +27,8 @@ class ImageCompletion(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 
     kind: Literal["image_completion"] = "image_completion"
     picture: Literal["china", "flower"] = Field("china", description="picture that comes with scikit-learn")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.completion import Completion, HeldOut
+from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 
@@ -18,6 +18,8 @@ class RatingCompletion(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 
     kind: Literal["rating_completion"] = "rating_completion"
     ratings: ExplicitRatings = Field(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion
 from narrowcast.algorithms.completion.observed import observed_at
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -27,6 +27,8 @@ class SyntheticCompletion(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 
     kind: Literal["synthetic_completion"] = "synthetic_completion"
     rows: int = Field(1000, ge=1, le=10**7, description="number of rows")
