@@ -57,7 +57,7 @@ METRICS = ("test.relative_error", "test.unseen_error", "test.column_sum_error")
 COLUMNS = ("case", "solver", "seed", "seconds", "start_seconds", "iteration", "residual", *METRICS, "status")
 
 
-def timed(solver: Solver, problem: Problem, seed: int, seconds: float, floor: float = FLOOR) -> Iterator[dict[str, Any]]:
+def timed(solver: Solver, problem: Problem, seed: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Yield rows of a solve: seconds on its clock, the metrics there, and at the last row a status.
 
     It is measured whenever the clock has gone a tenth further, and at the end: a status of the solver, `time`, or
@@ -75,7 +75,7 @@ def timed(solver: Solver, problem: Problem, seed: int, seconds: float, floor: fl
             iteration += 1
             if report.status != "running":
                 status = report.status
-            elif report.residual <= floor:
+            elif report.residual <= FLOOR:
                 status = "floor"
             elif spent >= seconds:
                 status = "time"
@@ -118,7 +118,7 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @click.command()
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="CSV file of rows, which is gone on with")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="CSV file, which is gone on with")
 @click.option("--cases", "wanted", default="*", help="pattern of the cases' names, such as n1000-r2-*")
 @click.option("--solvers", "chosen", default="*", help="pattern of the solvers' names")
 @click.option("--seconds", default=60.0, help="time for a solve")
