@@ -95,9 +95,9 @@ def test_a_share_that_leaves_no_entry_is_refused() -> None:
 def test_a_picture_is_observed_in_part_and_measured_as_a_whole() -> None:
     problem = ImageCompletion().load()
     assert problem.sizes == {"rows": 427, "columns": 640, "observed": round(0.3 * 427 * 640)}
-    solver = SoftImpute(rank=40, penalty=0.005)
+    solver = SoftImpute(rank=20, penalty=0.005, decay=0.5)
     state = solver.init(problem, 0)
-    for _ in range(30):
+    for _ in range(15):
         state, _ = solver.step(problem, state)
     answer = solver.answer(state)
     found = problem.measure(answer)
@@ -109,9 +109,9 @@ def test_a_picture_is_observed_in_part_and_measured_as_a_whole() -> None:
 def test_ratings_are_completed_better_than_by_the_means_of_items() -> None:
     problem = RatingCompletion().load()
     assert problem.sizes == {"rows": 1682, "columns": 943, "observed": 80_000} and problem.held_out is not None
-    solver = SoftImpute(rank=30, penalty=0.15)
+    solver = SoftImpute(rank=12, penalty=0.15)
     state = solver.init(problem, 0)
-    for _ in range(25):
+    for _ in range(12):
         state, _ = solver.step(problem, state)
     rmse = problem.measure(solver.answer(state))["test.rmse"]
     observed, test = problem.observed, problem.held_out

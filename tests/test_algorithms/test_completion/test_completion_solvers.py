@@ -24,6 +24,7 @@ from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
 from narrowcast.algorithms.completion.niht import NIHT
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
+from narrowcast.algorithms.completion.progress import PATIENCE, PROGRESS, ROUNDING, progress
 from narrowcast.algorithms.completion.r3mc import R3MC
 from narrowcast.algorithms.completion.scaled_asd import ScaledASD
 from narrowcast.algorithms.completion.scaled_gd import ScaledGD
@@ -146,7 +147,7 @@ def test_the_projection_of_accelerated_descent_is_onto_its_set() -> None:
 
 
 def test_soft_impute_ends_where_the_penalised_objective_is_least(small: Completion) -> None:
-    state, _ = solve(SoftImpute(rank=12, penalty=0.05, passes=30), small, 400)
+    state, _ = solve(SoftImpute(rank=12, penalty=0.05, passes=8), small, 250)
     answer, residual = SoftImpute().answer(state), state["residual"]
     penalty = float(state["largest"]) * 0.05
     u, s, v = truncated(answer["left"], answer["right"], 12)
@@ -165,6 +166,35 @@ def test_continuation_solves_what_stalls_without_it(solver: type[FactorSolver]) 
     if solver is ScaledASD:
         state, _ = solve(solver(), hard, 150, 1e-12)
         assert hard.measure(solver().answer(state))["test.relative_error"] > 1e-2
+
+
+@pytest.mark.parametrize("solver", [ScaledASD, PowerFactorisation, NIHT, ALPS, R3MC], ids=lambda each: each.__name__)
+def test_continuation_ends_at_the_rank_of_the_matrix(solver: type[FactorSolver], easy: Completion) -> None:
+    state, report = solve(solver(rank=8, continuation=Continuation()), easy, 400)
+    assert report.status == "converged" and report.residual < ROUNDING
+    answer = solver().answer(state)
+    assert answer["left"].shape == (60, 3) and easy.measure(answer)["test.relative_error"] < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("norms", "last"),
+    [
+        ([1.0] * (PATIENCE + 1), "stalled"),
+        ([1.0] * PATIENCE, "running"),
+        ([0.998**n for n in range(300)], "running"),
+        ([0.9999**n for n in range(300)], "running"),
+        ([1.0, 1e-14] + [1e-14] * PATIENCE, "converged"),
+        ([1.0, 1e-16], "converged"),
+        ([1.0, np.inf], "diverged"),
+        ([1.0, np.nan], "diverged"),
+        ([1.0, 2e6], "diverged"),
+    ],
+)
+def test_progress_says_when_a_solver_has_ended(norms: list[float], last: str) -> None:
+    state: Arrays = PROGRESS
+    for norm in norms:
+        status, state = progress(state, norm, 1.0)
+    assert status == last
 
 
 def test_a_rank_above_the_size_and_an_unknown_rank_are_refused() -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from narrowcast.algorithms.completion.completion import Completion
 from narrowcast.algorithms.completion.continuation import Continuation, next_triples
 from narrowcast.algorithms.completion.low_rank import Triples
-from narrowcast.algorithms.completion.progress import PROGRESS, progress
+from narrowcast.algorithms.completion.progress import PROGRESS, ROUNDING, progress
 from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
@@ -54,8 +54,8 @@ class FactorSolver(BaseModel):
         norm = float(np.linalg.norm(new["residual"]))
         new["norm"] = np.array(norm)
         new["iterations"] = state["iterations"] + 1
-        growing = self.continuation is not None and new["left"].shape[1] < rank_of(problem, self.rank)
-        if growing and self.continuation is not None:
+        rank, fitted = rank_of(problem, self.rank), norm <= ROUNDING * problem.observed.norm
+        if self.continuation is not None and new["left"].shape[1] < rank and not fitted:
             if np.isfinite(norm) and self.continuation.is_over(before, norm, int(new["iterations"])):
                 stage = int(state["stage"]) + 1
                 new = self._grown(problem, new["left"], new["right"], new["residual"], int(state["seed"]), stage)

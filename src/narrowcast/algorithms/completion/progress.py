@@ -11,6 +11,8 @@ from narrowcast.platform.types import Arrays
 
 PATIENCE = 100
 """Iterations without progress after which a solver has stalled."""
+ROUNDING = 1e-13
+"""Residual, relative to the data, below which only rounding errors are left to fit."""
 _PROGRESS = 1e-3
 _FLOOR = 4e-16
 _DIVERGED = 1e6
@@ -22,18 +24,17 @@ PROGRESS: Arrays = {"best": np.array(math.inf), "waited": np.array(0)}
 def progress(state: Arrays, norm: float, data_norm: float) -> tuple[Status, dict[str, np.ndarray]]:
     """Return the status after an iteration with this residual norm, and what to keep in the state.
 
-    A residual at the rounding error of the data has converged; one that has not fallen by a thousandth in `PATIENCE`
-    iterations has stalled; one that is not finite, or a million times the data, has diverged.
+    A residual that has not fallen by a thousandth in `PATIENCE` iterations has converged if it is at the rounding error
+    of the data, and stalled if not; one that is not finite, or a million times the data, has diverged.
     """
-    best, waited = float(state["best"]), int(state["waited"])
-    if not math.isfinite(norm) or norm > _DIVERGED * data_norm:
-        status: Status = "diverged"
-    elif norm <= _FLOOR * data_norm:
-        status = "converged"
-    else:
-        status = "stalled" if waited + 1 >= PATIENCE else "running"
+    best, waited = float(state["best"]), int(state["waited"]) + 1
     if norm < (1 - _PROGRESS) * best:
-        if status == "stalled":
-            status = "running"
-        return status, {"best": np.array(norm), "waited": np.array(0)}
-    return status, {"best": np.array(best), "waited": np.array(waited + 1)}
+        best, waited = norm, 0
+    kept = {"best": np.array(best), "waited": np.array(waited)}
+    if not norm <= _DIVERGED * data_norm:
+        return "diverged", kept
+    if norm <= _FLOOR * data_norm:
+        return "converged", kept
+    if waited < PATIENCE:
+        return "running", kept
+    return ("converged" if norm <= ROUNDING * data_norm else "stalled"), kept
