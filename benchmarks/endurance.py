@@ -28,6 +28,7 @@ import ray
 
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
 from narrowcast.platform.plan import Plan
+from narrowcast.platform.state import RunState
 from ray_cluster import RayCluster
 
 RUNS = {
@@ -117,7 +118,7 @@ def slope(points: list[tuple[int, float]], last: int) -> float:
 
 
 def seconds_to_save(checkpoint: Path, scratch: Path) -> float:
-    state, digest = load_checkpoint(checkpoint)
+    state, digest = load_checkpoint(checkpoint, RunState)
     seconds = []
     for _ in range(9):
         began = time.perf_counter()

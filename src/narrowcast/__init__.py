@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from narrowcast.api.cluster_job import ClusterJob
-    from narrowcast.api.functions import compare, load_run, rounds, run, submit, tune
+    from narrowcast.api.functions import compare, iterations, load_run, rounds, run, solve, submit, tune
     from narrowcast.api.namespaces import Namespace
     from narrowcast.experiment import Experiment
     from narrowcast.platform.errors import RunFailed, UserError
     from narrowcast.runs.comparison import Comparison
     from narrowcast.runs.result import Result
+    from narrowcast.runs.solve_result import SolveResult
+    from narrowcast.solve_run import Solve
 
     aggregators: Namespace
     allocations: Namespace
@@ -39,21 +41,27 @@ if TYPE_CHECKING:
     metrics: Namespace
     models: Namespace
     partitions: Namespace
+    problems: Namespace
     rank_policies: Namespace
     schedules: Namespace
     secure: Namespace
+    solvers: Namespace
     training: Namespace
 
 __version__ = "0.2.0"
 __all__ = [  # noqa: RUF022 - in the order of use
     "run",
+    "solve",
     "tune",
     "compare",
     "submit",
     "load_run",
     "rounds",
+    "iterations",
     "Experiment",
+    "Solve",
     "Result",
+    "SolveResult",
     "Comparison",
     "ClusterJob",
     "UserError",
@@ -78,10 +86,15 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "availabilities",
     "secure",
     "backends",
+    "problems",
+    "solvers",
 ]
+_FUNCTIONS = ("run", "solve", "tune", "compare", "submit", "load_run", "rounds", "iterations")
 _HOMES = {
-    **dict.fromkeys(("run", "tune", "compare", "submit", "load_run", "rounds"), "narrowcast.api.functions"),
+    **dict.fromkeys(_FUNCTIONS, "narrowcast.api.functions"),
     "Experiment": "narrowcast.experiment",
+    "Solve": "narrowcast.solve_run",
+    "SolveResult": "narrowcast.runs.solve_result",
     "Result": "narrowcast.runs.result",
     "Comparison": "narrowcast.runs.comparison",
     "ClusterJob": "narrowcast.api.cluster_job",

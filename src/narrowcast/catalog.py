@@ -69,6 +69,7 @@ from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softma
 from narrowcast.platform.schedule import SCHEDULES
 from narrowcast.platform.simulation.availability import AVAILABILITIES
 from narrowcast.platform.simulation.fleet import LogNormalFleet, Tiers, TraceFleet
+from narrowcast.platform.solver_contracts import ProblemSource, Solver
 
 ALGORITHMS = Registry(
     "algorithm",
@@ -148,6 +149,8 @@ DATA = Registry(
 )
 FLEETS = Registry("fleet", Fleet, {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}, "tiers")
 BACKENDS = Registry("backend", Backend, {"local": LocalBackend, "ray": RayBackend}, "ray")
+PROBLEMS = Registry("problem", ProblemSource, {})
+SOLVERS = Registry("solver", Solver, {})
 
 REGISTRIES: Mapping[str, Registry] = {
     each.name: each
@@ -156,6 +159,7 @@ REGISTRIES: Mapping[str, Registry] = {
         FLEETS,
         *(CHANNELS, DOWNLINKS, ALLOCATIONS),
         *(AVAILABILITIES, SCHEDULES, SECURES, BACKENDS, RANK_POLICIES, SERVER_OPTIMIZERS, AGGREGATORS),
+        *(PROBLEMS, SOLVERS),
     )
 }
 """All but those of studies, which `tuning` has: samplers and pruners."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from narrowcast.algorithms.channel.radio import CellRadio
 from narrowcast.algorithms.federated.earlier_algorithms import translate_earlier_algorithm
@@ -33,10 +32,11 @@ from narrowcast.catalog import (
 )
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
-from narrowcast.platform.config import flatten, plugin_folders, validate, write_yaml
+from narrowcast.platform.config import flatten, plugin_folders, validate
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import Role, role_of
+from narrowcast.platform.identity import Identified, digest_of
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
@@ -63,7 +63,7 @@ def _default_backend() -> Backend:
     return RayBackend() if os.environ.get("RAY_ADDRESS") else LocalBackend()
 
 
-class Experiment(Plan, metaclass=_Checked):
+class Experiment(Plan, Identified, metaclass=_Checked):
     """One federated run: data, model, algorithm, fleet, where it runs and where it is tracked.
 
     Fields left out have the defaults of an experiment file, `model` and `training` those of its data set; a `UserError`
@@ -164,40 +164,12 @@ class Experiment(Plan, metaclass=_Checked):
             self.algorithm, self.secure, cohort_size(self.clients_per_round, self.over_selection, sys.maxsize)
         )
 
-    def plain(self) -> dict[str, Any]:
-        """Nested plain values, as the YAML file has them, without secrets."""
-        values: dict[str, Any] = json.loads(self.model_dump_json())
-        values["tracking"] = json.loads(self.tracking.without_secrets().model_dump_json())
-        return values
-
-    def save(self, path: str | Path) -> Path:
-        """Write the experiment, without passwords, to a YAML file from which `nc.run` gives the same results."""
-        path = Path(path)
-        write_yaml(self.plain(), path)
-        return path
-
-    def identity(self) -> dict[str, Any]:
-        """Return the dotted values that the results of a round depend on."""
-        return _identity(self.plain())
-
-    def digest(self) -> str:
-        """Return the sha256 of `identity`."""
-        return _sha256(self.identity())
-
     def digests(self, written: Mapping[str, Any]) -> set[str]:
         """Return the digests that a checkpoint of this experiment may have, `written` as values in its config.yaml.
 
         An earlier version may have written other names, or fewer fields, than this one reads from them.
         """
-        return {self.digest(), _sha256(_identity(packaged.with_present_keys(written)))}
-
-
-def _identity(values: Mapping[str, Any]) -> dict[str, Any]:
-    return flatten({key: value for key, value in values.items() if role_of(Experiment, key).identity})
-
-
-def _sha256(identity: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        return {self.digest(), digest_of(self.identity_of(packaged.with_present_keys(written)))}
 
 
 def load_experiment(source: str | Experiment, overrides: Iterable[str] = ()) -> Experiment:
@@ -219,16 +191,21 @@ def load_replicas(source: str | Experiment, overrides: Iterable[str] = ()) -> li
     else:
         values, origin = packaged.read_experiment(source)
     defaults = defaults_for(origin)
+    return [build_experiment(each, origin) for each in replicas_of(Experiment, values, origin, defaults, overrides)]
+
+
+def replicas_of(
+    model: type[BaseModel], values: dict[str, Any], origin: str, defaults: Defaults, overrides: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the values with overrides once for every combination of those under `replicas`, each with its name."""
     values = apply_overrides(values, overrides, defaults)
-    grid = _read_grid(values.pop("replicas", {}), origin)
-    experiments = []
+    grid = _read_grid(model, values.pop("replicas", {}), origin)
     for combination in product(*grid.values()):
         chosen, name = deepcopy(values), str(values["name"])
         for path, value in zip(grid, combination, strict=True):
             set_value(chosen, path, value, defaults)
             name += f"-{path.rpartition('.')[2]}-" + re.sub(r"[^\w.-]", "", str(value))
-        experiments.append(build_experiment({**chosen, "name": name}, origin))
-    return experiments
+        yield {**chosen, "name": name}
 
 
 def defaults_for(origin: str) -> Defaults:
@@ -253,7 +230,7 @@ def _suited_training(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return TRAINING_DEFAULTS.get(_data_kind(values), {"kind": "sgd"})
 
 
-def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
+def _read_grid(model: type[BaseModel], values: Any, origin: str) -> dict[str, list[Any]]:
     advice = "give a list of different values by dotted path, such as replicas.seed=[0,1,2]"
     if not isinstance(values, dict):
         raise UserError(f"{origin}: replicas = {values!r}: {advice}")
@@ -261,7 +238,7 @@ def _read_grid(values: Any, origin: str) -> dict[str, list[Any]]:
     for path, choices in grid.items():
         if not isinstance(choices, list) or not choices or len(set(map(str, choices))) < len(choices):
             raise UserError(f"{origin}: replicas.{path} = {choices!r}: {advice}")
-        if role_of(Experiment, path.split(".")[0]).shared:
+        if role_of(model, path.split(".")[0]).shared:
             raise UserError(f"{origin}: replicas.{path}: replicas share {path.split('.')[0]}; start runs of their own")
     return grid
 

@@ -15,9 +15,9 @@ from simulated_host import SimulatedTime
 
 from narrowcast.cluster.failure import FailurePolicy
 from narrowcast.cluster.ray_executor import RayExecutor
-from narrowcast.platform import checkpoint
 from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.host_time import host_time
+from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.runs import outputs, recorder, run_folder
@@ -98,14 +98,12 @@ def _order_of_arrival() -> AbstractContextManager[Any]:
 
 
 def _clients_forgotten() -> AbstractContextManager[Any]:
-    whole = checkpoint._of_state
+    whole = RunState.packed
 
-    def of_state(state: Any, digest: str) -> Any:
-        return whole(
-            replace(state, clients={name: np.zeros_like(each) for name, each in state.clients.items()}), digest
-        )
+    def packed(self: RunState) -> Any:
+        return whole(replace(self, clients={name: np.zeros_like(each) for name, each in self.clients.items()}))
 
-    return patch.object(checkpoint, "_of_state", of_state)
+    return patch.object(RunState, "packed", packed)
 
 
 def _checkpoint_first() -> AbstractContextManager[Any]:
@@ -127,7 +125,7 @@ VARIANTS: dict[str, Variant] = {
     "the checkpoint is written before the round's line": _checkpoint_first,
     "the clients' state is not in the checkpoint": _clients_forgotten,
     "a cut line stays in the journal": lambda: patch.object(SimulatedDisk, "truncate", lambda *_: None),
-    "a repeated round is written again": lambda: patch.object(Journal, "last_round", 0),
+    "a repeated round is written again": lambda: patch.object(Journal, "last_step", 0),
     "the position is saved before the rounds are sent": _position_first,
     "rounds are sent before they are synced": _sent_before_synced,
     "a round that is sent again has another time stamp": _new_stamps,

@@ -34,7 +34,8 @@ except KeyboardInterrupt as stop:
 RESUMED = """
 assert not Path("runs/cut/result.json").exists()
 from narrowcast.platform.checkpoint import load_checkpoint
-assert load_checkpoint("runs/cut/checkpoint")[0].round_index >= 4  # none was due: this one is the interruption's
+from narrowcast.platform.state import RunState
+assert load_checkpoint("runs/cut/checkpoint", RunState)[0].round_index >= 4  # the interruption's
 cut = nc.run(resume="cut", progress=False)
 assert cut.model_sha256 == straight.model_sha256
 cut

@@ -28,7 +28,7 @@ from narrowcast.platform.schedule import Buffered
 from narrowcast.platform.simulation.availability import Bernoulli
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import Tiers
-from narrowcast.platform.state import start
+from narrowcast.platform.state import RunState, start
 from narrowcast.platform.types import Arrays, Chunk
 from narrowcast.runs.prepare import prepare, prepare_lockstep
 from running import play, sha256
@@ -173,7 +173,7 @@ def test_a_resumed_run_is_the_straight_one(algorithm: FedAvg, how: dict[str, obj
         state = straight[place].state
         assert state is not None
         save_checkpoint(tmp_path, state, "digest")
-        loaded, _ = load_checkpoint(tmp_path)
+        loaded, _ = load_checkpoint(tmp_path, RunState)
         resumed = play(plan, algorithm, task, loaded)
         assert sha256(algorithm, resumed) == sha256(algorithm, straight)
         assert [repr(each.record) for each in resumed] == [repr(each.record) for each in straight[place + 1 :]]

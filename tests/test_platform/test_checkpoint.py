@@ -68,7 +68,7 @@ def test_every_field_comes_back_as_it_was(tmp_path: Path, round_index: int, else
     place = f"memory://{tmp_path}" if elsewhere else str(tmp_path / "new" / "checkpoint")
     saved = make_state(round_index)
     save_checkpoint(place, saved, "a digest")
-    loaded, digest = load_checkpoint(place)
+    loaded, digest = load_checkpoint(place, RunState)
     assert digest == "a digest"
     for field in fields(RunState):
         before, after = getattr(saved, field.name), getattr(loaded, field.name)
@@ -88,12 +88,12 @@ def test_one_cut_off_at_any_byte_is_refused_and_the_one_before_it_used(
         save_checkpoint(tmp_path, make_state(round_index), "digest")
     last = tmp_path / files(tmp_path)[-1]
     content = last.read_bytes()
-    assert load_checkpoint(tmp_path)[0].round_index == 4
+    assert load_checkpoint(tmp_path, RunState)[0].round_index == 4
     with caplog.at_level(logging.WARNING):
         for cut in range(len(content)):
             last.write_bytes(content[:cut])
             caplog.clear()
-            assert load_checkpoint(tmp_path)[0].round_index == 3, cut
+            assert load_checkpoint(tmp_path, RunState)[0].round_index == 3, cut
             assert f"{last.name} is damaged (its {cut} bytes have another sha256" in caplog.text
             assert caplog.text.endswith("going on from round 3\n")
 
@@ -105,7 +105,7 @@ def test_a_flipped_bit_is_refused(tmp_path: Path, content: bytes) -> None:
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"is damaged \(its .*start it again"):
-            load_checkpoint(tmp_path)
+            load_checkpoint(tmp_path, RunState)
 
 
 def with_metadata(content: bytes, **changes: str | None) -> bytes:
@@ -116,7 +116,7 @@ def with_metadata(content: bytes, **changes: str | None) -> bytes:
 
 def test_metadata_can_be_changed_for_the_tests_below(tmp_path: Path, content: bytes) -> None:
     put(tmp_path, with_metadata(content, round_index="5"))
-    assert load_checkpoint(tmp_path)[0].round_index == 5
+    assert load_checkpoint(tmp_path, RunState)[0].round_index == 5
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_another_format_and_bad_metadata_are_refused(
 ) -> None:
     put(tmp_path, with_metadata(content, **changes))
     with pytest.raises(UserError, match=message):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path, RunState)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_another_format_and_bad_metadata_are_refused(
 def test_other_files_are_refused(tmp_path: Path, foreign: bytes, message: str) -> None:
     put(tmp_path, foreign)
     with pytest.raises(UserError, match=message):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path, RunState)
 
 
 @pytest.mark.parametrize("there", [None, "folder", "directory"])
@@ -165,13 +165,13 @@ def test_a_missing_checkpoint_is_said_to_be_missing(tmp_path: Path, content: byt
         put(tmp_path, content).rename(tmp_path / "elsewhere")
         (folder / f"round-{3:09d}.{hashlib.sha256(content).hexdigest()}.safetensors").mkdir()
     with pytest.raises(UserError, match=r"no checkpoint in .*checkpoint; .*start it again"):
-        load_checkpoint(folder)
+        load_checkpoint(folder, RunState)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_said_to_be_one(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.safetensors").write_bytes(with_metadata(content, format="narrowcast-2"))
     with pytest.raises(UserError, match=r"of an earlier version of narrowcast; .* the version that began it"):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path, RunState)
 
 
 class Dangerous:
@@ -187,7 +187,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     harmful = pickle.dumps(Dangerous(trace))
     put(tmp_path, harmful)
     with pytest.raises(UserError, match="is damaged"):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path, RunState)
     assert not trace.exists()
     pickle.loads(harmful)
     assert trace.exists(), "the pickle was harmless, so the test says nothing"

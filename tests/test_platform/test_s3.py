@@ -44,14 +44,14 @@ def test_the_last_ones_are_kept_and_a_damaged_one_is_passed_over(
         save_checkpoint(place, state_after(round_index), "digest", keep=2)
     names = s3.keys("here/run/")
     assert [name[:24] for name in names] == ["here/run/round-000000002", "here/run/round-000000003"]
-    assert load_checkpoint(place)[0].round_index == 3
+    assert load_checkpoint(place, RunState)[0].round_index == 3
     with pytest.raises(UserError, match="holds another run's checkpoints"):
         check_place(place)
 
     content = s3.client.get_object(Bucket="runs", Key=names[1])["Body"].read()
     for cut in (0, 7, len(content) - 1):
         s3.client.put_object(Bucket="runs", Key=names[1], Body=content[:cut])
-        loaded, digest = load_checkpoint(place)
+        loaded, digest = load_checkpoint(place, RunState)
         assert (loaded.round_index, digest) == (2, "digest")
         assert np.array_equal(loaded.server["weights"], state_after(2).server["weights"])
         assert "is damaged" in caplog.text

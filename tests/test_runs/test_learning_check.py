@@ -75,7 +75,7 @@ def test_a_long_run_ends_early_and_one_upload_is_enough(output: Path, monkeypatc
     long = {**SMALL, "rounds": 9, "name": "long", "deadline_seconds": 1e-6}
     with pytest.raises(LearnedNothing):
         nc.run("fedavg-digits", long, output=output, progress=False)
-    assert Journal.read(output / "long").last_round == 3
+    assert Journal.read(output / "long").last_step == 3
     rare = {**SMALL, "rounds": 9, "name": "rare", "availability": {"kind": "bernoulli", "probability": 0.01}}
     result = nc.run("fedavg-digits", rare, output=output, progress=False)
     assert 0 < (result.rounds["delivered"] > 0).sum() < 9

@@ -17,6 +17,7 @@ import pytest
 from command import Command
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.prepare import prepare_resume
@@ -103,8 +104,8 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(
     assert command.wait() == -signal.SIGKILL
     assert command.survivors(20) == []
     assert not (folder / "result.json").exists()
-    reached = Journal.open(folder).last_round
-    saved = load_checkpoint(folder / "checkpoint")[0].round_index
+    reached = Journal.open(folder).last_step
+    saved = load_checkpoint(folder / "checkpoint", RunState)[0].round_index
     assert killed_after <= reached < ROUNDS
     assert saved <= reached
     assert (saved == 0) == (killed_after < CHECKPOINT_EVERY)
@@ -130,8 +131,10 @@ def test_an_interrupted_run_says_how_to_go_on(
     words = shlex.split(line.partition("resume with: ")[2])
     assert words == ["narrowcast", "run", "--resume", NAME, "--output", str(output)]
     assert command.survivors(30) == []
-    reached = Journal.open(output / NAME).last_round
-    assert load_checkpoint(output / NAME / "checkpoint")[0].round_index == reached  # no finished round is played again
+    reached = Journal.open(output / NAME).last_step
+    assert (
+        load_checkpoint(output / NAME / "checkpoint", RunState)[0].round_index == reached
+    )  # no finished round is played again
     if backend == "local":
         again = start(*words[1:])
         assert again.wait() == 0, again.err
@@ -148,9 +151,9 @@ def test_a_closed_terminal_loses_no_finished_round(
     command.close_terminal()
     assert command.wait() == 1
     assert command.survivors(30) == []
-    reached = Journal.open(folder).last_round
+    reached = Journal.open(folder).last_step
     assert 23 <= reached < ROUNDS
-    assert load_checkpoint(folder / "checkpoint")[0].round_index == reached
+    assert load_checkpoint(folder / "checkpoint", RunState)[0].round_index == reached
     if backend == "local":
         again = start("run", "--resume", NAME, "--output", tmp_path)
         assert again.wait() == 0, again.err
@@ -195,7 +198,7 @@ def test_a_signal_that_python_loses_stops_the_run_too(tmp_path: Path, start: Sta
     assert command.wait() == 1
     assert "Exception ignored in" in command.err
     assert command.err.splitlines()[-1].startswith("narrowcast: interrupted; resume with: narrowcast run --resume")
-    assert Journal.open(tmp_path / NAME).last_round < ROUNDS
+    assert Journal.open(tmp_path / NAME).last_step < ROUNDS
 
 
 def test_a_run_at_work_is_left_alone(tmp_path: Path, start: Start, uninterrupted: Path) -> None:
@@ -219,7 +222,7 @@ def test_of_two_resumes_one_is_refused(tmp_path: Path, start: Start, uninterrupt
     command.wait_for_round(folder, 3)
     command.send(signal.SIGKILL)
     command.wait()
-    reached = Journal.open(folder).last_round
+    reached = Journal.open(folder).last_step
 
     first = start("run", "--resume", NAME, "--output", tmp_path)
     first.wait_for_round(folder, reached + 1)

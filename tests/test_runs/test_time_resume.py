@@ -40,7 +40,7 @@ def test_kill_9_and_resume_give_the_uninterrupted_results(tmp_path: Path, kind: 
         assert first.wait() == -signal.SIGKILL
     finally:
         first.clean_up()
-    assert 10 <= Journal.open(folder).last_round < 60
+    assert 10 <= Journal.open(folder).last_step < 60
     again = Command("run", "--resume", "fedavg-digits", "--output", tmp_path, log=tmp_path / "again")
     try:
         assert again.wait() == 0, again.err

@@ -1,4 +1,4 @@
-"""The functions of the public API: run, tune, compare, submit, load_run and rounds.
+"""The functions of the public API: run, solve, tune, compare, submit, load_run, rounds and iterations.
 
 They raise `UserError` for bad input and `RunFailed` for a run that could not be finished. All of them may be called
 from a script, a notebook, a thread, or a coroutine (`await asyncio.to_thread(nc.run, ...)` keeps its loop responsive).
@@ -13,32 +13,37 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from narrowcast.api.cluster_job import ClusterJob
 from narrowcast.platform.errors import RunFailed, UnresumableFailure
 from narrowcast.platform.extras import check_installed
+from narrowcast.runs.any_result import load_any
 from narrowcast.runs.result import Result, load_result
 from narrowcast.runs.run_folder import find_run
 
 if TYPE_CHECKING:
     from narrowcast.experiment import Experiment
+    from narrowcast.platform.iterations import Iteration
     from narrowcast.platform.outcome import Outcome
     from narrowcast.runs.comparison import Comparison
-    from narrowcast.runs.prepare import PreparedRun
+    from narrowcast.runs.session import Prepared
+    from narrowcast.runs.solve_result import SolveResult
+    from narrowcast.solve_run import Solve
     from narrowcast.tuning.study_result import StudyResult
 
     Source = str | Path | Experiment
 Overrides = Mapping[str, Any]
 Backend = Literal["local", "ray"]
 OnRound = Callable[[Mapping[str, Any]], None]
+SourceT = TypeVar("SourceT")
 logger = logging.getLogger(__name__)
 
 
 def run(
-    experiment: Source | None = None,
+    experiment: Source | Solve | None = None,
     overrides: Overrides | None = None,
     *,
     backend: Backend | None = None,
@@ -80,8 +85,48 @@ def run(
         outcomes = session.run_all(runs, on_round)
     if failed := session.failures(runs, outcomes):
         raise RunFailed(failed)
-    results = [load_result(each.folder) for each in runs]
+    results = [load_any(each.folder) for each in runs]
     return results[0] if len(results) == 1 else results
+
+
+def solve(
+    problem: str | Path | Solve | None = None,
+    overrides: Overrides | None = None,
+    *,
+    output: str | Path = "runs",
+    resume: bool | str | Sequence[str] = False,
+    progress: bool | OnRound = True,
+) -> SolveResult | Any:
+    """Solve a problem without clients and return the result, or a list of them if there are several replicas.
+
+    Args:
+        problem: the name of a packaged solve, the path of a YAML file, or a `Solve`.
+        overrides: values by dotted path, such as `{"solver.rank": 8, "iterations": 200}`.
+        output: folder of all runs, as for `run`.
+        resume: True to resume the run of the same name if there is one in `output`; or the name of a run, or several.
+        progress: False for no output, or a function that is called with the journal's row of each recorded iteration.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        RunFailed: the solver diverged, or the run could not be finished.
+
+    """
+    return run(problem, overrides, output=output, resume=resume, progress=progress)
+
+
+def iterations(problem: str | Path | Solve, overrides: Overrides | None = None) -> Iterator[Iteration]:
+    """Solve a problem without a folder and without MLflow, and yield each recorded iteration.
+
+    An iteration has `step`, `residual`, `solver_seconds`, `metrics` (empty if the answer was not measured) and `state`
+    (a checkpoint, if one is due; the last iteration always has one).
+    """
+    from narrowcast.platform.iterations import begin, iterations
+    from narrowcast.solve_run import load_solve
+
+    loaded = load_solve(str(problem) if isinstance(problem, Path) else problem, _as_text(overrides))
+    posed = loaded.problem_source.load()
+    loaded.solver.check(posed)
+    yield from iterations(posed, loaded.solver, loaded, begin(posed, loaded.solver, loaded.seed))
 
 
 def rounds(
@@ -104,9 +149,12 @@ def rounds(
     yield from loaded.backend.run(run, start(run))
 
 
-def load_run(run: str | Path, *, output: str | Path = "runs") -> Result:
-    """Return a finished run, given by its name in the output folder or by the path of its folder."""
-    return load_result(find_run(run, Path(output)))
+def load_run(run: str | Path, *, output: str | Path = "runs") -> Result | Any:
+    """Return a finished run, given by its name in the output folder or by the path of its folder.
+
+    That of an experiment is a `Result`, that of a solve a `SolveResult`.
+    """
+    return load_any(find_run(run, Path(output)))
 
 
 def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs", by_seed: bool = True) -> Comparison:
@@ -120,7 +168,7 @@ def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs",
     """
     from narrowcast.runs.comparison import Comparison
 
-    results = tuple(each if isinstance(each, Result) else load_run(each, output=output) for each in runs)
+    results = tuple(each if isinstance(each, Result) else load_result(find_run(each, Path(output))) for each in runs)
     return Comparison(results, by_seed)
 
 
@@ -206,7 +254,7 @@ def submit(
     return ClusterJob(job.name, dashboard)
 
 
-def _source(experiment: Source | None) -> str | Experiment | None:
+def _source(experiment: SourceT | Path) -> str | SourceT:
     return str(experiment) if isinstance(experiment, Path) else experiment
 
 
@@ -232,7 +280,7 @@ def _new_name(backend: Backend | None, renamed: Mapping[str, Backend]) -> Backen
 
 
 @contextmanager
-def _on_round(runs: Sequence[PreparedRun], progress: bool | OnRound) -> Iterator[OnRound]:
+def _on_round(runs: Prepared, progress: bool | OnRound) -> Iterator[OnRound]:
     """Show the progress, call the user's function, or do nothing."""
     from narrowcast.runs.progress import ProgressDisplay
 
@@ -244,7 +292,7 @@ def _on_round(runs: Sequence[PreparedRun], progress: bool | OnRound) -> Iterator
 
 
 @contextmanager
-def _noting_resume(runs: Sequence[PreparedRun]) -> Iterator[None]:
+def _noting_resume(runs: Prepared) -> Iterator[None]:
     """Add the call that resumes these runs to what ends them early."""
     try:
         yield

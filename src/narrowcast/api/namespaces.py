@@ -24,9 +24,11 @@ REGISTRY_NAMES = {
     "metrics": "metric",
     "models": "model",
     "partitions": "partition",
+    "problems": "problem",
     "rank_policies": "rank_policy",
     "schedules": "schedule",
     "secure": "secure",
+    "solvers": "solver",
     "training": "training",
 }
 

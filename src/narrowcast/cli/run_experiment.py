@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +14,6 @@ from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
 from narrowcast.cli.uncollected import uncollected
 from narrowcast.platform.errors import RunFailed, UnresumableFailure
 from narrowcast.platform.tracking.second_process import second_process
-
-if TYPE_CHECKING:
-    from narrowcast.runs.prepare import PreparedRun
 
 
 @click.command()
@@ -59,6 +56,8 @@ def run(
         overrides, experiment = (experiment, *overrides), None
     with second_process():  # begins to import MLflow at once
         with uncollected():
+            from narrowcast.experiment import Experiment
+            from narrowcast.platform.redaction import hide_secrets
             from narrowcast.runs import session
             from narrowcast.runs.progress import ProgressDisplay
 
@@ -66,8 +65,9 @@ def run(
             runs = session.prepare_runs(experiment, settings, output, resume, resume_if_begun=resume_if_begun)
 
         again = session.resume_command(runs)
-        if "backend" not in runs[0].experiment.model_fields_set:
-            on_ray = runs[0].experiment.backend.kind == "ray"
+        first = runs[0].config
+        if isinstance(first, Experiment) and "backend" not in first.model_fields_set:
+            on_ray = first.backend.kind == "ray"
             where = "on Ray, since RAY_ADDRESS is set" if on_ray else "in this process (--backend ray: on Ray)"
             click.echo(f"{runs[0].folder.name} names no backend: clients train {where}")
         try:
@@ -79,31 +79,32 @@ def run(
             raise RunFailed(f"{error} [{again}]") from error
         except KeyboardInterrupt:
             raise RunFailed(f"interrupted; resume with: {again}") from None
-    _report([(run, result) for run, result in zip(runs, results, strict=True) if isinstance(result, dict)])
+    ended = zip((each.folder for each in runs), results, strict=True)
+    _report([folder for folder, result in ended if isinstance(result, dict)], hide_secrets(runs[0].store_uri))
     if failed := session.failures(runs, results):
         raise RunFailed(failed)
 
 
-def _report(finished: list[tuple[PreparedRun, dict[str, Any]]]) -> None:
-    from narrowcast.cli.run_tables import replicas_table, result_table
-    from narrowcast.platform.redaction import hide_secrets
-    from narrowcast.runs.result import load_result
+def _report(finished: Sequence[Path], store: str) -> None:
+    """Print the results in these folders, and where plots and runs are; `store` is without secrets."""
+    from narrowcast.cli.run_tables import replicas_table, result_table, solves_table
+    from narrowcast.runs.any_result import load_any
+    from narrowcast.runs.result import Result
 
     if not finished:
         return
-    terminal, (first, content) = console(), finished[0]
-    results = [load_result(run.folder) for run, _ in finished]
-    lines = [
-        f"MLflow  {hide_secrets(first.store_uri)}",
-        f"        open it with: narrowcast ui --output {first.folder.parent}",
-    ]
-    if len(finished) == 1:
+    terminal = console()
+    results = [load_any(folder) for folder in finished]
+    lines = [f"MLflow  {store}", f"        open it with: narrowcast ui --output {finished[0].parent}"]
+    if len(results) == 1:
         terminal.print(result_table(results[0]))
-        lines[0] += f"  run {content['mlflow_run_id']}"
-        lines.insert(0, f"plots   {first.folder / 'plots'}")
+        lines[0] += f"  run {results[0].file.mlflow_run_id}"
+        lines.insert(0, f"plots   {finished[0] / 'plots'}")
     else:
-        terminal.print(replicas_table(results))
-        lines.insert(0, f"runs    {', '.join(str(run.folder) for run, _ in finished)}")
+        experiments = [each for each in results if isinstance(each, Result)]
+        solves = [each for each in results if not isinstance(each, Result)]
+        terminal.print(replicas_table(experiments) if experiments else solves_table(solves))
+        lines.insert(0, f"runs    {', '.join(map(str, finished))}")
     lines.insert(0, f"time    {_seconds_since_start():.1f} s since the command was started")
     for line in lines:
         terminal.print(line, highlight=False, soft_wrap=True)

@@ -72,6 +72,8 @@ class Driver:
                     yield batch
                     batch, sent_at = Batch(), host_time().monotonic()
         except Interrupted as stop:
-            batch.stopped = stop.states[0]
+            (stopped,) = stop.states
+            assert isinstance(stopped, RunState), "these are rounds"
+            batch.stopped = stopped
         batch.incidents = pool.incidents
         yield batch

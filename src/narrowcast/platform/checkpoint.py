@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
@@ -24,57 +23,58 @@ from safetensors.numpy import save_file
 from narrowcast.platform.atomic_files import read_tensors, replace_by
 from narrowcast.platform.disk import disk, make_folders
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.in_flight import AsyncState
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.object_store import file_system
-from narrowcast.platform.state import RunState
+from narrowcast.platform.step import KeptState
 from narrowcast.platform.types import Arrays
 
 logger = logging.getLogger(__name__)
 
 KEPT = 2
 _FORMAT = "narrowcast-3"
-_NAME = re.compile(r"round-\d{9}\.[0-9a-f]{64}\.safetensors")
-_OURS = "round-"
+_NAME = re.compile(r"(round|iteration)-\d{9}\.[0-9a-f]{64}\.safetensors")
+_OURS = ("round-", "iteration-")
 _SCRATCH = ".tmp"  # what safetensors writes before it renames, and leaves if it is killed
 _TEMPORARY = "narrowcast-checkpoint-"
 _EARLIER = "state.safetensors"  # what the formats before this one were named
-_TENSORS = ("participants", "last_round", "update_bits")
-_NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
+StateT = TypeVar("StateT", bound=KeptState)
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(Generic[StateT]):
     """A checkpoint: its state and the digest of its configuration; if it is damaged, no state but the problem."""
 
-    round_index: int
-    state: RunState | None
+    step: int
+    state: StateT | None
     digest: str = ""
     problem: str = ""
 
 
-def save_checkpoint(place: str | Path, state: RunState, digest: str, keep: int = KEPT) -> None:
+def save_checkpoint(place: str | Path, state: KeptState, digest: str, keep: int = KEPT) -> None:
     """Write the state of a run with the digest of its configuration, and keep the last few; raise `OSError`."""
     folder = Folder.at(place)
     with uninterrupted():
-        folder.write(state.round_index, *_of_state(state, digest))
-        folder.keep_last(keep, state.round_index)
+        tensors, metadata = state.packed()
+        folder.write(_stem(state), tensors, {**metadata, "config": digest, "format": _FORMAT})
+        folder.keep_last(keep, state.step)
 
 
-def prune_checkpoints(place: str | Path, state: RunState, keep: int) -> None:
+def prune_checkpoints(place: str | Path, state: KeptState, keep: int) -> None:
     """Remove what a crash between a checkpoint and the removal of earlier ones has left; raise `OSError`."""
     with uninterrupted():
-        Folder.at(place).keep_last(keep, state.round_index)
+        Folder.at(place).keep_last(keep, state.step)
 
 
 class NoCheckpointError(UserError):
     """A run has no checkpoint yet."""
 
 
-def load_checkpoint(place: str | Path, reached: int | None = None, journal: str = "") -> tuple[RunState, str]:
-    """Return the last undamaged state and the digest of its configuration.
+def load_checkpoint(
+    place: str | Path, kind: type[StateT], reached: int | None = None, journal: str = ""
+) -> tuple[StateT, str]:
+    """Return the last undamaged state, of this kind, and the digest of its configuration.
 
-    States after round `reached`, the last one in the run's journal, are not used; `journal` describes it in an error.
+    States after step `reached`, the last one in the run's journal, are not used; `journal` describes it in an error.
     Raise `UserError` if there is no state to return, `NoCheckpointError` if there never was one.
     """
     folder = Folder.at(place)
@@ -89,41 +89,45 @@ def load_checkpoint(place: str | Path, reached: int | None = None, journal: str 
                 "resume the run with the version that began it, or start it again"
             )
         raise NoCheckpointError(f"no checkpoint in {place}; the run stopped before its first one, start it again")
-    usable = [name for name in names if reached is None or _round(name) <= reached]
+    usable = [name for name in names if reached is None or _step(name) <= reached]
     if not usable:
-        rounds = ", ".join(str(_round(name)) for name in names)
-        raise UserError(f"{journal}, before the checkpoints in {place} (rounds {rounds}); start the run again")
-    refused = [f"round {_round(name)} is not in the journal" for name in reversed(names) if name not in usable]
+        steps = ", ".join(str(_step(name)) for name in names)
+        raise UserError(
+            f"{journal}, before the checkpoints in {place} ({kind.step_name}s {steps}); start the run again"
+        )
+    refused = [
+        f"{kind.step_name} {_step(name)} is not in the journal" for name in reversed(names) if name not in usable
+    ]
     for name in reversed(usable):
-        saved = _read(folder, name)
+        saved = _read(folder, name, kind)
         if saved.state is None:
             refused.append(f"{name} is damaged ({saved.problem})")
             continue
         for problem in refused:
-            logger.warning("%s: %s; going on from round %d", place, problem, saved.round_index)
+            logger.warning("%s: %s; going on from %s %d", place, problem, kind.step_name, saved.step)
         return saved.state, saved.digest
     raise UserError(f"{place}: {'; '.join(refused)}; delete the run's folder and start it again")
 
 
-def read_checkpoints(place: str | Path) -> Iterator[Saved]:
-    """Yield all checkpoints, damaged ones too, oldest round first."""
+def read_checkpoints(place: str | Path, kind: type[StateT]) -> Iterator[Saved[StateT]]:
+    """Yield all checkpoints of states of this kind, damaged ones too, oldest first."""
     folder = Folder.at(place)
-    yield from (_read(folder, name) for name in folder.checkpoints())
+    yield from (_read(folder, name, kind) for name in folder.checkpoints())
 
 
-def _read(folder: Folder, name: str) -> Saved:
+def _read(folder: Folder, name: str, kind: type[StateT]) -> Saved[StateT]:
     try:
         with folder.at_hand(name) as path:
-            return Saved(_round(name), *_unpacked(path, name))
+            return Saved(_step(name), *_unpacked(path, name, kind))
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        return Saved(_round(name), None, problem=str(error))
+        return Saved(_step(name), None, problem=str(error))
 
 
 def check_place(place: str | Path) -> None:
     """Raise `UserError` if a new run cannot write its checkpoints there, or if another run has."""
     try:
         folder = Folder.at(place)
-        folder.write_empty(probe := f"{_OURS}probe")
+        folder.write_empty(probe := f"{_OURS[0]}probe")
         folder.remove(probe)
         taken = folder.checkpoints()
     except OSError as error:
@@ -152,7 +156,7 @@ class Folder:
         return cls(files, path)
 
     def checkpoints(self) -> list[str]:
-        """Return the names of all checkpoints, oldest round first."""
+        """Return the names of all checkpoints, oldest first."""
         return sorted(name for name in self._names() if _NAME.fullmatch(name))
 
     def _names(self) -> list[str]:
@@ -189,20 +193,20 @@ class Folder:
             self.files.makedirs(self.path, exist_ok=True)
             self.files.pipe_file(f"{self.path}/{name}", b"")
 
-    def write(self, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> None:
+    def write(self, stem: str, tensors: Arrays, metadata: dict[str, str]) -> None:
         """Write a checkpoint atomically and without a copy of the tensors, which may be most of the memory."""
         if isinstance(self.files, LocalFileSystem):
             make_folders(Path(self.path))
-            part = Path(self.path, f"{_OURS}{round_index:09d}.part")
+            part = Path(self.path, f"{stem}.part")
             try:
-                replace_by(part, part.with_name(_saved(part, round_index, tensors, metadata)))
+                replace_by(part, part.with_name(_saved(part, stem, tensors, metadata)))
             except OSError:
                 with suppress(OSError):
                     disk().remove(part)
                 raise
             return
         with TemporaryDirectory(prefix=_TEMPORARY) as folder:
-            name = _saved(part := Path(folder, "part"), round_index, tensors, metadata)
+            name = _saved(part := Path(folder, "part"), stem, tensors, metadata)
             with _as_os_errors():  # an object store shows a put when it is through
                 self.files.makedirs(self.path, exist_ok=True)
                 self.files.put_file(str(part), f"{self.path}/{name}")
@@ -216,13 +220,13 @@ class Folder:
             self.files.rm_file(f"{self.path}/{name}")
 
     def keep_last(self, number: int, reached: int) -> None:
-        """Remove all but the last checkpoints; those after round `reached` were refused when the run was resumed."""
-        self.remove_all_but([name for name in self.checkpoints() if _round(name) <= reached][-number:])
+        """Remove all but the last checkpoints; those after step `reached` were refused when the run was resumed."""
+        self.remove_all_but([name for name in self.checkpoints() if _step(name) <= reached][-number:])
 
     def remove_all_but(self, kept: list[str]) -> None:
         """Remove other checkpoints, and the remains of interrupted writes."""
         for name in self._names():
-            if name.startswith((_OURS, _SCRATCH)) and name not in kept:
+            if name.startswith((*_OURS, _SCRATCH)) and name not in kept:
                 self.remove(name)
 
 
@@ -237,17 +241,21 @@ def _as_os_errors() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def _round(name: str) -> int:
-    return int(name.removeprefix(_OURS).partition(".")[0])
+def _stem(state: KeptState) -> str:
+    return f"{state.step_name}-{state.step:09d}"
 
 
-def _saved(part: Path, round_index: int, tensors: Arrays, metadata: dict[str, str]) -> str:
+def _step(name: str) -> int:
+    return int(name.partition("-")[2].partition(".")[0])
+
+
+def _saved(part: Path, stem: str, tensors: Arrays, metadata: dict[str, str]) -> str:
     """Write the file `part`, and return the name of a checkpoint with its content."""
     try:
         disk().fill(part, lambda path: save_file(dict(tensors), path, metadata))
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    return f"{_OURS}{round_index:09d}.{_sha256(part)}.safetensors"
+    return f"{stem}.{_sha256(part)}.safetensors"
 
 
 def _sha256(path: Path) -> str:
@@ -255,43 +263,11 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _of_state(state: RunState, digest: str) -> tuple[Arrays, dict[str, str]]:
-    tensors = {name: getattr(state, name) for name in _TENSORS}
-    schedule = {} if state.schedule is None else state.schedule.to_arrays()
-    for prefix, arrays in (("server", state.server), ("clients", state.clients), ("schedule", schedule)):
-        tensors |= {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
-    numbers = {name: str(getattr(state, name)) for name in _NUMBERS}
-    metadata = {
-        **numbers,
-        "simulated_seconds": state.simulated_seconds.hex(),
-        "config": digest,
-        "format": _FORMAT,
-    }
-    return tensors, metadata
-
-
-def _unpacked(path: Path, name: str) -> tuple[RunState, str]:
+def _unpacked(path: Path, name: str, kind: type[StateT]) -> tuple[StateT, str]:
     """Return the state of a file; raise `ValueError`, `KeyError` or `SafetensorError` if it is not what was saved."""
     if (found := _sha256(path)) != name.split(".")[1]:
         raise ValueError(f"its {path.stat().st_size} bytes have another sha256, {found[:12]}...")
     tensors, metadata = read_tensors(path)
     if metadata.get("format") != _FORMAT:
         raise ValueError(f'format "{metadata.get("format")}"; this version reads {_FORMAT}')
-    state = RunState(
-        round_index=int(metadata["round_index"]),
-        uplink_bits=int(metadata["uplink_bits"]),
-        downlink_bits=int(metadata["downlink_bits"]),
-        resumed_after=int(metadata.get("resumed_after", 0)),
-        simulated_seconds=float.fromhex(metadata["simulated_seconds"]),
-        participants=tensors["participants"],
-        last_round=tensors["last_round"],
-        update_bits=tensors["update_bits"],
-        server=_under("server/", tensors),
-        clients=_under("clients/", tensors),
-        schedule=AsyncState.from_arrays(_under("schedule/", tensors)),
-    )
-    return state, metadata["config"]
-
-
-def _under(prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
+    return kind.unpacked(tensors, metadata), metadata["config"]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from narrowcast.platform.state import RunState
 from narrowcast.platform.types import ChunkResult, FloatArray, RoundLedger, RoundRecord
+
+CLIENT_METRICS = "client_metrics"
+"""The part of a line of the journal with the metrics of single clients."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,23 @@ class Outcome:
     state: RunState | None
     timing: Timing = field(default_factory=Timing)
     client_metrics: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """The round."""
+        return self.record.round
+
+    def row(self) -> dict[str, Any]:
+        """Return the round's row of the journal, without its metrics and the time since the start of the run."""
+        parts = {f"{part}_wall_seconds": seconds for part, seconds in vars(self.timing).items()}
+        return {**asdict(self.record), "round_wall_seconds": self.wall_seconds, **parts}
+
+    def entry(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the round's line of the journal: its whole row, the ledger of its clients, and their metrics."""
+        entry = {"round": row, "clients": {name: values.tolist() for name, values in vars(self.ledger).items()}}
+        if self.client_metrics:
+            entry[CLIENT_METRICS] = {name: values.tolist() for name, values in self.client_metrics.items()}
+        return entry
 
     def timed(self, moments: Sequence[float], results: Sequence[ChunkResult], share: float = 1.0) -> Outcome:
         """Return the outcome with its wall time, of which this run takes the given share; see `Timing.of`."""

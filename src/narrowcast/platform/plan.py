@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from narrowcast.platform.checkpoint_fields import CheckpointEvery, CheckpointPath, CheckpointSeconds, CheckpointsKept
 from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.contracts import Radio
 from narrowcast.platform.field_roles import Role
 from narrowcast.platform.patterns import Name
-from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.sampling import Sampling
 from narrowcast.platform.schedule import AnySchedule, Synchronous
 from narrowcast.platform.seeds import PrivateSeed
@@ -31,7 +30,6 @@ EvaluatedSplits = Annotated[
     tuple[ClientSplit, ...],
     BeforeValidator(_several, json_schema_input_type=ClientSplit | tuple[ClientSplit, ...] | None),
 ]
-_KEPT = Role(identity=False, not_tuned="it does not affect a run")
 
 
 class Plan(BaseModel):
@@ -104,16 +102,10 @@ class Plan(BaseModel):
         description="splits of which an evaluation also measures each client on its own samples: test, validation, "
         "train; [] for none",
     )
-    checkpoint_every: Annotated[int | None, _KEPT] = Field(
-        None, ge=1, description="interval of checkpoints, besides checkpoint_seconds", json_schema_extra=ROUNDS
-    )
-    checkpoint_seconds: Annotated[float, _KEPT] = Field(
-        10.0, ge=0, description="wall time between checkpoints; the last round has one"
-    )
-    checkpoints_kept: Annotated[int, _KEPT] = Field(2, ge=1, description="number of checkpoints kept, the latest ones")
-    checkpoint_path: Annotated[str | None, _KEPT] = Field(
-        None, description="folder of the checkpoints, or fsspec URL; null: in the run's folder"
-    )
+    checkpoint_every: CheckpointEvery = Field(None, json_schema_extra=ROUNDS)
+    checkpoint_seconds: CheckpointSeconds = 10.0
+    checkpoints_kept: CheckpointsKept = 2
+    checkpoint_path: CheckpointPath = None
     name: Annotated[Name, Role(identity=False, shared=True, not_tuned="trials are named after their study")] = Field(
         "run", max_length=100, description="name of the run and of its folder"
     )
@@ -138,15 +130,6 @@ class Plan(BaseModel):
         if value == "partial" and info.data.get("deadline_seconds") is None:
             raise ValueError("needs a deadline; give deadline_seconds too")
         return value
-
-    @field_validator("checkpoint_path")
-    @classmethod
-    def _lasting_place_without_password(cls, value: str | None) -> str | None:
-        if value is None or "://" not in value:
-            return value and str(Path(value).expanduser().absolute())
-        if hide_secrets(value) != value:
-            raise ValueError("names a user or password, which would be written down; give them in the environment")
-        return value.rstrip("/")
 
     @field_validator("schedule")
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -14,7 +15,11 @@ from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.population import Population
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import rotation_of
+from narrowcast.platform.step import KeptState, arrays_under
 from narrowcast.platform.types import Arrays, IntArray
+
+_TENSORS = ("participants", "last_round", "update_bits")
+_NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,39 @@ class RunState:
     settled_round: int = 0
     resumed_after: int = 0
 
+    step_name: ClassVar[str] = "round"
+
+    @property
+    def step(self) -> int:
+        """The last round that is finished."""
+        return self.round_index
+
+    def packed(self) -> tuple[Arrays, dict[str, str]]:
+        """Return the tensors and the metadata of a checkpoint."""
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        schedule = {} if self.schedule is None else self.schedule.to_arrays()
+        for prefix, arrays in (("server", self.server), ("clients", self.clients), ("schedule", schedule)):
+            tensors |= {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
+        numbers = {name: str(getattr(self, name)) for name in _NUMBERS}
+        return tensors, {**numbers, "simulated_seconds": self.simulated_seconds.hex()}
+
+    @classmethod
+    def unpacked(cls, tensors: Arrays, metadata: Mapping[str, str]) -> Self:
+        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is none."""
+        return cls(
+            round_index=int(metadata["round_index"]),
+            uplink_bits=int(metadata["uplink_bits"]),
+            downlink_bits=int(metadata["downlink_bits"]),
+            resumed_after=int(metadata.get("resumed_after", 0)),
+            simulated_seconds=float.fromhex(metadata["simulated_seconds"]),
+            participants=tensors["participants"],
+            last_round=tensors["last_round"],
+            update_bits=tensors["update_bits"],
+            server=arrays_under("server/", tensors),
+            clients=arrays_under("clients/", tensors),
+            schedule=AsyncState.from_arrays(arrays_under("schedule/", tensors)),
+        )
+
 
 def start(run: Run) -> RunState:
     """Return the state before round 1."""
@@ -61,7 +99,7 @@ def start(run: Run) -> RunState:
 class Interrupted(KeyboardInterrupt):
     """The runs were stopped within a round; `states` holds the state of each after its last finished round."""
 
-    def __init__(self, states: Sequence[RunState]) -> None:
+    def __init__(self, states: Sequence[KeptState]) -> None:
         super().__init__()
         self.states = states
 

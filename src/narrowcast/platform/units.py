@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic.config import JsonDict
 
 BITS: Final[JsonDict] = {"unit": "bit"}
+ITERATIONS: Final[JsonDict] = {"unit": "iterations"}
 METRES: Final[JsonDict] = {"unit": "m"}
 ROUNDS: Final[JsonDict] = {"unit": "rounds"}
 SECONDS: Final[JsonDict] = {"unit": "s"}

@@ -12,7 +12,8 @@ from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of, primary_metric
 from narrowcast.platform.tracking.targets import Reached
-from narrowcast.runs.result import Result, goal
+from narrowcast.runs.result import Result
+from narrowcast.runs.result_file import goal
 from narrowcast.runs.seed_groups import SeedGroup
 from narrowcast.runs.text_table import TextTable, with_spread
 

@@ -9,8 +9,8 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import has_hidden, hide_secrets
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
-from narrowcast.platform.tracking.targets import as_metrics
-from narrowcast.runs.result import read_result
+from narrowcast.runs.any_result import load_any
+from narrowcast.runs.closing_entries import closing_entries
 from narrowcast.runs.run_folder import RESULT
 
 _TIMEOUT_SECONDS = 3600.0
@@ -31,11 +31,9 @@ def send_missing(folder: Path, uri: str | None) -> int:
         cursor = Cursor.load(folder)
         journal = Journal.open(folder)
         sender = Sender(folder, uri, cursor, journal)
-        path, status, tags, costs = folder / RESULT, cursor.status, {}, {}
-        if path.is_file():
-            result = read_result(path)
-            status, tags = "FINISHED", {"model_sha256": result.model_sha256}
-            costs = as_metrics(each.model_dump() for each in result.targets)
+        finished = (folder / RESULT).is_file()
+        status = "FINISHED" if finished else cursor.status
+        tags, costs = closing_entries(load_any(folder).file.model_dump()) if finished else ({}, {})
         if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
             raise RunFailed(f"the store at {hide_secrets(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from narrowcast.experiment import Experiment
-from narrowcast.platform import plugins
-from narrowcast.platform.checkpoint import NoCheckpointError, check_place, load_checkpoint
-from narrowcast.platform.config import PLUGINS, read_yaml
+from narrowcast.platform.config import read_yaml
 from narrowcast.platform.contracts import Dataset, Task
-from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
+from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
-from narrowcast.platform.tracking.journal import Journal, locked
-from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.partition_report import begin_figure
 from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
-from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
+from narrowcast.runs.learning_check import check_learned
+from narrowcast.runs.outputs import run_tags, write_model, write_outputs
+from narrowcast.runs.recordable import WriteOutputs
+from narrowcast.runs.round_watch import watch_rounds
+from narrowcast.runs.run_folder import CONFIG, START
+from narrowcast.runs.run_place import check_resumable, check_same, checked_store, kept_state, new_place
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +45,46 @@ class PreparedRun:
     """True if the checkpoint to resume from was written with the field names of an earlier version."""
 
     @property
+    def config(self) -> Experiment:
+        """The experiment."""
+        return self.experiment
+
+    @property
     def task(self) -> Task:
         """The run's task."""
         return self.run.task
+
+    @property
+    def about(self) -> Dataset:
+        """The data set."""
+        return self.task.data
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags of the run in MLflow."""
+        return run_tags(self.experiment, self.task)
+
+    def keep_inputs(self) -> None:
+        """Write a copy of the model that the run starts from, with which it is resumed and verified."""
+        if self.task.start is not None:
+            write_model(self.task.start, self.folder / START)
+
+    def steps(self) -> Generator[Outcome, None, None]:
+        """Run the rounds after `state` and yield the outcome of each."""
+        return self.experiment.backend.run(self.run, self.state)
+
+    def watch(self, journal: Journal) -> Callable[[Outcome], None]:
+        """Return the function to be called after each round."""
+        return watch_rounds(self.folder.name, self.experiment, journal)
+
+    def begin_outputs(self) -> WriteOutputs:
+        """Begin to draw the partition; return the function that writes the outputs of the finished run."""
+        partition = begin_figure(self.task.data)
+
+        def write(journal: Journal, state: RunState, run_id: str) -> dict[str, Any]:
+            check_learned(self.run, self.experiment, journal, state)
+            return write_outputs(self.folder, self.experiment, self.task, journal, state, run_id, partition)
+
+        return write
 
 
 def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> PreparedRun:
@@ -52,48 +92,21 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     run = _checked(experiment, data)
     state = start(run)
     _check_targets(run, experiment, state)
-    created = not output.exists()
-    make_writable(output)
-    folder = free_folder(output, experiment.name)
-    try:
-        if experiment.checkpoint_path is not None:  # before the store, of which a new file would be left
-            check_place(checkpoint_place(experiment, folder))
-        uri = _checked_store(experiment, output)
-    except UserError:
-        if created:
-            with suppress(OSError):
-                disk().remove_folder(output)
-        raise
+    folder, uri = new_place(experiment, output)
     return PreparedRun(experiment, run, state, folder, uri)
 
 
 def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     """Check a run that is to be resumed; `changed` may differ only in settings that results do not depend on."""
-    path = folder / CONFIG
-    if not path.is_file():
-        known = sorted(entry.parent.name for entry in folder.parent.glob(f"*/{CONFIG}"))
-        raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
-    if changed is not None:
-        plugins.check_same(changed.plain(), folder / PLUGINS)
-    for file in plugins.changed(folder / PLUGINS):
-        logger.warning("%s has changed since the run began; it resumes with the copy in %s", file, folder / PLUGINS)
+    check_resumable(folder, changed)
     saved = saved_experiment(folder)
     if changed is not None and changed.client_seed is None and has_one_seed(folder):
         changed = of_one_seed(changed)
     experiment = changed or saved
     if changed is not None:
-        _check_same(folder, saved, changed)
-        if changed.checkpoint_path not in (None, saved.checkpoint_path):
-            check_place(checkpoint_place(changed, folder))
-    make_writable(folder)
-    with locked(folder):
-        journal = Journal.read(folder)
-        written, kept = journal.last_round, None
-        try:
-            kept = load_checkpoint(checkpoint_place(saved, folder), written, journal.extent)
-        except NoCheckpointError:
-            if written:
-                raise
+        check_same(folder, saved, changed)
+    kept, written = kept_state(folder, saved, RunState)
+    path = folder / CONFIG
     if kept is not None and kept[1] not in experiment.digests(read_yaml(read_limited(path), str(path))):
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")
     if experiment.rounds < written:
@@ -103,7 +116,7 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     run = _checked(experiment, folder=folder)
     state, digest = kept or (start(run), experiment.digest())  # a power cut came before the first checkpoint
     _check_targets(run, experiment, state)
-    uri = _checked_store(experiment, folder.parent)
+    uri = checked_store(experiment, folder.parent)
     state, outdated = replace(state, settled_round=written), digest != experiment.digest()
     return PreparedRun(experiment, run, state, folder, uri, resuming=True, outdated=outdated)
 
@@ -122,26 +135,12 @@ def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
     return [replace(each, run=replace(each.run, task=task)) for each, task in zip(runs, shared, strict=True)]
 
 
-def _check_same(folder: Path, saved: Experiment, changed: Experiment) -> None:
-    before, now = saved.identity(), changed.identity()
-    if differing := sorted(key for key in before | now if before.get(key) != now.get(key)):
-        shown = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in differing[:3])
-        raise UserError(f"{folder.name} was run with another configuration: {shown}; resume with its own")
-
-
 def _checked(experiment: Experiment, data: Dataset | None = None, folder: Path | None = None) -> Run:
     """Return the run of an experiment after the checks of its parts and of its backend."""
     task = experiment.task(experiment.data_source.load() if data is None else data, folder)
     run = Run(experiment, experiment.secured_algorithm, task)
     experiment.backend.check(run)
     return run
-
-
-def _checked_store(experiment: Experiment, output: Path) -> str:
-    """Return the URI of the tracking store after the check that it answers."""
-    uri = experiment.tracking.resolve(output)
-    check_store(uri)
-    return uri
 
 
 def _check_targets(run: Run, experiment: Experiment, state: RunState) -> None:

@@ -10,11 +10,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from narrowcast.platform.step import ITERATION
+from narrowcast.platform.tracking.journal import evaluation
+from narrowcast.platform.tracking.journal_lines import step_name, step_of
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric, shares_of
-from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.platform.tracking.units import format_bits, format_seconds, format_short_seconds
 from narrowcast.runs.broken_pipe import output_may_end
 from narrowcast.runs.prepare import PreparedRun
+from narrowcast.runs.prepare_solve import PreparedSolve
 
 _PLAIN_LINES, _FEWEST_LINES = 20, 3  # of all runs together that do not write to a terminal, and of one run at least
 
@@ -24,32 +28,43 @@ class _RunProgress:
     rounds: int
     bar: tqdm[Any] | None
     shares: Declared
-    metric: tuple[str, float, int] | None = None  # the last evaluation: name, value, round
+    metric: tuple[str, float, int] | None = None  # the last evaluation: name, value, step
+    next_line: int = 0  # the first step that is shown where there is no terminal
 
     def facts(self, row: Mapping[str, Any]) -> str:
-        """Return the state of a run after a round, with the age of its metric if it is not of this round."""
+        """Return the state of a run after a step, with the age of its metric if it is not of this step."""
         measured = {name: value for name, value in row.items() if value is not None}
-        name = primary_metric(measured)
+        unit, step = step_name(row), step_of(row)
+        name = next(iter(evaluation(row)), None) if unit == ITERATION else primary_metric(measured)
         if name is not None:
-            self.metric = (name, measured[name], row["round"])
-        facts = [
-            f"loss {row['loss']:.3f}",
-            f"up {format_bits(row['total_uplink_bits'])}",
-            f"down {format_bits(row['total_downlink_bits'])}",
-            f"simulated {format_seconds(row['simulated_seconds'])}",
-        ]
+            self.metric = (name, measured[name], step)
+        facts = _facts_of_iteration(row) if unit == ITERATION else _facts_of_round(row)
         if self.metric is not None:
-            name, value, at_round = self.metric
-            age = "" if at_round == row["round"] else f" (round {at_round})"
+            name, value, measured_at = self.metric
+            age = "" if measured_at == step else f" ({unit} {measured_at})"
             facts.insert(0, f"{metric_label(name)} {format_metric(name, value, self.shares)}{age}")
         return "  ".join(facts)
+
+
+def _facts_of_round(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"loss {row['loss']:.3f}",
+        f"up {format_bits(row['total_uplink_bits'])}",
+        f"down {format_bits(row['total_downlink_bits'])}",
+        f"simulated {format_seconds(row['simulated_seconds'])}",
+    ]
+
+
+def _facts_of_iteration(row: Mapping[str, Any]) -> list[str]:
+    return [f"residual {row['residual']:.3g}", f"solver {format_short_seconds(row['solver_seconds'])}"]
 
 
 class ProgressDisplay:
     """A bar for each run on a terminal, about 20 lines in all otherwise."""
 
-    def __init__(self, runs: Mapping[str, tuple[int, int]], shares: Declared = None) -> None:
-        """Show runs, given the rounds done and the rounds in all of each by its name; `shares` as models declare."""
+    def __init__(self, runs: Mapping[str, tuple[int, int]], shares: Declared = None, unit: str = "round") -> None:
+        """Show runs, given the steps done and the steps in all of each by its name; `shares` as models declare."""
+        self._unit = unit
         width = max(map(len, runs))
         self._prefix = {name: f"{name:<{width}}  " if len(runs) > 1 else "" for name in runs}
         self._lines = max(_FEWEST_LINES, _PLAIN_LINES // len(runs))
@@ -57,7 +72,7 @@ class ProgressDisplay:
         self._runs = {
             name: _RunProgress(
                 rounds,
-                tqdm(total=rounds, initial=done, desc=f"{name:<{width}}", unit="round", position=place, leave=True)
+                tqdm(total=rounds, initial=done, desc=f"{name:<{width}}", unit=unit, position=place, leave=True)
                 if on_terminal
                 else None,
                 shares,
@@ -66,13 +81,19 @@ class ProgressDisplay:
         }
         for name, (done, rounds) in runs.items():
             if not on_terminal:
-                self._print(f"{name}: {rounds} rounds" + (f", resuming after round {done}" if done else ""))
+                self._print(f"{name}: {rounds} {unit}s" + (f", resuming after {unit} {done}" if done else ""))
 
     @classmethod
-    def of(cls, runs: Sequence[PreparedRun]) -> ProgressDisplay:
+    def of(cls, runs: Sequence[PreparedRun] | Sequence[PreparedSolve]) -> ProgressDisplay:
         """Return the display for runs that are about to start."""
-        rounds = {each.folder.name: (each.state.round_index, each.experiment.rounds) for each in runs}
-        return cls(rounds, shares_of(runs[0].experiment.model))
+        solves = {each.folder.name: each for each in runs if isinstance(each, PreparedSolve)}
+        if solves:
+            shares = shares_of(next(iter(solves.values())).solve.problem)
+            steps = {name: (each.state.iteration, each.solve.iterations) for name, each in solves.items()}
+            return cls(steps, shares, ITERATION)
+        experiments = [each for each in runs if isinstance(each, PreparedRun)]
+        rounds = {each.folder.name: (each.state.round_index, each.experiment.rounds) for each in experiments}
+        return cls(rounds, shares_of(experiments[0].experiment.model))
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -84,16 +105,17 @@ class ProgressDisplay:
                     each.bar.close()
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Show a round, given its row of the journal and the name of its `run`."""
-        name, index = row["run"], row["round"]
+        """Show a round or iteration, given its row of the journal and the name of its `run`."""
+        name, index = row["run"], step_of(row)
         run = self._runs[name]
-        facts = run.facts(row)
+        facts = run.facts({column: value for column, value in row.items() if column != "run"})
         if run.bar is not None:
             with output_may_end():
                 run.bar.set_postfix_str(facts, refresh=False)
-                run.bar.update()
-        elif index % math.ceil(run.rounds / self._lines) == 0 or index == run.rounds:
-            self._print(f"{self._prefix[name]}round {index}/{run.rounds}  {facts}")
+                run.bar.update(index - run.bar.n)
+        elif index >= run.next_line or index == run.rounds:
+            run.next_line = (index // (every := math.ceil(run.rounds / self._lines)) + 1) * every
+            self._print(f"{self._prefix[name]}{self._unit} {index}/{run.rounds}  {facts}")
 
     def _print(self, line: str) -> None:
         with output_may_end():

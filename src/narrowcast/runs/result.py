@@ -10,31 +10,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
-from narrowcast.platform.config import validate
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.journal import CLIENT_METRICS
-from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.metric_labels import (
     format_metric,
-    is_share,
     metric_label,
     metrics_of,
     over_clients_text,
 )
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
+from narrowcast.runs.result_file import Best, ResultFile, goal, read_result, target_cost
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
+from narrowcast.runs.run_table import finish_advice, first_line, read_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,52 +39,6 @@ if TYPE_CHECKING:
     from narrowcast.experiment import Experiment
 
 ModelFormat = Literal["safetensors", "torch"]
-
-
-class Best(BaseModel):
-    """The best value of a metric and the first round that had it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    value: float
-    round: int
-
-
-class ResultFile(BaseModel):
-    """The content of `result.json`.
-
-    `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
-    the changed rows in float32, and for models without rows the former; None in runs of version 0.1.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    algorithm: str
-    data: str
-    backend: str | None = Field(None, validation_alias=AliasChoices("backend", "executor"))  # executor: version 0.1
-    seed: int
-    rounds: int
-    final: Mapping[str, float]
-    best: Mapping[str, Best]
-    targets: tuple[Reached, ...] = ()
-    lower_is_better: tuple[str, ...] | None = None
-    shares: tuple[str, ...] | None = None
-    uplink_bits: int
-    downlink_bits: int
-    total_bits: int = 0
-    full_uplink_bits: int
-    touched_uplink_bits: int | None = None
-    simulated_seconds: float
-    wall_seconds: float
-    model_sha256: str
-    mlflow_run_id: str | None = None
-    git_commit: str | None = None
-
-    @model_validator(mode="after")
-    def _has_total(self) -> Self:
-        total = self.uplink_bits + self.downlink_bits  # version 0.1 wrote none
-        return self if self.total_bits else self.model_copy(update={"total_bits": total})
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,7 +168,7 @@ class Result:
         """`client_metrics` as an Arrow table."""
         if not self.evaluates_clients:
             raise UserError(f"{self.name} did not evaluate its clients; run it with evaluate_clients=test")
-        return _read_table(self.folder / CLIENT_METRICS, ("round", "client"))
+        return read_table(self.folder / CLIENT_METRICS, ("round", "client"))
 
     @cached_property
     def config(self) -> Experiment:
@@ -234,11 +184,12 @@ class Result:
             try:
                 return read_tensors(path)[0]
             except (SafetensorError, OSError, TypeError, ValueError) as error:
-                raise UserError(f"{path}: unreadable ({_first_line(error)}); run the experiment again") from error
+                raise UserError(f"{path}: unreadable ({first_line(error)}); run the experiment again") from error
         from narrowcast.platform.checkpoint import load_checkpoint  # runs of version 0.1 have no model.safetensors
+        from narrowcast.platform.state import RunState
         from narrowcast.runs.run_folder import checkpoint_place
 
-        state, _ = load_checkpoint(checkpoint_place(self.config, self.folder))
+        state, _ = load_checkpoint(checkpoint_place(self.config, self.folder), RunState)
         return dict(self.config.algorithm.final(state.server))
 
     def model(self) -> Any:
@@ -347,7 +298,7 @@ class Result:
 
     @cached_property
     def _client_table(self) -> pa.Table:
-        return _read_table(self.folder / "clients.parquet", ("round", "client"))
+        return read_table(self.folder / "clients.parquet", ("round", "client"))
 
 
 def load_result(folder: Path) -> Result:
@@ -356,59 +307,14 @@ def load_result(folder: Path) -> Result:
         raise UserError(f"{folder}: no such folder; give the folder of a run, the one with {RESULT} in it")
     for name in (RESULT, "rounds.parquet"):
         if not (folder / name).is_file():
-            advice = _finish(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
+            advice = finish_advice(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
             raise UserError(f"{folder}: has no {name}, so it is no finished run; {advice}")
     file = read_result(folder / RESULT)
-    history = _read_table(folder / "rounds.parquet", ("round", curves.UPLINK.column, curves.TIME.column))
+    history = read_table(folder / "rounds.parquet", ("round", curves.UPLINK.column, curves.TIME.column))
     last = int(curves.column(history, "round").max(initial=0))
     if last != file.rounds:
         raise UserError(
             f"{folder}: rounds.parquet ends at round {last} and {RESULT} at round {file.rounds}, "
-            f"so it is no finished run; {_finish(folder)}"
+            f"so it is no finished run; {finish_advice(folder)}"
         )
     return Result(folder, file, history)
-
-
-def goal(target: Reached, file: ResultFile) -> str:
-    """Return a target of a run as text, such as `test accuracy ≥ 80 %`."""
-    percent = is_share(target.metric, file.shares) and target.value <= 1
-    value = f"{100 * target.value:g} %" if percent else f"{target.value:g}"
-    return f"{metric_label(target.metric)} {relation(target.metric, file.lower_is_better)} {value}"
-
-
-def target_cost(target: Reached) -> str:
-    """Return the cost of a target as text."""
-    if target.rounds_to is None or target.uplink_bits_to is None or target.simulated_seconds_to is None:
-        return "not reached"
-    time, uplink = units.format_seconds(target.simulated_seconds_to), units.format_bits(target.uplink_bits_to)
-    total = "" if target.total_bits_to is None else f", {units.format_bits(target.total_bits_to)} in all"
-    return f"after {time}, {uplink} uplink{total}, {target.rounds_to} rounds"
-
-
-def read_result(path: Path) -> ResultFile:
-    """Read `result.json`; raise `UserError` if it is damaged."""
-    return validate(ResultFile, read_json(path, _finish(path.parent)), str(path))
-
-
-def _read_table(path: Path, needed: tuple[str, ...]) -> pa.Table:
-    try:
-        # Without partitioning=None a folder called lr=0.1 would become a column.
-        table = pq.read_table(path, partitioning=None)
-        table.validate(full=True)
-        names = table.column_names
-        for column in table.columns:
-            if pa.types.is_integer(column.type):
-                column.cast(pa.float64())  # refuses numbers that figures and tables could not show
-    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
-        raise UserError(f"{path}: unreadable ({_first_line(error)}); run the experiment again") from error
-    if missing := [name for name in needed if name not in names]:
-        raise UserError(f"{path}: has no column {', '.join(missing)}; run the experiment again")
-    return table
-
-
-def _finish(folder: Path) -> str:
-    return f"let it finish or resume it with: narrowcast run --resume {folder.name} --output {folder.parent}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

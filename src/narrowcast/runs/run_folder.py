@@ -14,9 +14,9 @@ from narrowcast.platform.disk import disk, make_folders, remove_tree
 from narrowcast.platform.errors import UserError
 
 if TYPE_CHECKING:
-    from narrowcast.experiment import Experiment
+    from narrowcast.runs.recordable import RunConfig
 
-CONFIG, RESULT, MODEL = "config.yaml", "result.json", "model.safetensors"
+CONFIG, RESULT, MODEL, ANSWER = "config.yaml", "result.json", "model.safetensors", "answer.safetensors"
 START = "start.safetensors"
 """A copy of the model that the run starts from, which it is resumed and verified with."""
 _WRITTEN_BEFORE_ROUND_1 = {"journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START}
@@ -60,21 +60,21 @@ def has_run(folder: Path) -> bool:
     return True
 
 
-def write_config(experiment: Experiment, folder: Path) -> None:
-    """Write `config.yaml`, every default filled in and no password, and the modules of the experiment's own classes."""
-    config = io.StringIO()
-    write_yaml(experiment.plain(), config)
-    plugins.keep(experiment.plain(), folder / PLUGINS)
-    write_atomically(folder / CONFIG, config.getvalue().encode())
+def write_config(config: RunConfig, folder: Path) -> None:
+    """Write `config.yaml`, every default filled in and no password, and the modules of the user's own classes."""
+    text = io.StringIO()
+    write_yaml(config.plain(), text)
+    plugins.keep(config.plain(), folder / PLUGINS)
+    write_atomically(folder / CONFIG, text.getvalue().encode())
 
 
-def checkpoint_place(experiment: Experiment, folder: Path) -> str:
+def checkpoint_place(config: RunConfig, folder: Path) -> str:
     """Return the folder or URL of the run's checkpoints."""
-    elsewhere = experiment.checkpoint_path
+    elsewhere = config.checkpoint_path
     return str(folder / "checkpoint") if elsewhere is None else f"{elsewhere}/{folder.name}"
 
 
-def remove_checkpoints(experiment: Experiment, folder: Path) -> None:
+def remove_checkpoints(config: RunConfig, folder: Path) -> None:
     """Remove the checkpoints of a finished run from this machine, if there are any."""
     with suppress(OSError):
-        remove_tree(Path(checkpoint_place(experiment, folder)))
+        remove_tree(Path(checkpoint_place(config, folder)))

@@ -1,4 +1,4 @@
-"""From an experiment to finished runs: prepare them, then record every round until the outputs are written."""
+"""From an experiment or a solve to finished runs: prepare, then record every step until the outputs are written."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.state import Interrupted
 from narrowcast.runs.prepare import PreparedRun, prepare, prepare_lockstep, prepare_resume
+from narrowcast.runs.prepare_solve import PreparedSolve, names_solve, prepare_solves
+from narrowcast.runs.recordable import Recordable
 from narrowcast.runs.recorder import OnRound, recorded
 from narrowcast.runs.remarks import remarks
 from narrowcast.runs.run_folder import CONFIG, find_run, has_run
+from narrowcast.solve_run import Solve
 
 logger = logging.getLogger(__name__)
+Prepared = Sequence[PreparedRun] | Sequence[PreparedSolve]
+"""The runs of one command, of one kind."""
 ResultT = TypeVar("ResultT")
 
 
@@ -33,21 +38,25 @@ def with_backend(overrides: Sequence[str], backend: str | None, address: str | N
 
 
 def prepare_runs(
-    source: str | Experiment | None,
+    source: str | Experiment | Solve | None,
     overrides: Sequence[str],
     output: Path,
     resume: Sequence[str] = (),
     *,
     resume_if_begun: bool = False,
-) -> list[PreparedRun]:
-    """Prepare the runs of an experiment, one for each replica, or those named by `resume`.
+) -> Prepared:
+    """Prepare the runs of an experiment or of a solve, one for each replica, or those named by `resume`.
 
-    With `resume_if_begun` a run of the experiment's name that is in the output folder already is resumed.
+    With `resume_if_begun` a run of the same name that is in the output folder already is resumed.
     """
     if source is None and not resume:
         raise UserError("no experiment given; name a packaged one (narrowcast show lists them) or a YAML file")
-    if resume:
-        runs = [_prepare_named(find_run(name, output), source, overrides) for name in resume]
+    folders = [find_run(name, output) for name in resume]
+    if names_solve(source, folders):
+        return prepare_solves(source, overrides, output, folders, resume_if_begun=resume_if_begun)
+    assert not isinstance(source, Solve)
+    if folders:
+        runs = [_prepare_named(folder, source, overrides) for folder in folders]
     else:
         experiments = load_replicas(source or "", overrides)
         first = experiments[0]
@@ -77,25 +86,40 @@ def _prepare_named(folder: Path, source: str | Experiment | None, overrides: Seq
     return prepare_resume(folder, load_experiment(source or str(config), overrides) if changes else None)
 
 
-def resume_command(runs: Sequence[PreparedRun]) -> str:
+def resume_command(runs: Sequence[Recordable]) -> str:
     """Return the command that resumes these runs."""
     words = (word for each in runs for word in ("--resume", each.folder.name))
     return shlex.join(["narrowcast", "run", *words, "--output", str(runs[0].folder.parent)])
 
 
-def run_all(runs: Sequence[PreparedRun], on_round: OnRound) -> list[dict[str, Any] | RunFailed]:
-    """Run one prepared run, or several in lockstep; return their results or failures in the same order."""
-    return [run(runs[0], on_round)] if len(runs) == 1 else run_replicas(runs, on_round)
+def run_all(runs: Prepared, on_round: OnRound) -> list[dict[str, Any] | RunFailed]:
+    """Run one run, several experiments in lockstep, or several solves in turn.
+
+    Return their results or failures in the same order; the failure of a single run is raised.
+    """
+    if len(runs) == 1:
+        return [run(runs[0], on_round)]
+    experiments = [each for each in runs if isinstance(each, PreparedRun)]
+    if len(experiments) == len(runs):
+        return run_replicas(experiments, on_round)
+    return [_result_or_failure(each, on_round) for each in runs]
 
 
-def run(prepared: PreparedRun, on_round: OnRound, *, keep_checkpoints: bool = True) -> dict[str, Any]:
+def _result_or_failure(prepared: Recordable, on_round: OnRound) -> dict[str, Any] | RunFailed:
+    try:
+        return run(prepared, on_round)
+    except RunFailed as error:
+        return error
+
+
+def run(prepared: Recordable, on_round: OnRound, *, keep_checkpoints: bool = True) -> dict[str, Any]:
     """Run to the end and return the content of `result.json`.
 
     If it fails or is interrupted, the last checkpoint stays for a resume. Without `keep_checkpoints`, those on this
     machine, which may be gigabytes, are removed once the result is written.
     """
     with recorded(prepared, on_round) as recorder:
-        outcomes = prepared.experiment.backend.run(prepared.run, prepared.state)
+        outcomes = prepared.steps()
         with closing(outcomes), uninterrupted():
             try:
                 for outcome in outcomes:
@@ -141,7 +165,7 @@ def _try(results: dict[int, Any], place: int, step: Callable[..., ResultT], *arg
         return None
 
 
-def failures(runs: Sequence[PreparedRun], results: Sequence[dict[str, Any] | RunFailed]) -> str:
+def failures(runs: Sequence[Recordable], results: Sequence[dict[str, Any] | RunFailed]) -> str:
     """Return which replicas failed and why, empty if none did."""
     pairs = zip(runs, results, strict=True)
     return "; ".join(f"{each.folder.name}: {error}" for each, error in pairs if isinstance(error, RunFailed))

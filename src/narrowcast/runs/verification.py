@@ -22,15 +22,14 @@ from narrowcast.platform.config import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
-from narrowcast.platform.tracking.client_tables import METRICS
 from narrowcast.platform.tracking.journal import Journal, read_locked
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
 from narrowcast.runs.outputs import measured
-from narrowcast.runs.result import ResultFile
+from narrowcast.runs.result_file import ResultFile
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
 
 _OF_HEADERS = (
@@ -71,7 +70,7 @@ class _Verification:
         task = experiment.task(experiment.data_source.load(), folder)
         self._run = Run(experiment, experiment.secured_algorithm, task)
         self._journal = Journal.read(folder)
-        self._saved = list(read_checkpoints(checkpoint_place(experiment, folder)))
+        self._saved = list(read_checkpoints(checkpoint_place(experiment, folder), RunState))
         self._last: RunState | None = None
 
     def checks(self, rounds: int) -> Iterator[Check]:
@@ -81,7 +80,7 @@ class _Verification:
             yield self._checkpoint(saved)
         states = {each.state.round_index: each.state for each in self._saved if each.state is not None}
         for state in ({0: start(self._run)} | states).values():
-            if (count := min(rounds, journal.last_round - state.round_index)) > 0:
+            if (count := min(rounds, journal.last_step - state.round_index)) > 0:
                 yield self._repeated(state, count)
         if not (self._folder / RESULT).is_file():
             yield Check(RESULT, skipped="the run is not finished")
@@ -106,17 +105,17 @@ class _Verification:
             return Check("journal", f"{len(rows)} rounds, {lines.unprotected} of them without checksums (version 0.1)")
         return Check("journal", f"the checksums of {len(rows)} rounds, and the sums of bits", problem)
 
-    def _checkpoint(self, saved: Saved) -> Check:
-        subject = f"checkpoint of round {saved.round_index}"
+    def _checkpoint(self, saved: Saved[RunState]) -> Check:
+        subject = f"checkpoint of round {saved.step}"
         compared = "sha256 of the file; configuration, bits and simulated time against config.yaml and the journal"
         if saved.state is None:
             return Check(subject, compared, saved.problem)
         path = self._folder / CONFIG
         if saved.digest not in self._experiment.digests(read_yaml(path.read_text(), str(path))):
             return Check(subject, compared, f"its configuration is not that of {CONFIG}")
-        if saved.round_index > self._journal.last_round:
-            return Check(subject, compared, f"the journal ends at round {self._journal.last_round}")
-        row = self._journal.rounds[saved.round_index - 1] if saved.round_index else {}
+        if saved.step > self._journal.last_step:
+            return Check(subject, compared, f"the journal ends at round {self._journal.last_step}")
+        row = self._journal.rounds[saved.step - 1] if saved.step else {}
         names = {
             "uplink_bits": "total_uplink_bits",
             "downlink_bits": "total_downlink_bits",
@@ -147,7 +146,7 @@ class _Verification:
                 problem = _difference(row, there, left_out)
                 problem = problem or _difference(_ledger(outcome), entries[number - 1]["clients"], left_out)
                 again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
-                measured = entries[number - 1].get(METRICS, {})
+                measured = entries[number - 1].get(CLIENT_METRICS, {})
                 problem = problem or _difference(again, {name: measured[name] for name in measured if name in again})
                 if problem:
                     return Check(subject, compared, f"round {number}: repeated, {problem}")

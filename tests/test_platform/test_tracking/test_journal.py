@@ -113,13 +113,13 @@ def profiles() -> Profiles:
 
 
 def test_an_opened_journal_is_the_one_that_was_written(tmp_path: Path) -> None:
-    assert Journal.open(tmp_path).last_round == 0
+    assert Journal.open(tmp_path).last_step == 0
     assert not (tmp_path / FILE).exists()
     written = filled(tmp_path)
     opened = Journal.open(tmp_path)
     assert opened.rounds == written.rounds
     assert json.dumps(opened.ledgers()) == json.dumps(written.ledgers())  # nan is not equal to itself
-    assert opened.last_round == 6
+    assert opened.last_step == 6
     assert opened.rounds[4]["total_uplink_bits"] == 2**53 + 5
     assert opened.rounds[4]["logged_at_ms"] == 1_700_000_000_005
     assert [row["wall_seconds"] for row in opened.rounds] == [0.25 * number for number in range(1, 7)]
@@ -146,7 +146,7 @@ def test_a_cut_off_line_need_not_be_text(tmp_path: Path, rest: bytes) -> None:
     filled(tmp_path, rounds=2)
     with (tmp_path / FILE).open("ab") as stream:
         stream.write(rest)
-    assert Journal.open(tmp_path).last_round == 2
+    assert Journal.open(tmp_path).last_step == 2
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_what_is_damaged_after_a_checkpoint_is_dropped_with_a_warning(
             Journal.open(tmp_path, settled)
     assert path.read_bytes() == damaged
     journal = Journal.open(tmp_path, 4)
-    assert journal.last_round == 4
+    assert journal.last_step == 4
     assert "the rounds after 4 are repeated" in caplog.text
     for number in (5, 6):
         journal.append(outcome(number), logged_at_ms=1_700_000_000_000 + number)
@@ -266,7 +266,7 @@ def test_lines_of_an_earlier_version_are_covered_by_the_next_checksum(tmp_path: 
     path = tmp_path / FILE
     path.write_bytes(b"".join(line[: line.index(b', "sha256"')] + b"}\n" for line in path.read_bytes().splitlines()))
     journal = Journal.open(tmp_path)
-    assert (journal.last_round, journal.lines.unprotected) == (4, 4)
+    assert (journal.last_step, journal.lines.unprotected) == (4, 4)
     journal.append(outcome(5), logged_at_ms=0)
     assert Journal.open(tmp_path).lines.unprotected == 0
     written = path.read_bytes()

@@ -19,6 +19,7 @@ from mlflow_server import MlflowServer
 from narrowcast.platform.checkpoint import load_checkpoint
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_store import pages_of_runs
 from narrowcast.platform.tracking.mlflow_view import set_up_view
@@ -206,7 +207,7 @@ def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     (run,) = client.search_runs([client.get_experiment_by_name("narrowcast").experiment_id])
     assert run.data.params["seed"] == "1"
     assert prepare_resume(first.folder, None).experiment.seed == 1
-    assert load_checkpoint(first.folder / "checkpoint")[0].uplink_bits == result["uplink_bits"]
+    assert load_checkpoint(first.folder / "checkpoint", RunState)[0].uplink_bits == result["uplink_bits"]
 
 
 def test_a_store_that_does_not_know_the_run_is_said(finished: TrackedRun, tmp_path: Path) -> None:

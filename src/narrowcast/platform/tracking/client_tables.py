@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from narrowcast.platform.outcome import CLIENT_METRICS
 from narrowcast.platform.types import Profiles
 
 Entry = Mapping[str, Any]
-METRICS = "client_metrics"
-"""The key of an entry under which the metrics of all clients are, by `split.metric`; not there if none were due."""
 
 
 def clients_table(entries: Sequence[Entry], profiles: Profiles) -> pa.Table:
@@ -29,7 +28,7 @@ def clients_table(entries: Sequence[Entry], profiles: Profiles) -> pa.Table:
         name: [
             measured[name][client] if name in measured else None
             for entry in entries
-            for measured in [entry.get(METRICS, {})]
+            for measured in [entry.get(CLIENT_METRICS, {})]
             for client in entry["clients"]["client"]
         ]
         for name in _metrics(entries)
@@ -40,7 +39,7 @@ def clients_table(entries: Sequence[Entry], profiles: Profiles) -> pa.Table:
 
 def client_metrics_table(entries: Sequence[Entry]) -> pa.Table | None:
     """Return one row per client and evaluated round, for all clients; None if no round evaluated them."""
-    found = [(entry["round"]["round"], entry[METRICS]) for entry in entries if METRICS in entry]
+    found = [(entry["round"]["round"], entry[CLIENT_METRICS]) for entry in entries if CLIENT_METRICS in entry]
     if not found:
         return None
     sizes = [len(next(iter(measured.values()))) for _, measured in found]
@@ -56,4 +55,4 @@ def client_metrics_table(entries: Sequence[Entry]) -> pa.Table | None:
 
 def _metrics(entries: Sequence[Entry]) -> list[str]:
     """Return the names of the metrics of any round."""
-    return list(dict.fromkeys(name for entry in entries for name in entry.get(METRICS, ())))
+    return list(dict.fromkeys(name for entry in entries for name in entry.get(CLIENT_METRICS, ())))

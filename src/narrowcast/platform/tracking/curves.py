@@ -28,6 +28,8 @@ ROUND = Cost("round", "round", (Unit("", 1),))
 UPLINK = Cost("total_uplink_bits", "cumulative uplink", BYTE_UNITS)
 TOTAL = Cost("total_bits", "cumulative uplink and downlink", BYTE_UNITS)
 TIME = Cost("simulated_seconds", "simulated time", TIME_UNITS)
+ITERATIONS = Cost("iteration", "iteration", (Unit("", 1),))
+SOLVER_TIME = Cost("solver_seconds", "time of the solver", (Unit("ms", 1e-3), *TIME_UNITS))
 
 
 def column(table: pa.Table, name: str) -> FloatArray:

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.outcome import Outcome
-from narrowcast.platform.tracking.client_tables import METRICS, client_metrics_table, clients_table
-from narrowcast.platform.tracking.journal_lines import Lines, encoded, read_lines
+from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, Step
+from narrowcast.platform.tracking.client_tables import client_metrics_table, clients_table
+from narrowcast.platform.tracking.journal_lines import Lines, encoded, read_lines, step_name, step_of
 from narrowcast.platform.tracking.metric_direction import Declared, is_better
 from narrowcast.platform.types import Profiles
 
@@ -78,9 +78,9 @@ class Journal:
         return self.lines.rows
 
     @property
-    def last_round(self) -> int:
-        """The last round in the journal, 0 if there is none."""
-        return self.rounds[-1]["round"] if self.rounds else 0
+    def last_step(self) -> int:
+        """The last round or iteration in the journal, 0 if there is none."""
+        return step_of(self.rounds[-1]) if self.rounds else 0
 
     @classmethod
     def open(cls, folder: Path, settled: int | None = None) -> Journal:
@@ -93,9 +93,11 @@ class Journal:
         lines = journal.lines
         if not lines.problem:
             return journal
-        if not (lines.incomplete if settled is None else journal.last_round >= settled):
+        if not (lines.incomplete if settled is None else journal.last_step >= settled):
             raise UserError(f"{journal.path} is damaged ({lines.problem}); start the run again")
-        logger.warning("%s: %s; the rounds after %d are repeated", journal.path, lines.problem, journal.last_round)
+        logger.warning(
+            "%s: %s; the %ss after %d are repeated", journal.path, lines.problem, journal.step_name, journal.last_step
+        )
         disk().truncate(journal.path, lines.size)
         return journal
 
@@ -106,33 +108,36 @@ class Journal:
         return cls(path, read_lines(path.read_bytes()) if path.exists() else Lines())
 
     @property
+    def step_name(self) -> str:
+        """The name of the column that numbers the rows, `round` or `iteration`."""
+        return step_name(self.rounds[-1]) if self.rounds else "round"
+
+    def row_of(self, step: int) -> dict[str, Any]:
+        """Return the row of a round or iteration that the journal has, which is mostly the last one."""
+        return next(row for row in reversed(self.rounds) if step_of(row) == step)
+
+    @property
     def extent(self) -> str:
         """The last intact round, in words for an error."""
         damaged = f" and is damaged there ({self.lines.problem})" if self.lines.problem else ""
-        return f"{self.path} ends at round {self.last_round}{damaged}"
+        return f"{self.path} ends at {self.step_name} {self.last_step}{damaged}"
 
-    def append(self, outcome: Outcome, logged_at_ms: int, log_seconds: float = 0.0) -> bool:
-        """Write a round unless the journal has it; return whether it was written.
+    def append(self, outcome: Step, logged_at_ms: int, log_seconds: float = 0.0) -> bool:
+        """Write a round or an iteration unless the journal has it; return whether it was written.
 
         `log_seconds`: the time that recording the round before took, checkpoint included.
         """
-        if outcome.record.round <= self.last_round:
+        if outcome.step <= self.last_step:
             return False
         wall_seconds = self.rounds[-1]["wall_seconds"] if self.rounds else 0.0
         row = {
-            **asdict(outcome.record),
-            "round_wall_seconds": outcome.wall_seconds,
+            **outcome.row(),
             "wall_seconds": wall_seconds + outcome.wall_seconds,
-            **{f"{part}_wall_seconds": seconds for part, seconds in vars(outcome.timing).items()},
             "log_wall_seconds": log_seconds,
             "logged_at_ms": logged_at_ms,
             **outcome.metrics,
         }
-        ledger = {name: values.tolist() for name, values in vars(outcome.ledger).items()}
-        entry: dict[str, Any] = {"round": row, "clients": ledger}
-        if outcome.client_metrics:
-            entry[METRICS] = {name: values.tolist() for name, values in outcome.client_metrics.items()}
-        line, checksum = encoded(entry, self.lines.checksum)
+        line, checksum = encoded(outcome.entry(row), self.lines.checksum)
         disk().append(self.path, line)
         self.rounds.append(row)
         self.lines.size, self.lines.checksum = self.lines.size + len(line), checksum
@@ -187,7 +192,7 @@ class Journal:
         metrics: dict[str, float] = {}
         for row in self.rounds:
             metrics |= evaluation(row)
-        return metrics | ({"loss": self.rounds[-1]["loss"]} if self.rounds else {})
+        return metrics | ({"loss": self.rounds[-1]["loss"]} if self.rounds and "loss" in self.rounds[-1] else {})
 
     def best_metrics(self, declared: Declared = None) -> dict[str, dict[str, float]]:
         """Return the best value of each metric and the first round that had it; the lowest of a loss.
@@ -198,10 +203,12 @@ class Journal:
         for row in self.rounds:
             for name, value in evaluation(row).items():
                 if name not in best or is_better(name, value, best[name]["value"], declared):
-                    best[name] = {"value": value, "round": row["round"]}
+                    best[name] = {"value": value, step_name(row): step_of(row)}
         return best
 
 
 def evaluation(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the entries of a round's row that an evaluation measured: those with a dot in their name."""
+    """Return the entries of a row that an evaluation measured: in that of a round, those with a dot in their name."""
+    if ITERATION in row:
+        return {name: value for name, value in row.items() if name not in ITERATION_COLUMNS}
     return {name: value for name, value in row.items() if "." in name}

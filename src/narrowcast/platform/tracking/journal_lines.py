@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_KEYS, _OPTIONAL = {"clients", "round"}, {"client_metrics"}
+from narrowcast.platform.step import ITERATION
+
+_KEYS, _OPTIONAL, _KEYS_OF_SOLVE = {"clients", "round"}, {"client_metrics"}, {ITERATION}
 _NAME = b', "sha256": "'
 _DIGITS = 64
 _SUFFIX = len(_NAME) + _DIGITS + len(b'"}')
@@ -19,7 +21,7 @@ class Lines:
     """The intact lines at the beginning of a journal.
 
     Attributes:
-        rows: the round of each line, without the clients' ledgers.
+        rows: the round or iteration of each line, without the clients' ledgers.
         size: the length of the lines in bytes.
         checksum: the checksum of the last line.
         unprotected: the number of lines that no checksum covers, as earlier versions wrote them.
@@ -44,7 +46,7 @@ def encoded(entry: Mapping[str, Any], before: bytes) -> tuple[bytes, bytes]:
 
 
 def read_lines(content: bytes) -> Lines:
-    """Return the lines up to the first that is not intact or not of the next round.
+    """Return the lines up to the first that is not intact or not of the next round, or of a later iteration.
 
     Lines of earlier versions have no checksum. They are accepted before the first line with one, which covers them.
     """
@@ -53,7 +55,7 @@ def read_lines(content: bytes) -> Lines:
     for number, line in enumerate(lines, start=1):
         try:
             body, written = _parted(line)
-            row = _row(body, number)
+            row = _row(body, found.rows)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             found.problem = f"line {number}: {error}"
             return found
@@ -70,14 +72,30 @@ def read_lines(content: bytes) -> Lines:
     return found
 
 
-def _row(body: bytes, number: int) -> dict[str, Any]:
+def _row(body: bytes, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     entry = json.loads(body)
+    if set(entry) == _KEYS_OF_SOLVE:
+        row: dict[str, Any] = entry[ITERATION]
+        if row[ITERATION] <= (before[-1][ITERATION] if before else 0):
+            raise ValueError("an iteration is repeated")
+        return row
     if set(entry) - _OPTIONAL != _KEYS:
         raise ValueError("not a round with its clients")
-    row: dict[str, Any] = entry["round"]
-    if row["round"] != number:
+    row = entry["round"]
+    if row["round"] != len(before) + 1:
         raise ValueError("a round is missing")
     return row
+
+
+def step_name(row: Mapping[str, Any]) -> str:
+    """Return the name of the column that numbers the rows: `round`, or `iteration` in the journal of a solve."""
+    return "round" if "round" in row else ITERATION
+
+
+def step_of(row: Mapping[str, Any]) -> int:
+    """Return the round of a row, or its iteration in the journal of a solve."""
+    step: int = row[step_name(row)]
+    return step
 
 
 def _parted(line: bytes) -> tuple[bytes, bytes]:

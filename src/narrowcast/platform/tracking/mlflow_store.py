@@ -40,6 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
+from narrowcast.platform.tracking.journal_lines import step_of
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor, has_store
 from narrowcast.platform.tracking.mlflow_view import PAGE, set_up_view
 from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
@@ -176,12 +177,12 @@ def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> st
 
 
 def send_rounds(uri: str, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Send the metrics of rounds, which are not too many for one batch."""
+    """Send the metrics of rounds or iterations, which are not too many for one batch."""
     metrics = [
-        Metric(metric_name(name), float(value), row["logged_at_ms"], row["round"])
+        Metric(metric_name(name), float(value), row["logged_at_ms"], step_of(row))
         for row in rows
         for name, value in sorted(row.items(), key=_by_interest)
-        if name not in ("round", "logged_at_ms") and value is not None
+        if name not in ("round", "iteration", "logged_at_ms") and value is not None
     ]
     with _answering():
         MlflowClient(uri).log_batch(run_id, metrics=metrics)

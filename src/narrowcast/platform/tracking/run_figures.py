@@ -14,6 +14,7 @@ from narrowcast.platform.tracking.curves import ROUND, TIME, TOTAL, UPLINK
 from narrowcast.platform.tracking.journal import CLIENT_METRICS, CLIENTS, ROUNDS
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.run_plots import accuracy_figure, as_png, client_figure, loss_figure
+from narrowcast.platform.tracking.solve_figures import solve_figures
 
 
 def run_figures(
@@ -44,3 +45,8 @@ def figures_of_files(tables: Mapping[str, Path], title: str, shares: Declared = 
     read = {name: pq.read_table(path) for name, path in tables.items()}
     figures = run_figures(read[ROUNDS], read[CLIENTS], title, read.get(CLIENT_METRICS), shares)
     return {name: as_png(figure) for name, figure in figures.items()}
+
+
+def solve_figures_of_file(path: Path, title: str) -> dict[str, bytes]:
+    """Return the figures of a solve as PNG files by name, given the file of its iterations."""
+    return {name: as_png(figure) for name, figure in solve_figures(pq.read_table(path), title).items()}

@@ -64,3 +64,8 @@ def format_compression(bits: float, full_bits: float) -> str:
         return NOT_KNOWN
     factor = full_bits / bits
     return f"{factor:,.1f}x" if factor >= 1 else f"{factor:.2f}x"
+
+
+def format_short_seconds(seconds: float) -> str:
+    """Format a time that may be below a second: `3.21 ms`, or as `format_seconds`."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_seconds(seconds)

@@ -1,0 +1,187 @@
+"""The iteration loop of a solver: its state between iterations, when it ends, and what is recorded of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self, cast
+
+import numpy as np
+
+from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.host_time import host_time
+from narrowcast.platform.interruption import interruptible
+from narrowcast.platform.solver_contracts import Problem, Solver, Status
+from narrowcast.platform.state import Interrupted
+from narrowcast.platform.step import ITERATION, arrays_under
+from narrowcast.platform.threads import one_thread
+from narrowcast.platform.types import Arrays
+
+
+class Stopping(Protocol):
+    """When a solve ends and what is due between; `Solve` has these fields."""
+
+    @property
+    def iterations(self) -> int:
+        """The largest number of iterations."""
+        ...
+
+    @property
+    def tolerance(self) -> float | None:
+        """The residual at which the solve ends, None for none."""
+        ...
+
+    @property
+    def solver_seconds(self) -> float | None:
+        """The time of the solver after which the solve ends, None for no limit."""
+        ...
+
+    def records(self, iteration: int) -> bool:
+        """Return whether this iteration is recorded."""
+        ...
+
+    def evaluates(self, iteration: int) -> bool:
+        """Return whether the answer is measured after this iteration."""
+        ...
+
+    def keeps(self, iteration: int, seconds: float) -> bool:
+        """Return whether a checkpoint is due after this iteration, the given wall time after the last one."""
+        ...
+
+
+@dataclass(frozen=True)
+class SolveState:
+    """Everything that the next iteration depends on, and the time of the solver so far, `init` included."""
+
+    iteration: int
+    arrays: Arrays
+    solver_seconds: float
+    residual: float = math.inf
+    status: Status = "running"
+
+    step_name: ClassVar[str] = ITERATION
+
+    @property
+    def step(self) -> int:
+        """The last iteration that is finished."""
+        return self.iteration
+
+    def packed(self) -> tuple[Arrays, dict[str, str]]:
+        """Return the tensors and the metadata of a checkpoint."""
+        tensors = {f"solver/{name}": np.ascontiguousarray(values) for name, values in self.arrays.items()}
+        numbers = {"solver_seconds": self.solver_seconds.hex(), "residual": float(self.residual).hex()}
+        return tensors, {ITERATION: str(self.iteration), "status": self.status, **numbers}
+
+    @classmethod
+    def unpacked(cls, tensors: Arrays, metadata: Mapping[str, str]) -> Self:
+        """Return the state of a checkpoint; raise `KeyError` or `ValueError` if it is none."""
+        return cls(
+            iteration=int(metadata[ITERATION]),
+            arrays=arrays_under("solver/", tensors),
+            solver_seconds=float.fromhex(metadata["solver_seconds"]),
+            residual=float.fromhex(metadata["residual"]),
+            status=cast(Status, metadata["status"]),
+        )
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A recorded iteration; `metrics` is empty unless a measurement was due, `state` is None unless a checkpoint is."""
+
+    step: int
+    residual: float
+    solver_seconds: float
+    metrics: Mapping[str, float]
+    wall_seconds: float
+    evaluate_seconds: float
+    state: SolveState | None
+
+    def row(self) -> dict[str, Any]:
+        """Return the iteration's row of the journal, without its metrics and the time since the start of the run."""
+        return {
+            ITERATION: self.step,
+            "residual": self.residual,
+            "solver_seconds": self.solver_seconds,
+            "step_wall_seconds": self.wall_seconds - self.evaluate_seconds,
+            "evaluate_wall_seconds": self.evaluate_seconds,
+        }
+
+    def entry(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the iteration's line of the journal."""
+        return {ITERATION: row}
+
+
+def begin(problem: Problem, solver: Solver, seed: int) -> SolveState:
+    """Return the state before the first iteration; the time that the solver takes for it counts."""
+    with one_thread():
+        began = time.perf_counter()
+        arrays = solver.init(problem, seed)
+        return SolveState(0, arrays, time.perf_counter() - began)
+
+
+def end_of(stopping: Stopping, state: SolveState) -> str | None:
+    """Return why a solve ends with this state, such as `tolerance`, or None if it goes on."""
+    if state.status != "running":
+        return state.status
+    if stopping.tolerance is not None and state.residual <= stopping.tolerance:
+        return "tolerance"
+    if state.iteration >= stopping.iterations:
+        return "iterations"
+    if stopping.solver_seconds is not None and state.solver_seconds >= stopping.solver_seconds:
+        return "solver_seconds"
+    return None
+
+
+def iterations(
+    problem: Problem, solver: Solver, stopping: Stopping, state: SolveState
+) -> Generator[Iteration, None, None]:
+    """Run the iterations after `state` until one of the rules of `stopping` ends them; yield those that are recorded.
+
+    Measurements of the answer are not part of the time of the solver. Raise `Interrupted` if stopped between two
+    iterations, and `RunFailed` if the residual is no longer finite, or if the solver diverges.
+    """
+    kept_at, wall, measured_for = host_time().monotonic(), 0.0, 0.0
+    recorded = state.iteration
+    while end_of(stopping, state) is None:
+        try:
+            with interruptible():
+                pass
+        except KeyboardInterrupt:
+            if state.iteration > recorded:  # a resume needs the journal up to the state that it begins with
+                yield Iteration(state.iteration, state.residual, state.solver_seconds, {}, wall, 0.0, None)
+            raise Interrupted([state]) from None
+        began = time.perf_counter()
+        with one_thread():
+            arrays, report = solver.step(problem, state.arrays)
+        seconds = time.perf_counter() - began
+        state = SolveState(
+            state.iteration + 1, arrays, state.solver_seconds + seconds, float(report.residual), report.status
+        )
+        if not math.isfinite(state.residual) or state.status == "diverged":
+            raise RunFailed(
+                f"the solver diverged: residual {state.residual:g} after iteration {state.iteration}; use smaller "
+                "steps, a lower rank, or another solver"
+            )
+        metrics: Mapping[str, float] = {}
+        wall += seconds
+        ended = end_of(stopping, state) is not None
+        if ended or stopping.evaluates(state.iteration):
+            began = time.perf_counter()
+            with one_thread():
+                metrics = problem.measure(solver.answer(state.arrays))
+            measured_for = time.perf_counter() - began
+            wall += measured_for
+        if not (ended or metrics or stopping.records(state.iteration)):
+            continue
+        kept = None
+        if ended or stopping.keeps(state.iteration, host_time().monotonic() - kept_at):
+            kept, kept_at = _copied(state), host_time().monotonic()
+        yield Iteration(state.iteration, state.residual, state.solver_seconds, metrics, wall, measured_for, kept)
+        recorded, wall, measured_for = state.iteration, 0.0, 0.0
+
+
+def _copied(state: SolveState) -> SolveState:
+    """Return the state with arrays of its own, since a step may reuse the memory of the last one."""
+    return replace(state, arrays={name: np.array(values) for name, values in state.arrays.items()})

@@ -1,0 +1,157 @@
+"""The checks of a solve before anything is written, and the solve as the recorder sees it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from narrowcast import __version__
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.iterations import Iteration, SolveState, begin, iterations
+from narrowcast.platform.solver_contracts import Problem
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.targets import check_targets
+from narrowcast.runs import packaged
+from narrowcast.runs.outputs import git_commit
+from narrowcast.runs.recordable import WriteOutputs
+from narrowcast.runs.run_folder import CONFIG, has_run
+from narrowcast.runs.run_place import check_resumable, check_same, checked_store, kept_state, new_place
+from narrowcast.runs.solve_outputs import write_solve_outputs
+from narrowcast.solve_run import Solve, is_solve, load_solve, load_solves
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PreparedSolve:
+    """A solve that has passed every check and has written nothing yet; `store_uri` is that of MLflow."""
+
+    solve: Solve
+    problem: Problem
+    state: SolveState
+    folder: Path
+    store_uri: str
+    resuming: bool = False
+    outdated: bool = False
+
+    @property
+    def config(self) -> Solve:
+        """The solve."""
+        return self.solve
+
+    @property
+    def about(self) -> Problem:
+        """The problem."""
+        return self.problem
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags of the run in MLflow."""
+        return {
+            "solver": self.solve.solver.kind,
+            "problem": self.problem.name,
+            "seed": str(self.solve.seed),
+            "git_commit": git_commit() or "unknown",
+            "narrowcast_version": __version__,
+        }
+
+    def keep_inputs(self) -> None:
+        """Write nothing, since the problem follows from `config.yaml`."""
+
+    def steps(self) -> Generator[Iteration, None, None]:
+        """Run the iterations after `state` and yield those that are recorded."""
+        return iterations(self.problem, self.solve.solver, self.solve, self.state)
+
+    def watch(self, journal: Journal) -> Callable[[Iteration], None]:
+        """Return the function to be called after each recorded iteration."""
+        del journal
+
+        def watch(iteration: Iteration) -> None:
+            if logger.isEnabledFor(logging.INFO):
+                about = {"run": self.folder.name, "iteration": iteration.step, "residual": iteration.residual}
+                logger.info("iteration %d", iteration.step, extra={**about, "metrics": iteration.metrics})
+
+        return watch
+
+    def begin_outputs(self) -> WriteOutputs:
+        """Return the function that writes the outputs of the finished solve."""
+
+        def write(journal: Journal, state: SolveState, run_id: str) -> dict[str, Any]:
+            return write_solve_outputs(self.folder, self.solve, self.problem, journal, state, run_id)
+
+        return write
+
+
+def prepare_solve(solve: Solve, output: Path) -> PreparedSolve:
+    """Check a new solve, make its first state and choose its folder in `output`."""
+    problem, state = _begun(solve)
+    return PreparedSolve(solve, problem, state, *new_place(solve, output))
+
+
+def resume_solve(folder: Path, changed: Solve | None) -> PreparedSolve:
+    """Check a solve that is to be resumed; `changed` may differ only in settings that results do not depend on."""
+    check_resumable(folder, changed)
+    saved = load_solve(str(folder / CONFIG))
+    solve = changed or saved
+    if changed is not None:
+        check_same(folder, saved, changed)
+    kept, written = kept_state(folder, saved, SolveState)
+    if kept is not None and kept[1] != solve.digest():
+        raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the solve again")
+    if solve.iterations < written:
+        raise UserError(
+            f"{folder.name} has finished {written} iterations already and iterations = {solve.iterations}; raise "
+            "iterations"
+        )
+    if kept is None:
+        problem, state = _begun(solve)
+    else:
+        problem, state = _checked(solve), kept[0]
+    return PreparedSolve(solve, problem, state, folder, checked_store(solve, folder.parent), resuming=True)
+
+
+def _checked(solve: Solve) -> Problem:
+    """Return the problem after the check that the solver takes it."""
+    problem = solve.problem_source.load()
+    solve.solver.check(problem)
+    return problem
+
+
+def _begun(solve: Solve) -> tuple[Problem, SolveState]:
+    """Return the problem and the first state, whose answer is measured only if there are targets."""
+    problem = _checked(solve)
+    state = begin(problem, solve.solver, solve.seed)
+    if solve.targets:
+        metrics = problem.measure(solve.solver.answer(state.arrays))
+        check_targets(solve.targets, metrics, getattr(solve.problem, "shares", ()))
+    return problem, state
+
+
+def names_solve(source: object, folders: Sequence[Path]) -> bool:
+    """Return whether a file, an object or, without both, the runs to be resumed are solves."""
+    if isinstance(source, str):
+        return is_solve(packaged.read_experiment(source)[0])
+    if source is not None or not folders:
+        return isinstance(source, Solve)
+    config = folders[0] / CONFIG
+    return config.is_file() and is_solve(packaged.read_experiment(str(config))[0])
+
+
+def prepare_solves(
+    source: Any, overrides: Sequence[str], output: Path, folders: Sequence[Path], *, resume_if_begun: bool
+) -> list[PreparedSolve]:
+    """Prepare a solve, once for each replica, or those in `folders`; see `session.prepare_runs`."""
+    if folders:
+        return [_named(folder, source, overrides) for folder in folders]
+    solves = load_solves(source, overrides)
+    if resume_if_begun and len(solves) == 1 and has_run(output / solves[0].name):
+        return [resume_solve(output / solves[0].name, solves[0])]
+    return [prepare_solve(solve, output) for solve in solves]
+
+
+def _named(folder: Path, source: Any, overrides: Sequence[str]) -> PreparedSolve:
+    config = folder / CONFIG
+    changes = source is not None or (overrides and config.is_file())
+    return resume_solve(folder, load_solve(source or str(config), overrides) if changes else None)

@@ -1,0 +1,135 @@
+"""The contract of a prepared run of any kind: what the recorder needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.store_address import Tracking
+
+WriteOutputs = Callable[[Journal, Any, str], dict[str, Any]]
+"""Writes the outputs of a finished run from its journal, its state and the id of its MLflow run.
+
+Returns the content of `result.json`, which is written last; raises `LearnedNothing` for a run without a result.
+"""
+
+
+class Described(Protocol):
+    """The data set or problem of a run, as MLflow shows it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The file or site that it comes from."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of its content."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Its sizes by name."""
+        ...
+
+
+class RunConfig(Protocol):
+    """The model of a whole run, such as an experiment."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        ...
+
+    @property
+    def tracking(self) -> Tracking:
+        """The MLflow store of the run."""
+        ...
+
+    @property
+    def checkpoints_kept(self) -> int:
+        """The number of checkpoints kept."""
+        ...
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The folder of the checkpoints, None for that of the run."""
+        ...
+
+    def plain(self) -> dict[str, Any]:
+        """Nested plain values, without secrets."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return the dotted values that results depend on."""
+        ...
+
+    def digest(self) -> str:
+        """Return the sha256 of `identity`."""
+        ...
+
+
+class Recordable(Protocol):
+    """A run that has passed every check and has written nothing yet; `store_uri` is that of MLflow."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The model of the whole run."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        ...
+
+    @property
+    def store_uri(self) -> str:
+        """The address of the MLflow store."""
+        ...
+
+    @property
+    def state(self) -> Any:
+        """The `KeptState` from which the run goes on."""
+        ...
+
+    @property
+    def resuming(self) -> bool:
+        """True if the folder has a run to go on with."""
+        ...
+
+    @property
+    def outdated(self) -> bool:
+        """True if the checkpoint to resume from was written with the field names of an earlier version."""
+        ...
+
+    @property
+    def about(self) -> Described:
+        """The data set or problem."""
+        ...
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags of the run in MLflow."""
+        ...
+
+    def keep_inputs(self) -> None:
+        """Write to the run's folder what a resume needs besides checkpoints."""
+        ...
+
+    def steps(self) -> Generator[Any, None, None]:
+        """Run from `state` on and yield each `Step`."""
+        ...
+
+    def watch(self, journal: Journal) -> Callable[[Any], None]:
+        """Return a function to be called after each step, which logs it and raises `LearnedNothing` for a vain run."""
+        ...
+
+    def begin_outputs(self) -> WriteOutputs:
+        """Begin to draw what does not depend on the run; return the function that writes the outputs."""
+        ...

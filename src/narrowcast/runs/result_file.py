@@ -1,0 +1,84 @@
+"""The content of a finished run's `result.json`, and its targets as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.platform.config import validate
+from narrowcast.platform.json_files import read_json
+from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.metric_direction import relation
+from narrowcast.platform.tracking.metric_labels import is_share, metric_label
+from narrowcast.platform.tracking.targets import Reached
+from narrowcast.runs.run_table import finish_advice
+
+
+class Best(BaseModel):
+    """The best value of a metric and the first round that had it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    round: int
+
+
+class ResultFile(BaseModel):
+    """The content of `result.json`.
+
+    `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
+    the changed rows in float32, and for models without rows the former; None in runs of version 0.1.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    algorithm: str
+    data: str
+    backend: str | None = Field(None, validation_alias=AliasChoices("backend", "executor"))  # executor: version 0.1
+    seed: int
+    rounds: int
+    final: Mapping[str, float]
+    best: Mapping[str, Best]
+    targets: tuple[Reached, ...] = ()
+    lower_is_better: tuple[str, ...] | None = None
+    shares: tuple[str, ...] | None = None
+    uplink_bits: int
+    downlink_bits: int
+    total_bits: int = 0
+    full_uplink_bits: int
+    touched_uplink_bits: int | None = None
+    simulated_seconds: float
+    wall_seconds: float
+    model_sha256: str
+    mlflow_run_id: str | None = None
+    git_commit: str | None = None
+
+    @model_validator(mode="after")
+    def _has_total(self) -> Self:
+        total = self.uplink_bits + self.downlink_bits  # version 0.1 wrote none
+        return self if self.total_bits else self.model_copy(update={"total_bits": total})
+
+
+def goal(target: Reached, file: ResultFile) -> str:
+    """Return a target of a run as text, such as `test accuracy ≥ 80 %`."""
+    percent = is_share(target.metric, file.shares) and target.value <= 1
+    value = f"{100 * target.value:g} %" if percent else f"{target.value:g}"
+    return f"{metric_label(target.metric)} {relation(target.metric, file.lower_is_better)} {value}"
+
+
+def target_cost(target: Reached) -> str:
+    """Return the cost of a target as text."""
+    if target.rounds_to is None or target.uplink_bits_to is None or target.simulated_seconds_to is None:
+        return "not reached"
+    time, uplink = units.format_seconds(target.simulated_seconds_to), units.format_bits(target.uplink_bits_to)
+    total = "" if target.total_bits_to is None else f", {units.format_bits(target.total_bits_to)} in all"
+    return f"after {time}, {uplink} uplink{total}, {target.rounds_to} rounds"
+
+
+def read_result(path: Path) -> ResultFile:
+    """Read `result.json`; raise `UserError` if it is damaged."""
+    return validate(ResultFile, read_json(path, finish_advice(path.parent)), str(path))

@@ -1,0 +1,84 @@
+"""The place of a run of any kind: its folder and its MLflow store, new or as a run left them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from narrowcast.platform import plugins
+from narrowcast.platform.checkpoint import NoCheckpointError, check_place, load_checkpoint
+from narrowcast.platform.config import PLUGINS
+from narrowcast.platform.disk import disk
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.step import KeptState
+from narrowcast.platform.tracking.journal import Journal, locked
+from narrowcast.platform.tracking.mlflow_run import check_store
+from narrowcast.runs.recordable import RunConfig
+from narrowcast.runs.run_folder import CONFIG, checkpoint_place, free_folder, make_writable
+
+logger = logging.getLogger(__name__)
+StateT = TypeVar("StateT", bound=KeptState)
+
+
+def new_place(config: RunConfig, output: Path) -> tuple[Path, str]:
+    """Return the folder of a new run and its store after checks of both; an output folder made in vain is removed."""
+    created = not output.exists()
+    make_writable(output)
+    folder = free_folder(output, config.name)
+    try:
+        if config.checkpoint_path is not None:  # before the store, of which a new file would be left
+            check_place(checkpoint_place(config, folder))
+        uri = checked_store(config, output)
+    except UserError:
+        if created:
+            with suppress(OSError):
+                disk().remove_folder(output)
+        raise
+    return folder, uri
+
+
+def checked_store(config: RunConfig, output: Path) -> str:
+    """Return the URI of the tracking store after the check that it answers."""
+    uri = config.tracking.resolve(output)
+    check_store(uri)
+    return uri
+
+
+def check_resumable(folder: Path, changed: RunConfig | None) -> None:
+    """Raise `UserError` unless the folder has a run, whose own classes are those of `changed`."""
+    if not (folder / CONFIG).is_file():
+        known = sorted(entry.parent.name for entry in folder.parent.glob(f"*/{CONFIG}"))
+        raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
+    if changed is not None:
+        plugins.check_same(changed.plain(), folder / PLUGINS)
+    for file in plugins.changed(folder / PLUGINS):
+        logger.warning("%s has changed since the run began; it resumes with the copy in %s", file, folder / PLUGINS)
+
+
+def check_same(folder: Path, saved: RunConfig, changed: RunConfig) -> None:
+    """Raise `UserError` if results would differ, or if checkpoints cannot go to another place."""
+    before, now = saved.identity(), changed.identity()
+    if differing := sorted(key for key in before | now if before.get(key) != now.get(key)):
+        shown = "; ".join(f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in differing[:3])
+        raise UserError(f"{folder.name} was run with another configuration: {shown}; resume with its own")
+    if changed.checkpoint_path not in (None, saved.checkpoint_path):
+        check_place(checkpoint_place(changed, folder))
+
+
+def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[tuple[StateT, str] | None, int]:
+    """Return the state to resume from with the digest of its configuration, and the last step of the journal.
+
+    There is no state if a power cut came before the first checkpoint.
+    """
+    make_writable(folder)
+    with locked(folder):
+        journal = Journal.read(folder)
+        try:
+            place = checkpoint_place(saved, folder)
+            return load_checkpoint(place, kind, journal.last_step, journal.extent), journal.last_step
+        except NoCheckpointError:
+            if journal.last_step:
+                raise
+    return None, 0

@@ -1,0 +1,103 @@
+"""The outputs of a finished solve: its table of iterations, figures, the answer and `result.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from narrowcast import __version__
+from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.disk import disk, sync_all
+from narrowcast.platform.iterations import SolveState, end_of
+from narrowcast.platform.solver_contracts import Problem
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.metric_direction import Declared, declared_by, reaches
+from narrowcast.platform.tracking.metric_labels import shares_of
+from narrowcast.platform.tracking.second_process import FIGURES, begin
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.outputs import git_commit, write_model, write_plots
+from narrowcast.runs.run_folder import ANSWER, RESULT
+from narrowcast.solve_run import Solve
+
+ITERATIONS = "iterations.parquet"
+
+
+def write_solve_outputs(
+    folder: Path, solve: Solve, problem: Problem, journal: Journal, state: SolveState, run_id: str
+) -> dict[str, Any]:
+    """Write everything that a finished solve leaves and return the content of `result.json`, which comes last."""
+    table, answer = folder / ITERATIONS, solve.solver.answer(state.arrays)
+    disk().fill(table, partial(pq.write_table, journal.rounds_table()))
+    title = f"{folder.name}: {solve.solver.kind} on {problem.name}"
+    plots = begin(FIGURES, "solve_figures_of_file", table, title)
+    write_model(answer, folder / ANSWER)
+    lower, shares = declared_by(solve.problem), shares_of(solve.problem)
+    result = {
+        "name": folder.name,
+        "solver": solve.solver.kind,
+        "problem": problem.name,
+        "sizes": dict(problem.sizes),
+        "problem_sha256": problem.digest,
+        "stopped_by": end_of(solve, state),
+        "iterations": state.iteration,
+        "residual": state.residual,
+        "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
+        "best": journal.best_metrics(lower),
+        "targets": targets_of(solve.targets, journal.rounds, lower),
+        "lower_is_better": None if lower is None else sorted(lower),
+        "shares": None if shares is None else sorted(shares),
+        "solver_seconds": state.solver_seconds,
+        "wall_seconds": journal.rounds[-1]["wall_seconds"],
+        "answer_sha256": answer_sha256(answer),
+        "mlflow_run_id": run_id,
+        "seed": solve.seed,
+        "git_commit": git_commit(),
+        "narrowcast_version": __version__,
+    }
+    sync_all([table, *write_plots(plots, folder / "plots")])
+    write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
+    return result
+
+
+def answer_sha256(answer: Arrays) -> str:
+    """Return the sha256 of an answer's arrays, their names, types and shapes."""
+    hasher = hashlib.sha256()
+    for name in sorted(answer):
+        values = np.ascontiguousarray(answer[name])
+        hasher.update(f"{name}\0{values.dtype.str}\0{values.shape}\0".encode())
+        hasher.update(values.reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()
+
+
+def targets_of(
+    targets: Mapping[str, Collection[float]], rows: Sequence[Mapping[str, Any]], declared: Declared
+) -> list[dict[str, Any]]:
+    """Return the iterations and the time of the solver up to each target; None for one that was not reached."""
+    found = []
+    for metric, values in targets.items():
+        for value in values:
+            first = next((row for row in rows if metric in row and reaches(metric, row[metric], value, declared)), {})
+            costs = {f"{name}_to": first.get(column) for name, column in _COSTS.items()}
+            found.append({"metric": metric, "value": value, **costs})
+    return found
+
+
+_COSTS = {"iterations": "iteration", "solver_seconds": "solver_seconds"}
+
+
+def target_metrics(targets: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the `targets` of `result.json` as single numbers, such as `iterations_to.gap.1e-06`, without nulls."""
+    return {
+        f"{name}_to.{each['metric']}.{each['value']:g}": float(each[f"{name}_to"])
+        for each in targets
+        for name in _COSTS
+        if each[f"{name}_to"] is not None
+    }

@@ -1,0 +1,199 @@
+"""A finished solve, read from its folder: metrics, times, iterations, figures and the answer.
+
+Reading executes no code: the table is Parquet, the answer is safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+
+from narrowcast.platform.atomic_files import read_tensors
+from narrowcast.platform.config import validate
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.json_files import read_json
+from narrowcast.platform.step import ITERATION
+from narrowcast.platform.tracking import curves, units
+from narrowcast.platform.tracking.metric_direction import relation
+from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
+from narrowcast.platform.types import Arrays
+from narrowcast.runs.run_folder import ANSWER, CONFIG, RESULT
+from narrowcast.runs.run_table import finish_advice, first_line, read_table
+from narrowcast.runs.solve_outputs import ITERATIONS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from narrowcast.solve_run import Solve
+
+
+class BestOfSolve(BaseModel):
+    """The best value of a metric and the first iteration that had it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    iteration: int
+
+
+class TargetCost(BaseModel):
+    """The iterations and the time of the solver until a metric was as good as `value`; None if it never was."""
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    value: float
+    iterations_to: int | None
+    solver_seconds_to: float | None
+
+
+class SolveFile(BaseModel):
+    """The content of a solve's `result.json`.
+
+    `stopped_by` is `tolerance`, `iterations`, `solver_seconds`, or what the solver said of itself.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    solver: str
+    problem: str
+    sizes: Mapping[str, int]
+    problem_sha256: str
+    seed: int
+    stopped_by: str
+    iterations: int
+    residual: float
+    final: Mapping[str, float]
+    best: Mapping[str, BestOfSolve]
+    targets: tuple[TargetCost, ...] = ()
+    lower_is_better: tuple[str, ...] | None = None
+    shares: tuple[str, ...] | None = None
+    solver_seconds: float
+    wall_seconds: float
+    answer_sha256: str
+    mlflow_run_id: str | None = None
+    git_commit: str | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class SolveResult:
+    """A finished solve.
+
+    Attributes:
+        folder: the run's folder.
+        file: the content of `result.json`.
+        history: the recorded iterations as an Arrow table, one row each.
+
+    """
+
+    folder: Path
+    file: SolveFile
+    history: pa.Table
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.file.name
+
+    @property
+    def final(self) -> Mapping[str, float]:
+        """The metrics of the answer."""
+        return self.file.final
+
+    @property
+    def solver_seconds(self) -> float:
+        """The time of the solver: its first state and its iterations, without measurements and records."""
+        return self.file.solver_seconds
+
+    @property
+    def seed(self) -> int:
+        """The seed of the solver."""
+        return self.file.seed
+
+    @cached_property
+    def iterations(self) -> DataFrame:
+        """One row per recorded iteration: residual, time of the solver, and the metrics measured (NaN elsewhere)."""
+        return self.history.to_pandas()
+
+    @cached_property
+    def config(self) -> Solve:
+        """The solve, as `config.yaml` has it."""
+        from narrowcast.solve_run import load_solve
+
+        return load_solve(str(self.folder / CONFIG))
+
+    def answer(self) -> Arrays:
+        """Return the answer's arrays by name."""
+        path = self.folder / ANSWER
+        try:
+            return read_tensors(path)[0]
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: unreadable ({first_line(error)}); solve the problem again") from error
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures by name: error_iteration and error_time."""
+        from narrowcast.platform.tracking.solve_figures import solve_figures  # imports Matplotlib
+
+        return solve_figures(self.history, f"{self.name}: {self.file.solver} on {self.file.problem}")
+
+    def plot(self, figure: str = "error_time") -> Figure:
+        """Return one of the `figures`."""
+        known = self.figures()
+        if figure not in known:
+            raise UserError(f"{self.name} has no figure {figure}; it has {', '.join(known)}")
+        return known[figure]
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the summary as pairs of a label and a formatted value."""
+        file, shares = self.file, self.file.shares
+        rows = [(metric_label(name), format_metric(name, value, shares)) for name, value in file.final.items()]
+        for each in file.targets:
+            goal = f"{metric_label(each.metric)} {relation(each.metric, file.lower_is_better)} {each.value:g}"
+            rows.append((goal, _cost(each)))
+        return [
+            *rows,
+            ("residual", f"{file.residual:.4g}"),
+            ("iterations", f"{file.iterations} (ended by {file.stopped_by})"),
+            ("time of the solver", units.format_short_seconds(file.solver_seconds)),
+            ("wall time", units.format_short_seconds(file.wall_seconds)),
+            ("problem", ", ".join(f"{value:,} {name}" for name, value in file.sizes.items())),
+            ("seed", str(file.seed)),
+            ("answer sha256", file.answer_sha256[:12]),
+        ]
+
+    def __repr__(self) -> str:
+        head = f"{self.name}: {self.file.solver} on {self.file.problem}, in {self.folder}"
+        return "\n".join([head, *(f"  {label:<20} {value}" for label, value in self.summary())])
+
+
+def _cost(target: TargetCost) -> str:
+    if target.iterations_to is None or target.solver_seconds_to is None:
+        return "not reached"
+    return f"after {target.iterations_to} iterations, {units.format_short_seconds(target.solver_seconds_to)}"
+
+
+def is_solve_folder(folder: Path) -> bool:
+    """Return whether the folder is that of a finished solve."""
+    return (folder / ITERATIONS).is_file() and (folder / RESULT).is_file()
+
+
+def load_solve_result(folder: Path) -> SolveResult:
+    """Read a finished solve; raise `UserError` that says what is wrong with its folder."""
+    file = validate(SolveFile, read_json(folder / RESULT, finish_advice(folder)), str(folder / RESULT))
+    history = read_table(folder / ITERATIONS, (ITERATION, "residual", "solver_seconds"))
+    last = int(curves.column(history, ITERATION).max(initial=0))
+    if last != file.iterations:
+        raise UserError(
+            f"{folder}: {ITERATIONS} ends at iteration {last} and {RESULT} at iteration {file.iterations}, so it is "
+            f"no finished solve; {finish_advice(folder)}"
+        )
+    return SolveResult(folder, file, history)
