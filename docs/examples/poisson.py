@@ -71,6 +71,8 @@ class ConjugateGradients(BaseModel):
 
     kind: Literal["conjugate_gradients"] = "conjugate_gradients"
 
+    example: ClassVar[Poisson] = Poisson(points=8)
+
     def check(self, problem: Grid) -> None:
         """Accept every grid."""
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel
 
 from narrowcast.api.cluster_job import ClusterJob
-from narrowcast.platform.errors import RunFailed, UnresumableFailure
+from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.extras import check_installed
 from narrowcast.runs.any_result import load_any
-from narrowcast.runs.result import Result, load_result
+from narrowcast.runs.result import Result
 from narrowcast.runs.run_folder import find_run
 
 if TYPE_CHECKING:
@@ -157,8 +157,12 @@ def load_run(run: str | Path, *, output: str | Path = "runs") -> Result | Any:
     return load_any(find_run(run, Path(output)))
 
 
-def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs", by_seed: bool = True) -> Comparison:
+def compare(
+    runs: Iterable[Result | SolveResult | str | Path], *, output: str | Path = "runs", by_seed: bool = True
+) -> Comparison | Any:
     """Return a comparison of finished runs: `.table` is a DataFrame, `.plot()` a figure, `.latex()` a table.
+
+    That of solves is a `SolveComparison`; solves and experiments have no common table.
 
     Args:
         runs: results, names of runs in `output`, or folders of runs.
@@ -167,9 +171,18 @@ def compare(runs: Iterable[Result | str | Path], *, output: str | Path = "runs",
 
     """
     from narrowcast.runs.comparison import Comparison
+    from narrowcast.runs.solve_comparison import SolveComparison
+    from narrowcast.runs.solve_result import SolveResult
 
-    results = tuple(each if isinstance(each, Result) else load_result(find_run(each, Path(output))) for each in runs)
-    return Comparison(results, by_seed)
+    results = [load_run(each, output=output) if isinstance(each, str | Path) else each for each in runs]
+    solves = [each for each in results if isinstance(each, SolveResult)]
+    experiments = [each for each in results if isinstance(each, Result)]
+    if solves and experiments:
+        raise UserError(
+            f"{solves[0].name} is a solve and {experiments[0].name} is not, so that they have no common costs; "
+            "compare runs of one kind"
+        )
+    return SolveComparison(tuple(solves)) if solves else Comparison(tuple(experiments), by_seed)
 
 
 def tune(

@@ -20,7 +20,7 @@ from narrowcast.platform.errors import UserError
     "--axis",
     "axes",
     multiple=True,
-    type=click.Choice(["round", "uplink", "total", "time"]),
+    type=click.Choice(["round", "iteration", "uplink", "total", "time"]),
     help="Horizontal axis of the plot; repeat it for several panels. All by default.",
 )
 @click.option("--metric", metavar="NAME", help="Metric of the plot, such as validation.accuracy.")
@@ -41,7 +41,8 @@ def compare(
     """Compare finished runs by accuracy, bits and time: the settings that differ, tables, and a plot.
 
     RUN is the name of a run in the output folder, or the path of a run's folder. Runs that differ only in their seeds
-    are one row, mean ± standard deviation, and one line with a band in the plot.
+    are one row, mean ± standard deviation, and one line with a band in the plot. Solves are compared with solves, by
+    the metrics of their answers, iterations and the time of the solver.
 
     \b
     narrowcast compare fedavg-seed-0 fedavg-seed-1 scolr-seed-0 scolr-seed-1
@@ -50,12 +51,12 @@ def compare(
     with uncollected():
         from narrowcast.api.functions import compare as compare_runs
         from narrowcast.cli.run_tables import as_table
-        from narrowcast.runs import comparison_tables as tables
+        from narrowcast.runs.comparison import Comparison
 
         comparison = compare_runs(runs, output=output, by_seed=not each)
     path = plot or output / "compare.png"
     written = [_write(path, "plot", lambda: comparison.plot(path, axes=axes or None, metric=metric))]
-    if any(run.evaluates_clients for run in comparison.runs):
+    if isinstance(comparison, Comparison) and any(run.evaluates_clients for run in comparison.runs):
         clients = path.with_name(f"{path.stem}-clients{path.suffix}")
         written.append(_write(clients, "plot", lambda: comparison.clients_figure(clients)))
     if csv is not None:
@@ -63,16 +64,9 @@ def compare(
     if latex is not None:
         written.append(_write(latex, "latex", lambda: latex.write_text(comparison.latex(), encoding="utf-8")))
     terminal = console()
-    for make in (
-        tables.differences_table,
-        tables.results_table,
-        tables.over_clients_table,
-        tables.traffic_table,
-        tables.targets_table,
-    ):
-        if (table := make(comparison)) is not None:
-            terminal.print(as_table(table))
-            terminal.print()
+    for table in comparison.text_tables().values():
+        terminal.print(as_table(table))
+        terminal.print()
     for line in written:
         click.echo(line)
 

@@ -25,7 +25,7 @@ _SUFFIXES = {"safetensors": "safetensors", "torch": "pt"}
 @click.option("--output", type=FOLDER, help="The file to write; RUN.safetensors or RUN.pt by default.")
 @click.option("--runs", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 def export(run: str, model_format: str, output: Path | None, runs: Path) -> None:
-    """Write the trained global model of RUN, a finished run, to a file.
+    """Write the trained global model of RUN, a finished run, or the answer of a solve, to a file.
 
     Neither format executes code when it is loaded: safetensors.torch.load_file(FILE), or
     torch.load(FILE, weights_only=True) for the state_dict of the torch module.

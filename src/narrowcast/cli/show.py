@@ -15,7 +15,7 @@ from narrowcast.cli.terminal import console
 @click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
-    """List the packaged experiments, or print EXPERIMENT with all defaults filled in."""
+    """List the packaged experiments, or print EXPERIMENT, or a solve, with all defaults filled in."""
     from narrowcast.experiment import load_experiment, packaged_experiments
 
     if experiment is None:
@@ -25,6 +25,9 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
         console().print(table)
         return
     from narrowcast.platform.config import write_yaml
+    from narrowcast.runs.packaged import read_experiment
+    from narrowcast.solve_run import is_solve, load_solve
 
-    values = load_experiment(experiment, overrides).plain()
-    write_yaml(values, sys.stdout)
+    solves = is_solve(read_experiment(experiment)[0])
+    shown = load_solve(experiment, overrides) if solves else load_experiment(experiment, overrides)
+    write_yaml(shown.plain(), sys.stdout)

@@ -22,6 +22,7 @@ from narrowcast.laws import (
     radio_laws,
     server_optimizer_laws,
     simulation_laws,
+    solver_laws,
     training_laws,
 )
 from narrowcast.laws.law import Cases, Verdict, described, judge
@@ -75,6 +76,12 @@ LAWS: Mapping[str, LawsOf] = {
     "secure": LawsOf(execution_laws.secure_cases, execution_laws.SECURE_LAWS),
     "backend": LawsOf(execution_laws.backend_cases, execution_laws.BACKEND_LAWS),
     "rank_policy": LawsOf(radio_laws.rank_policy_cases, radio_laws.RANK_POLICY_LAWS),
+    "problem": LawsOf(solver_laws.problem_cases, solver_laws.PROBLEM_LAWS),
+    "solver": LawsOf(
+        solver_laws.solver_cases,
+        solver_laws.SOLVER_LAWS,
+        "its check refuses every small problem; give it a class attribute example, a small problem that it takes",
+    ),
     "sampler": LawsOf(sampler_laws.sampler_cases, sampler_laws.SAMPLER_LAWS),
     "pruner": LawsOf(sampler_laws.pruner_cases, sampler_laws.PRUNER_LAWS),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -54,13 +54,17 @@ class Problem(Protocol):
 class ProblemSource(Protocol):
     """A problem as a file names it: a frozen model whose fields are its settings.
 
-    A field `seed: int | None = None` follows the seed of the run unless it is set. `lower_is_better` may declare the
-    metrics of which the lower value is better, by their last part.
+    A field `seed: int | None = None` follows the seed of the run unless it is set.
     """
 
     @property
     def kind(self) -> str:
         """The problem's name in the catalog."""
+        ...
+
+    @property
+    def lower_is_better(self) -> Collection[str]:
+        """The metrics of the problem whose lower value is better, by the last part of their names."""
         ...
 
     def load(self) -> Problem:

@@ -1,4 +1,4 @@
-"""JSON Schemas of experiment and study files, for editors and for the reference pages."""
+"""JSON Schemas of experiment, solve and study files, for editors and for the reference pages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.kinds import MARK, Registry
 from narrowcast.platform.units import unit_of
 from narrowcast.registry import REGISTRIES
+from narrowcast.solve_run import Solve
 from narrowcast.tuning.study_file import StudySections
 
 Schema = dict[str, Any]
@@ -35,6 +36,13 @@ def experiment_schema() -> Schema:
     return _document(schema, "narrowcast experiment")
 
 
+def solve_schema() -> Schema:
+    """Return the JSON Schema (draft 2020-12) of a solve file."""
+    schema = _schema_of(Solve)
+    schema["properties"]["replicas"] = _REPLICAS
+    return _document(schema, "narrowcast solve")
+
+
 def study_schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of a study file."""
     schema, experiment = _schema_of(StudySections), _experiment()
@@ -49,7 +57,7 @@ def study_schema() -> Schema:
     schema["required"].remove("name")
     schema["$defs"] |= experiment.get("$defs", {})
     document = _document(schema, "narrowcast study")
-    for name in OF_EXPERIMENTS:  # a section without a kind has that of the base
+    for name in OF_EXPERIMENTS.keys() & document["$defs"].keys():  # a section without a kind has that of the base
         document["$defs"][name]["anyOf"].append({"type": "object", "not": {"required": ["kind"]}})
     return document
 

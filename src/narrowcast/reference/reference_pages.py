@@ -12,7 +12,7 @@ from narrowcast.api.namespaces import REGISTRY_NAMES
 from narrowcast.catalog import MODEL_DEFAULTS, TRAINING_DEFAULTS
 from narrowcast.platform.kinds import Registry
 from narrowcast.reference.field_tables import Schema, in_yaml, prose, references, table
-from narrowcast.reference.file_schemas import experiment_schema, study_schema
+from narrowcast.reference.file_schemas import experiment_schema, solve_schema, study_schema
 from narrowcast.registry import REGISTRIES
 
 _TITLES = {
@@ -39,6 +39,8 @@ _TITLES = {
     "rank_policy": ("Rank policies of SCoLR", "rank policy of SCoLR", "algorithm.rank_policy"),
     "server_optimizer": ("Server optimizers", "server optimizer", "algorithm.server_optimizer"),
     "aggregator": ("Aggregators", "aggregator", "algorithm.aggregator"),
+    "problem": ("Problems without clients", "problem", "problem"),
+    "solver": ("Solvers", "solver", "solver"),
     "backend": ("Backends", "backend", "backend"),
     "sampler": ("Samplers of studies", "sampler of a study", "study.sampler"),
     "pruner": ("Pruners of studies", "pruner of a study", "study.pruner"),
@@ -59,6 +61,12 @@ Editors that support the YAML language server complete and check a file with thi
 ```
 
 """
+_SOLVE = """# Solve files
+
+A solve is a YAML file with these sections; `problem` and `solver` are required. `narrowcast schema solve` prints its
+JSON Schema. See [problems and solvers](../solve.md).
+
+"""
 _STUDY = """# Study files
 
 A study is a YAML file with these sections. `narrowcast schema study` prints its JSON Schema.
@@ -68,7 +76,7 @@ _INDEX = """# Reference of experiment and study files
 
 The pages of this chapter are generated from the fields of the classes: every field with its type and range, its unit,
 its default and a description. A unit is empty for counts, ratios and names. See [experiment files](experiment.md) for
-all sections of a run, and [study files](study.md) for those of a study.
+all sections of a run, [solve files](solve.md) for those of a solve, and [study files](study.md) for those of a study.
 
 | section | kinds |
 |---|---|
@@ -86,11 +94,12 @@ def write_pages(folder: Path) -> None:
 
 def reference_pages() -> dict[str, str]:
     """Return the text of every page by its path in the reference's folder."""
-    experiment, study = experiment_schema(), study_schema()
-    definitions: dict[str, Schema] = {**study["$defs"], **experiment["$defs"]}
+    experiment, solve, study = experiment_schema(), solve_schema(), study_schema()
+    definitions: dict[str, Schema] = {**study["$defs"], **solve["$defs"], **experiment["$defs"]}
     searched = {**study, "properties": {**study["properties"], "experiment": _EXPERIMENT_OF_A_STUDY}}
     pages = {
         "experiment.md": _EXPERIMENT + _fields(experiment, definitions, ""),
+        "solve.md": _SOLVE + _fields(solve, definitions, ""),
         "study.md": _STUDY + _fields(searched, definitions, ""),
     }
     index = _INDEX
@@ -102,7 +111,7 @@ def reference_pages() -> dict[str, str]:
         for kind, found in kinds.items():
             pages[f"{name}/{kind}.md"] = _kind_page(registry, kind, found, definitions)
     tree = "".join(f"{name}/index\n" for name in _TITLES)
-    pages["index.md"] = f"{index}{_TREE}experiment\nstudy\n{tree}```\n"
+    pages["index.md"] = f"{index}{_TREE}experiment\nsolve\nstudy\n{tree}```\n"
     return pages
 
 

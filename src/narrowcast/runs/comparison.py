@@ -18,11 +18,14 @@ from narrowcast.platform.tracking.metric_labels import primary_metric
 from narrowcast.runs.comparison_tables import measured_metrics, results_table
 from narrowcast.runs.result import Result
 from narrowcast.runs.run_settings import SEEDS, codec_kinds, differing_settings, settings_of
+from narrowcast.runs.saved_figure import saved_figure
 from narrowcast.runs.seed_groups import SeedGroup, seed_groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from narrowcast.runs.text_table import TextTable
 
 logger = logging.getLogger(__name__)
 _BASELINES = ("fedmf", "fedavg")
@@ -148,6 +151,19 @@ class Comparison:
         reference = self.coded_reference(run)
         return np.nan if reference is None else _share_of_full(run) / _share_of_full(reference)
 
+    def text_tables(self) -> dict[str, TextTable]:
+        """Return the tables by title: settings that differ, results, metrics over clients, traffic, targets."""
+        from narrowcast.runs import comparison_tables as tables
+
+        made = {
+            "Settings that differ": tables.differences_table(self),
+            "Results": tables.results_table(self),
+            "Metrics over clients": tables.over_clients_table(self),
+            "Traffic against baselines": tables.traffic_table(self),
+            "Costs of targets": tables.targets_table(self),
+        }
+        return {title: table for title, table in made.items() if table is not None}
+
     def latex(self) -> str:
         """Return the table of results as a LaTeX tabular for the package booktabs, a row per group."""
         return results_table(self).latex()
@@ -177,13 +193,13 @@ class Comparison:
         from narrowcast.runs.comparison_figure import clients_figure
 
         figure = clients_figure(self.groups, metric)
-        return figure and _saved(figure, path)
+        return figure and saved_figure(figure, path)
 
     def plot(
         self, path: str | Path | None = None, *, axes: Sequence[str] | None = None, metric: str | None = None
     ) -> Figure:
         """Return `figure()`, written to a file too if a path is given, in the format that its suffix names."""
-        return _saved(self.figure(axes, metric), path)
+        return saved_figure(self.figure(axes, metric), path)
 
     def report(self, path: str | Path) -> Path:
         """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
@@ -193,18 +209,6 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return str(self.table.drop(columns="model_sha256").to_html())
-
-
-def _saved(figure: Figure, path: str | Path | None) -> Figure:
-    """Write the figure to a file if a path is given, and return it."""
-    if path is not None:
-        path = Path(path)
-        known = sorted(figure.canvas.get_supported_filetypes())
-        if path.suffix.removeprefix(".").lower() not in known:
-            raise UserError(f"{path}: not the name of a figure; end it in one of .{', .'.join(known)}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    return figure
 
 
 def _primary(run: Result) -> float:

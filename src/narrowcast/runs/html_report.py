@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.yaml_limits import read_limited
-from narrowcast.runs import comparison_tables as tables
 from narrowcast.runs.result import Result
 from narrowcast.runs.run_folder import CONFIG
+from narrowcast.runs.solve_result import SolveResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from narrowcast.runs.comparison import Comparison
+    from narrowcast.runs.solve_comparison import SolveComparison
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -78,16 +79,10 @@ def run_report(result: Result) -> str:
 
 def comparison_report(comparison: Comparison) -> str:
     """Return the page of a comparison: settings that differ, tables, the figure, and each run's configuration."""
-    made = {
-        "Settings that differ": tables.differences_table(comparison),
-        "Results": tables.results_table(comparison),
-        "Metrics over clients": tables.over_clients_table(comparison),
-        "Traffic against baselines": tables.traffic_table(comparison),
-        "Costs of targets": tables.targets_table(comparison),
-    }
-    shown = [_section(title, table.html()) for title, table in made.items() if table is not None]
+    made = comparison.text_tables()
+    shown = [_section(title, table.html()) for title, table in made.items()]
     figure = _section("Metrics and costs", _image(comparison.figure(), "metrics against costs, a line per run"))
-    shown.insert(2 if made["Settings that differ"] else 1, figure)
+    shown.insert(1 + list(made).index("Results"), figure)
     if (of_clients := comparison.clients_figure()) is not None:
         shown.append(_section("Distribution over clients", _image(of_clients, "metric by percentile of the clients")))
     runs = [
@@ -97,6 +92,43 @@ def comparison_report(comparison: Comparison) -> str:
     ]
     names = ", ".join(each.label for each in comparison.groups)
     return _page(f"Comparison of {names}", [*shown, _section("Runs", "".join(runs))])
+
+
+def solve_report(result: SolveResult) -> str:
+    """Return the page of a solve: metrics and times, figures, and the configuration."""
+    file = result.file
+    titles = {"error_iteration": "Metrics by iteration", "error_time": "Metrics against the time of the solver"}
+    parts = [
+        f"<p>{escape(f'{file.solver} on {file.problem}, {file.iterations} iterations')}</p>",
+        _section("Results", _pairs(result.summary())),
+        *(_section(titles[name], _image(figure, titles[name])) for name, figure in result.figures().items()),
+    ]
+    parts += [_section("Provenance", _pairs(_provenance_of_solve(result))), _configuration(result)]
+    return _page(f"Solve {result.name}", parts)
+
+
+def solves_report(comparison: SolveComparison) -> str:
+    """Return the page of compared solves: settings that differ, results, the figure, and each configuration."""
+    shown = [_section(title, table.html()) for title, table in comparison.text_tables().items()]
+    shown.append(_section("Metrics and costs", _image(comparison.figure(), "a metric against costs, a line per run")))
+    runs = [
+        f"<details><summary>{escape(label)}</summary>{_pairs(run.summary())}{_pairs(_provenance_of_solve(run))}"
+        f"{_configuration(run)}</details>"
+        for label, run in zip(comparison.labels(), comparison.runs, strict=True)
+    ]
+    return _page(f"Comparison of {', '.join(comparison.labels())}", [*shown, _section("Runs", "".join(runs))])
+
+
+def _provenance_of_solve(result: SolveResult) -> list[tuple[str, str]]:
+    file = result.file
+    known = [
+        ("seed", str(file.seed)),
+        ("answer sha256", file.answer_sha256),
+        ("problem sha256", file.problem_sha256),
+        ("git commit", file.git_commit),
+        ("MLflow run", file.mlflow_run_id),
+    ]
+    return [(label, value) for label, value in known if value]
 
 
 def _provenance(result: Result) -> list[tuple[str, str]]:
@@ -111,7 +143,7 @@ def _provenance(result: Result) -> list[tuple[str, str]]:
     return [(label, value) for label, value in known if value]
 
 
-def _configuration(result: Result) -> str:
+def _configuration(result: Result | SolveResult) -> str:
     path = result.folder / CONFIG
     if not path.is_file():
         return ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from narrowcast.platform.tracking.metric_labels import (
 )
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
+from narrowcast.runs.array_file import ModelFormat, write_arrays
 from narrowcast.runs.result_file import Best, ResultFile, goal, read_result, target_cost
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from narrowcast.experiment import Experiment
-
-ModelFormat = Literal["safetensors", "torch"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,20 +212,7 @@ class Result:
 
         `safetensors` keeps the arrays by name; `torch` is a state_dict for `torch.load(path, weights_only=True)`.
         """
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if model_format == "safetensors":
-                from narrowcast.runs.outputs import write_model
-
-                write_model(self.arrays(), path)
-            else:
-                import torch
-
-                torch.save({name: torch.from_numpy(np.array(each)) for name, each in self.arrays().items()}, path)
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror}); give another file") from error
-        return path
+        return write_arrays(self.arrays(), path, model_format)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the run by name.

@@ -24,6 +24,7 @@ from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 from narrowcast.platform.types import Arrays
+from narrowcast.runs.array_file import ModelFormat, write_arrays
 from narrowcast.runs.run_folder import ANSWER, CONFIG, RESULT
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
 from narrowcast.runs.solve_outputs import ITERATIONS
@@ -139,6 +140,10 @@ class SolveResult:
         except (SafetensorError, OSError, TypeError, ValueError) as error:
             raise UserError(f"{path}: unreadable ({first_line(error)}); solve the problem again") from error
 
+    def export(self, path: str | Path, model_format: ModelFormat = "safetensors") -> Path:
+        """Write the answer to a file, as safetensors or as tensors by name for `torch.load`, and return its path."""
+        return write_arrays(self.answer(), path, model_format)
+
     def figures(self) -> dict[str, Figure]:
         """Return the figures by name: error_iteration and error_time."""
         from narrowcast.platform.tracking.solve_figures import solve_figures  # imports Matplotlib
@@ -151,6 +156,17 @@ class SolveResult:
         if figure not in known:
             raise UserError(f"{self.name} has no figure {figure}; it has {', '.join(known)}")
         return known[figure]
+
+    def report(self, path: str | Path) -> Path:
+        """Write the results, figures and configuration to one HTML file and return its path."""
+        from narrowcast.runs.html_report import solve_report, write_report
+
+        return write_report(solve_report(self), path)
+
+    @property
+    def targets(self) -> tuple[TargetCost, ...]:
+        """The cost of each of the solve's `targets`."""
+        return self.file.targets
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""

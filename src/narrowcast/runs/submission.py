@@ -30,8 +30,11 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import set_value
 from narrowcast.platform.redaction import hide_secrets, redact, redact_values
 from narrowcast.runs.packaged import read_experiment, read_study
+from narrowcast.solve_run import Solve, is_solve, load_solve
 
 _CONFIG = "config.yaml"
+_ON_THE_CLUSTER = ("data.", "problem.")
+"""Sections of data, which may be large."""
 _SECRET = re.compile(r"PASSW|SECRET|TOKEN|CREDENTIAL|(^|_)KEY(_|$)", re.IGNORECASE)
 
 
@@ -49,7 +52,7 @@ class Submission:
     sha256: str
     output: PurePosixPath
     environment: Mapping[str, str]
-    experiment: Experiment | None
+    experiment: Experiment | Solve | None
 
     def pack(self, folder: Path) -> None:
         """Fill the folder that becomes the job's working directory."""
@@ -74,20 +77,21 @@ def prepare(
     variables = dict(_variable(each) for each in environment)
     if (study := read_study(source, overrides)) is not None:
         return _prepare_study(study, source, name, where, variables)
-    experiment = load_experiment(source, overrides)
-    if "backend" not in experiment.model_fields_set:  # on a cluster, a run that does not say otherwise is on Ray
-        overrides = [*overrides, "backend=ray"]
-        experiment = load_experiment(source, overrides)
+    load = load_solve if is_solve(read_experiment(source)[0]) else load_experiment
+    experiment = load(source, overrides)
+    if isinstance(experiment, Experiment) and "backend" not in experiment.model_fields_set:
+        overrides = [*overrides, "backend=ray"]  # on a cluster, a run that does not say otherwise is on Ray
+        experiment = load(source, overrides)
     files = {f"files/{place}-{path.name}": path for place, (_, path) in enumerate(_files_of(experiment))}
     modules = plugins.files_of(experiment.plain())
     sha256 = _sha256([{**experiment.plain(), "name": ""}, output, _digests_of(files | modules)])
     name = name or f"{experiment.name}-{sha256[:8]}"
-    experiment = load_experiment(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
+    experiment = load(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
     values = experiment.plain()
     values["tracking"]["uri"] = with_password(experiment.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI"))
     for target, (path, _) in zip(files, _files_of(experiment), strict=True):
         set_value(values, path, target)
-    if isinstance(experiment.backend, RayBackend):
+    if isinstance(experiment, Experiment) and isinstance(experiment.backend, RayBackend):
         values["backend"]["address"] = None  # the cluster that the job is on
     command = shlex.join(["python", "-m", "narrowcast", "run", _CONFIG, "--continue", "--output", output])
     return Submission(name, values, files | modules, command, sha256, where, variables, experiment)
@@ -163,10 +167,10 @@ def _prepare_study(
     return Submission(name, {**study, "name": name}, files, command, sha256, output, variables, None)
 
 
-def _files_of(experiment: Experiment) -> list[tuple[str, Path]]:
-    """The files that an experiment names by dotted path, but its data, which is to lie on the cluster."""
+def _files_of(experiment: Experiment | Solve) -> list[tuple[str, Path]]:
+    """The files that an experiment names by dotted path, but its data or problem, which is to lie on the cluster."""
     named = _paths_in(experiment)
-    return [(path, file) for path, file in named if not path.startswith("data.") and file.is_file()]
+    return [(path, file) for path, file in named if not path.startswith(_ON_THE_CLUSTER) and file.is_file()]
 
 
 def _paths_in(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Path]]:

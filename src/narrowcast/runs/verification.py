@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
 from narrowcast.experiment import Experiment
@@ -26,30 +24,20 @@ from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, read_locked
-from narrowcast.platform.types import Arrays
+from narrowcast.runs import packaged
+from narrowcast.runs.checks import Check, arrays_problem, difference, table_problem
 from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
 from narrowcast.runs.outputs import measured
 from narrowcast.runs.result_file import ResultFile
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
+from narrowcast.runs.solve_verification import verify_solve
+from narrowcast.solve_run import is_solve
 
 _OF_HEADERS = (
     *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits"),
     *("round_simulated_seconds", "simulated_seconds", "seconds"),
 )
 """The entries of a round and of its clients that follow from the size of headers."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check of a run: its subject, what was compared, and the first problem, empty if there is none.
-
-    Of a check that could not be made, `skipped` is the reason.
-    """
-
-    subject: str
-    compared: str = ""
-    problem: str = ""
-    skipped: str = ""
 
 
 def verify(folder: Path, rounds: int = 3) -> Iterator[Check]:
@@ -59,6 +47,9 @@ def verify(folder: Path, rounds: int = 3) -> Iterator[Check]:
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"no run at {folder}; give the name of a run, or its folder")
+    if is_solve(packaged.read_experiment(str(folder / CONFIG))[0]):
+        yield from verify_solve(folder, rounds)
+        return
     experiment = saved_experiment(folder)
     with read_locked(folder):
         yield from _Verification(folder, experiment).checks(rounds)
@@ -123,7 +114,7 @@ class _Verification:
         }
         its = {name: getattr(saved.state, name) for name in names}
         return Check(
-            subject, compared, _difference(its, {name: row.get(each, 0 * its[name]) for name, each in names.items()})
+            subject, compared, difference(its, {name: row.get(each, 0 * its[name]) for name, each in names.items()})
         )
 
     def _repeated(self, state: RunState, count: int) -> Check:
@@ -143,11 +134,11 @@ class _Verification:
                 number = outcome.record.round
                 row = _results(outcome)
                 there = {name: value for name, value in self._journal.rounds[number - 1].items() if name in row}
-                problem = _difference(row, there, left_out)
-                problem = problem or _difference(_ledger(outcome), entries[number - 1]["clients"], left_out)
+                problem = difference(row, there, left_out)
+                problem = problem or difference(_ledger(outcome), entries[number - 1]["clients"], left_out)
                 again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
                 measured = entries[number - 1].get(CLIENT_METRICS, {})
-                problem = problem or _difference(again, {name: measured[name] for name in measured if name in again})
+                problem = problem or difference(again, {name: measured[name] for name in measured if name in again})
                 if problem:
                     return Check(subject, compared, f"round {number}: repeated, {problem}")
                 if number == self._experiment.rounds:
@@ -156,7 +147,7 @@ class _Verification:
 
     def _tables(self) -> Iterator[Check]:
         for name, expected in self._journal.tables(self._run.task.profiles).items():
-            yield Check(name, "each value against the journal", _table_problem(self._folder / name, expected))
+            yield Check(name, "each value against the journal", table_problem(self._folder / name, expected))
 
     def _result(self, result: ResultFile) -> Check:
         compared = "rounds, final and best metrics, targets, bits and times against the journal"
@@ -166,7 +157,7 @@ class _Verification:
         expected = {"rounds": its["rounds"], "seed": self._experiment.seed, **its}
         if result.touched_uplink_bits is None:
             del expected["touched_uplink_bits"]
-        return Check(RESULT, compared, _difference(json.loads(result.model_dump_json()), expected))
+        return Check(RESULT, compared, difference(json.loads(result.model_dump_json()), expected))
 
     def _model(self, result: ResultFile, last: RunState | None) -> Check:
         """Compare the trained model, its sha256 and the last state."""
@@ -179,7 +170,7 @@ class _Verification:
             compared = f"the last state's sha256 against {RESULT}; version 0.1 wrote no model"
         else:
             try:
-                problem = _arrays_problem(read_tensors(path)[0], algorithm.final(last.server))
+                problem = arrays_problem(read_tensors(path)[0], algorithm.final(last.server))
             except (SafetensorError, OSError) as error:
                 problem = f"unreadable ({error})"
         if not problem and (found := model_sha256(algorithm, last)) != result.model_sha256:
@@ -193,40 +184,3 @@ def _results(outcome: Outcome) -> dict[str, Any]:
 
 def _ledger(outcome: Outcome) -> dict[str, Any]:
     return {name: values.tolist() for name, values in vars(outcome.ledger).items()}
-
-
-def _difference(found: dict[str, Any], expected: dict[str, Any], left_out: Collection[str] = ()) -> str:
-    """Return the first of the expected entries that differs, in words; NaN is equal to itself."""
-    for name, value in expected.items():
-        if name not in left_out and json.dumps(found.get(name)) != json.dumps(value):
-            return f"{name} is {_shown(found.get(name))}, not {_shown(value)}"
-    return ""
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def _table_problem(path: Path, expected: pa.Table) -> str:
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
-        return f"unreadable ({str(error).splitlines()[0]})"
-    if table.column_names != expected.column_names or table.num_rows != expected.num_rows:
-        return f"{table.num_rows} rows of {len(table.column_names)} columns, not {expected.num_rows} of the journal's"
-    for name in expected.column_names:
-        for row, (its, there) in enumerate(zip(table[name].to_pylist(), expected[name].to_pylist(), strict=True)):
-            if its != there and not (its != its and there != there):  # noqa: PLR0124 - NaN
-                return f"row {row + 1}: {name} is {its}, not {there}"
-    return ""
-
-
-def _arrays_problem(found: Arrays, expected: Arrays) -> str:
-    if found.keys() != expected.keys():
-        return f"it has the arrays {', '.join(sorted(found)) or 'none'}, not {', '.join(sorted(expected))}"
-    for name, values in expected.items():
-        its = found[name]
-        if its.dtype != values.dtype or its.shape != values.shape or its.tobytes() != values.tobytes():
-            return f"{name} is not that of the last state"
-    return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pyarrow as pa
 from matplotlib.figure import Figure
 
@@ -12,6 +14,7 @@ from narrowcast.platform.tracking.run_plots import COLOURS, marker, new_figure
 from narrowcast.platform.tracking.units import axis_unit
 
 _MOST_METRICS = 5
+_DASHES = ("-", "--", ":")
 
 
 def solve_figures(table: pa.Table, title: str) -> dict[str, Figure]:
@@ -37,4 +40,24 @@ def error_figure(table: pa.Table, cost: Cost, title: str) -> Figure:
         axes.set_yscale("log")
     axes.set_xlabel(cost.axis_label(unit))
     figure.legend(handles=list(axes.lines), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def comparison_of_solves(tables: Mapping[str, pa.Table], costs: Sequence[Cost], name: str) -> Figure:
+    """Return a metric of several solves, given their tables by label, with a panel for each cost."""
+    shown = metric_label(name)
+    figure, panels = new_figure(f"{shown[0].upper()}{shown[1:]} of the solves", panels=len(costs))
+    for cost, axes in zip(costs, panels, strict=True):
+        curves = {label: curve(table, cost, name) for label, table in tables.items()}
+        drawn = {label: (x, y) for label, (x, y) in curves.items() if len(x)}
+        unit = axis_unit(cost.units, max((x[-1] for x, _ in drawn.values()), default=1.0))
+        for place, (label, (x, y)) in enumerate(drawn.items()):
+            dashes = _DASHES[place // len(COLOURS) % len(_DASHES)]
+            line = axes.plot(x / unit.size, y, dashes, color=COLOURS[place % len(COLOURS)], linewidth=1.5)[0]
+            line.set(marker=marker(x), markersize=3, label=label)
+        if drawn and min(y.min() for _, y in drawn.values()) > 0:
+            axes.set_yscale("log")
+        axes.set(xlabel=cost.axis_label(unit), ylabel=shown)
+    handles = list(panels[0].lines)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=9)
     return figure

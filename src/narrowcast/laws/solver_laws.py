@@ -1,0 +1,126 @@
+"""Laws of problems and of solvers: of what a solve, its checkpoints and its resumes rely on."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from narrowcast.catalog import PROBLEMS
+from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import digest
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.iterations import SolveState, begin
+from narrowcast.platform.solver_contracts import Problem, ProblemSource, Solver
+from narrowcast.platform.types import Arrays
+
+_ITERATIONS = 6
+SMALL: Mapping[str, Mapping[str, Any]] = {}
+"""Fields of small problems of the catalog, by kind, on which solvers are tried."""
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A solver and a problem that it takes."""
+
+    solver: Solver
+    problem: Problem
+
+    def run(self, state: SolveState | None = None, count: int = _ITERATIONS) -> SolveState:
+        """Return the state after some iterations from a state, or from the start; a solver that ends, ends."""
+        state = state or begin(self.problem, self.solver, 0)
+        last, done = state, 0
+        arrays: Arrays = state.arrays
+        while last.status == "running" and done < count:
+            arrays, report = self.solver.step(self.problem, arrays)
+            done += 1
+            last = SolveState(state.iteration + done, arrays, 0.0, report.residual, report.status)
+        return last
+
+
+def problem_cases(source: ProblemSource) -> dict[str, ProblemSource]:
+    """Return the only case."""
+    return {"": source}
+
+
+def solver_cases(solver: Solver) -> dict[str, Posed]:
+    """Return the solver on each small problem that it takes: its own `example`, if it has one, and the catalog's."""
+    own = getattr(solver, "example", None)
+    sources = {} if own is None else {own.kind: own}
+    sources |= {kind: PROBLEMS[kind].model_validate({"kind": kind, **fields}) for kind, fields in SMALL.items()}
+    cases = {}
+    for kind, source in sources.items():
+        problem = source.load()
+        try:
+            solver.check(problem)
+        except UserError:
+            continue
+        cases[kind] = Posed(solver, problem)
+    return cases
+
+
+def a_problem_is_the_same_in_every_process(source: ProblemSource) -> None:
+    """Load it twice, the second time through pickle."""
+    again: ProblemSource = pickle.loads(pickle.dumps(source))
+    hold(source.load().digest == again.load().digest, "the same problem has another digest")
+
+
+def a_problem_has_sizes(source: ProblemSource) -> None:
+    """Look at the sizes that a run reports."""
+    sizes = source.load().sizes
+    hold(sizes, "it has no sizes")
+    wrong: list[Any] = [each for each in sizes.values() if type(each) is not int or each < 1]
+    hold(not wrong, f"the sizes {wrong} are no positive integers")
+
+
+def a_state_holds_arrays_of_numbers(posed: Posed) -> None:
+    """Look at the first state and at one after some iterations, as checkpoints keep them."""
+    for state in (begin(posed.problem, posed.solver, 0), posed.run()):
+        arrays: Mapping[str, Any] = state.arrays
+        wrong = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
+        hold(not wrong, f"{', '.join(wrong)} is no array")
+        wrong = [name for name, values in arrays.items() if values.dtype.kind not in "biuf"]
+        hold(not wrong, f"{', '.join(wrong)} has values that a checkpoint cannot keep")
+
+
+def a_resumed_solve_gives_the_same_answer(posed: Posed) -> None:
+    """Compare two times three iterations, through a checkpoint and another process's solver, with six."""
+    state = posed.run(count=_ITERATIONS // 2)
+    tensors, metadata = state.packed()
+    kept = SolveState.unpacked({name: values.copy() for name, values in tensors.items()}, metadata)
+    resumed = Posed(pickle.loads(pickle.dumps(posed.solver)), posed.problem).run(kept, _ITERATIONS - state.iteration)
+    whole = posed.run()
+    hold(_answer(posed, resumed) == _answer(posed, whole), "the answer of a solve that was resumed differs")
+
+
+def an_answer_changes_no_state(posed: Posed) -> None:
+    """Compare the state before and after its answer is taken and measured."""
+    state = posed.run()
+    before = digest(state.arrays)
+    metrics = posed.problem.measure(posed.solver.answer(state.arrays))
+    hold(digest(state.arrays) == before, "the state after its answer is another one")
+    hold(metrics and all(isinstance(each, float) for each in metrics.values()), f"its metrics are {dict(metrics)}")
+
+
+def residuals_are_numbers(posed: Posed) -> None:
+    """Look at the residual of some iterations."""
+    residual = posed.run().residual
+    hold(math.isfinite(residual) and residual >= 0, f"the residual is {residual}")
+
+
+def _answer(posed: Posed, state: SolveState) -> str:
+    answer: Arrays = posed.solver.answer(state.arrays)
+    return digest(answer)
+
+
+PROBLEM_LAWS = (a_problem_is_the_same_in_every_process, a_problem_has_sizes)
+SOLVER_LAWS = (
+    a_state_holds_arrays_of_numbers,
+    a_resumed_solve_gives_the_same_answer,
+    an_answer_changes_no_state,
+    residuals_are_numbers,
+)

@@ -1,0 +1,150 @@
+"""Finished solves compared with each other: a table, and the error against iterations and the time of the solver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from narrowcast.platform.config import suggest
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.curves import ITERATIONS, SOLVER_TIME
+from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
+from narrowcast.runs.run_settings import differing_settings, settings_of
+from narrowcast.runs.saved_figure import saved_figure
+from narrowcast.runs.solve_result import SolveResult
+from narrowcast.runs.text_table import TextTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+AXES = {"iteration": ITERATIONS, "time": SOLVER_TIME}
+_MOST_CHARACTERS = 40
+
+
+@dataclass(frozen=True)
+class SolveComparison:
+    """Finished solves, in the order given."""
+
+    runs: tuple[SolveResult, ...]
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UserError("no runs to compare; give at least one finished solve")
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The metrics of any of the answers."""
+        return list(dict.fromkeys(name for each in self.runs for name in each.final))
+
+    def labels(self) -> list[str]:
+        """Return the runs' names, with the folder if two runs share a name."""
+        names = [run.name for run in self.runs]
+        return [
+            name if names.count(name) == 1 else f"{name} ({run.folder})"
+            for name, run in zip(names, self.runs, strict=True)
+        ]
+
+    @cached_property
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings of each run by dotted path, but its name and tracking."""
+        return [settings_of(run.folder) for run in self.runs]
+
+    @cached_property
+    def table(self) -> DataFrame:
+        """One row per run: the settings that differ, metrics of the answer, iterations, and times in seconds."""
+        from pandas import DataFrame
+
+        differing = differing_settings(self.settings)
+        rows = [
+            {
+                "solver": run.file.solver,
+                "problem": run.file.problem,
+                **{path: its_settings.get(path) for path in differing},
+                **run.final,
+                "residual": run.file.residual,
+                "iterations": run.file.iterations,
+                "stopped_by": run.file.stopped_by,
+                "solver_seconds": run.solver_seconds,
+                "wall_seconds": run.file.wall_seconds,
+                **{f"solver_seconds_to/{each.metric}/{each.value:g}": each.solver_seconds_to for each in run.targets},
+                "answer_sha256": run.file.answer_sha256,
+            }
+            for run, its_settings in zip(self.runs, self.settings, strict=True)
+        ]
+        return DataFrame(rows, index=self.labels())
+
+    def text_tables(self) -> dict[str, TextTable]:
+        """Return the tables by title: settings that differ, and results."""
+        differing = [path for path in differing_settings(self.settings) if path != "seed"]
+        shown = [[path, *(_short(its.get(path)) for its in self.settings)] for path in differing]
+        settings = TextTable(["setting", *self.labels()], shown, words=1 + len(self.runs))
+        return {**({"Settings that differ": settings} if differing else {}), "Results": self.results_table()}
+
+    def results_table(self) -> TextTable:
+        """Return a row per run: solver, problem, metrics of the answer, iterations and times."""
+        targets = list(dict.fromkeys((each.metric, each.value) for run in self.runs for each in run.targets))
+        heads = ["run", "solver", "problem", *map(metric_label, self.metrics), "iterations", "ended by", "solver"]
+        rows = []
+        for label, run in zip(self.labels(), self.runs, strict=True):
+            reached = {(each.metric, each.value): each.solver_seconds_to for each in run.targets}
+            times = [reached.get(each) for each in targets]
+            rows.append(
+                [
+                    *(label, run.file.solver, run.file.problem),
+                    *(format_metric(name, run.final.get(name), run.file.shares) for name in self.metrics),
+                    *(str(run.file.iterations), run.file.stopped_by),
+                    *(units.NOT_KNOWN if each is None else units.format_short_seconds(each) for each in times),
+                    units.format_short_seconds(run.solver_seconds),
+                ]
+            )
+        to_targets = [f"time to\n{metric_label(name)} {value:g}" for name, value in targets]
+        return TextTable([*heads[:-1], *to_targets, "time of\nthe solver"], rows, words=3)
+
+    def latex(self) -> str:
+        """Return the table of results as a LaTeX tabular for the package booktabs."""
+        return self.results_table().latex()
+
+    def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
+        """Return a metric of every run against its costs, on a logarithmic axis if all values are positive.
+
+        Args:
+            axes: some of `iteration` and `time`; both by default.
+            metric: such as `relative_error`, or `residual`; the first metric of the first run by default.
+
+        """
+        from narrowcast.platform.tracking.solve_figures import comparison_of_solves
+
+        wrong = [name for name in axes or () if name not in AXES]
+        if wrong or (axes is not None and not axes):
+            raise UserError(f"no axis {', '.join(map(repr, wrong)) or 'given'}; known for solves: {', '.join(AXES)}")
+        known = [*self.metrics, "residual"]
+        if metric is not None and metric not in known:
+            raise UserError(f'no run has the metric "{metric}"; measured: {", ".join(known)}{suggest(metric, known)}')
+        costs = [AXES[name] for name in dict.fromkeys(axes or AXES)]
+        tables = dict(zip(self.labels(), (run.history for run in self.runs), strict=True))
+        return comparison_of_solves(tables, costs, metric or known[0])
+
+    def plot(
+        self, path: str | Path | None = None, *, axes: Sequence[str] | None = None, metric: str | None = None
+    ) -> Figure:
+        """Return `figure()`, written to a file too if a path is given, in the format that its suffix names."""
+        return saved_figure(self.figure(axes, metric), path)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
+        from narrowcast.runs.html_report import solves_report, write_report
+
+        return write_report(solves_report(self), path)
+
+    def _repr_html_(self) -> str:
+        return str(self.table.drop(columns="answer_sha256").to_html())
+
+
+def _short(value: Any) -> str:
+    text = units.NOT_KNOWN if value is None else str(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
