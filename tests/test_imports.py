@@ -13,7 +13,7 @@ import narrowcast
 
 ROOT = Path(narrowcast.__file__).parent
 # What a room may import of the package; the files at its top may import everything.
-_BELOW = {"experiment", "laws", "catalog", "registry", "platform", "algorithms", "cluster"}
+_BELOW = {"experiment", "solve_run", "laws", "catalog", "registry", "platform", "algorithms", "cluster"}
 MAY_IMPORT = {
     "platform": {"platform"},
     "algorithms": {"platform", "algorithms"},

@@ -12,6 +12,11 @@ from typing import Any
 
 from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.algorithms.codecs.stages import STAGES as CODECS
+from narrowcast.algorithms.completion.asd import ASD
+from narrowcast.algorithms.completion.gauss_newton import GaussNewton
+from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
+from narrowcast.algorithms.completion.scaled_asd import ScaledASD
+from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
 from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo
 from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
 from narrowcast.algorithms.federated.afl import AFL
@@ -149,8 +154,12 @@ DATA = Registry(
 )
 FLEETS = Registry("fleet", Fleet, {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}, "tiers")
 BACKENDS = Registry("backend", Backend, {"local": LocalBackend, "ray": RayBackend}, "ray")
-PROBLEMS = Registry("problem", ProblemSource, {})
-SOLVERS = Registry("solver", Solver, {})
+PROBLEMS = Registry("problem", ProblemSource, {"synthetic_completion": SyntheticCompletion})
+SOLVERS = Registry(
+    "solver",
+    Solver,
+    {"asd": ASD, "scaled_asd": ScaledASD, "power_factorisation": PowerFactorisation, "gauss_newton": GaussNewton},
+)
 
 REGISTRIES: Mapping[str, Registry] = {
     each.name: each

@@ -10,11 +10,11 @@ from click.shell_completion import CompletionItem
 
 
 def experiments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the packaged experiments, or let the shell complete the path of a file."""
+    """Return the packaged experiments and solves, or let the shell complete the path of a file."""
     del context, parameter
-    from narrowcast.runs.packaged import EXPERIMENTS, summaries
+    from narrowcast.runs.packaged import EXPERIMENTS, SOLVES, summaries
 
-    return _matching(summaries(EXPERIMENTS).items(), incomplete)
+    return _matching({**summaries(EXPERIMENTS), **summaries(SOLVES)}.items(), incomplete)
 
 
 def studies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -14,6 +14,7 @@ from narrowcast.platform.errors import UserError
 
 _FILES = {
     "experiment": "packaged experiments: narrowcast run NAME",
+    "solve": "packaged solves: narrowcast run NAME",
     "study": "packaged studies: narrowcast tune NAME",
     "target": "tables and figures of papers: narrowcast reproduce NAME",
 }
@@ -87,9 +88,9 @@ def _named(topic: str) -> Mapping[str, str]:
 
         papers = {name: each.what for name, each in TARGETS.items()}
         return papers | {name: each.what for name, each in STUDY_TARGETS.items()}
-    from narrowcast.runs.packaged import EXPERIMENTS, STUDIES, summaries
+    from narrowcast.runs.packaged import EXPERIMENTS, SOLVES, STUDIES, summaries
 
-    return summaries(EXPERIMENTS if topic == "experiment" else STUDIES)
+    return summaries({"experiment": EXPERIMENTS, "solve": SOLVES, "study": STUDIES}[topic])
 
 
 def _first_line(found: type) -> str:

@@ -15,12 +15,13 @@ from narrowcast.cli.terminal import console
 @click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
-    """List the packaged experiments, or print EXPERIMENT, or a solve, with all defaults filled in."""
+    """List the packaged experiments and solves, or print EXPERIMENT, or a solve, with all defaults filled in."""
     from narrowcast.experiment import load_experiment, packaged_experiments
+    from narrowcast.runs.packaged import SOLVES, summaries
 
     if experiment is None:
         table = Table("experiment", "description", box=None, pad_edge=False)
-        for name, summary in packaged_experiments().items():
+        for name, summary in {**packaged_experiments(), **summaries(SOLVES)}.items():
             table.add_row(name, summary)
         console().print(table)
         return

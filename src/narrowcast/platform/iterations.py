@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 
-from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import interruptible
 from narrowcast.platform.solver_contracts import Problem, Solver, Status
 from narrowcast.platform.state import Interrupted
-from narrowcast.platform.step import ITERATION, arrays_under
+from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, arrays_under
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays
 
@@ -70,7 +70,7 @@ class SolveState:
 
     def packed(self) -> tuple[Arrays, dict[str, str]]:
         """Return the tensors and the metadata of a checkpoint."""
-        tensors = {f"solver/{name}": np.ascontiguousarray(values) for name, values in self.arrays.items()}
+        tensors = {f"solver/{name}": np.asarray(values, order="C") for name, values in self.arrays.items()}
         numbers = {"solver_seconds": self.solver_seconds.hex(), "residual": float(self.residual).hex()}
         return tensors, {ITERATION: str(self.iteration), "status": self.status, **numbers}
 
@@ -121,6 +121,14 @@ def begin(problem: Problem, solver: Solver, seed: int) -> SolveState:
         return SolveState(0, arrays, time.perf_counter() - began)
 
 
+def measured(problem: Problem, solver: Solver, state: SolveState) -> Mapping[str, float]:
+    """Return the metrics of the answer; raise `UserError` for one with the name of a column of the journal."""
+    metrics = problem.measure(solver.answer(state.arrays))
+    if taken := sorted(ITERATION_COLUMNS & metrics.keys()):
+        raise UserError(f"{problem.name} has a metric called {taken[0]}, as a column of every solve; rename it")
+    return metrics
+
+
 def end_of(stopping: Stopping, state: SolveState) -> str | None:
     """Return why a solve ends with this state, such as `tolerance`, or None if it goes on."""
     if state.status != "running":
@@ -129,7 +137,8 @@ def end_of(stopping: Stopping, state: SolveState) -> str | None:
         return "tolerance"
     if state.iteration >= stopping.iterations:
         return "iterations"
-    if stopping.solver_seconds is not None and state.solver_seconds >= stopping.solver_seconds:
+    late = stopping.solver_seconds is not None and state.solver_seconds >= stopping.solver_seconds
+    if late and state.iteration:  # an answer without any iteration would say nothing of the solver
         return "solver_seconds"
     return None
 
@@ -170,7 +179,7 @@ def iterations(
         if ended or stopping.evaluates(state.iteration):
             began = time.perf_counter()
             with one_thread():
-                metrics = problem.measure(solver.answer(state.arrays))
+                metrics = measured(problem, solver, state)
             measured_for = time.perf_counter() - began
             wall += measured_for
         if not (ended or metrics or stopping.records(state.iteration)):

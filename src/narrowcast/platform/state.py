@@ -58,7 +58,7 @@ class RunState:
         tensors = {name: getattr(self, name) for name in _TENSORS}
         schedule = {} if self.schedule is None else self.schedule.to_arrays()
         for prefix, arrays in (("server", self.server), ("clients", self.clients), ("schedule", schedule)):
-            tensors |= {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
+            tensors |= {f"{prefix}/{name}": np.asarray(array, order="C") for name, array in arrays.items()}
         numbers = {name: str(getattr(self, name)) for name in _NUMBERS}
         return tensors, {**numbers, "simulated_seconds": self.simulated_seconds.hex()}
 

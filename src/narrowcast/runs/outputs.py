@@ -117,7 +117,7 @@ def touched_uplink_bits(journal: Journal, full: int) -> int | None:
 
 def write_model(model: Arrays, path: Path) -> None:
     """Write the global model's arrays by name to a safetensors file."""
-    write_atomically(path, save({name: np.ascontiguousarray(values) for name, values in model.items()}))
+    write_atomically(path, save({name: np.asarray(values, order="C") for name, values in model.items()}))
 
 
 def full_upload_bits(experiment: Experiment, task: Task) -> int:

@@ -18,6 +18,7 @@ from narrowcast.platform.yaml_limits import read_limited
 logger = logging.getLogger(__name__)
 EXPERIMENTS = files("narrowcast") / "experiments"
 STUDIES = EXPERIMENTS / "studies"
+SOLVES = EXPERIMENTS / "solves"
 _RENAMED = {"executor": "backend"}  # top-level keys of version 0.1
 
 
@@ -37,7 +38,7 @@ def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
         return read_limited(path), str(path)
     except FileNotFoundError:
         _refuse_other(name_or_path, what)
-        known = list(summaries(folder))
+        known = [*summaries(folder), *(summaries(SOLVES) if what == "experiment" else ())]
         raise UserError(
             f'no {what} "{name_or_path}": neither a file nor a packaged {what}; packaged: '
             f"{', '.join(known)}{suggest(name_or_path, known)}"
@@ -77,8 +78,12 @@ def is_an_experiment(origin: str, name: str) -> UserError:
 
 
 def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """Return the values of an experiment file or packaged experiment, named after it by default, and its origin."""
-    text, origin = read(name_or_path, EXPERIMENTS, "experiment")
+    """Return the values of the file of an experiment or solve, or of a packaged one, and its origin.
+
+    The run is named after the file by default.
+    """
+    folder = SOLVES if (SOLVES / f"{name_or_path}.yaml").is_file() else EXPERIMENTS
+    text, origin = read(name_or_path, folder, "experiment")
     values = read_yaml(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")

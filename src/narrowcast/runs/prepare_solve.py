@@ -10,7 +10,7 @@ from typing import Any
 
 from narrowcast import __version__
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.iterations import Iteration, SolveState, begin, iterations
+from narrowcast.platform.iterations import Iteration, SolveState, begin, iterations, measured
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.targets import check_targets
@@ -124,7 +124,7 @@ def _begun(solve: Solve) -> tuple[Problem, SolveState]:
     problem = _checked(solve)
     state = begin(problem, solve.solver, solve.seed)
     if solve.targets:
-        metrics = problem.measure(solve.solver.answer(state.arrays))
+        metrics = measured(problem, solve.solver, state)
         check_targets(solve.targets, metrics, getattr(solve.problem, "shares", ()))
     return problem, state
 

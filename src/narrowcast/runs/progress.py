@@ -35,7 +35,7 @@ class _RunProgress:
         """Return the state of a run after a step, with the age of its metric if it is not of this step."""
         measured = {name: value for name, value in row.items() if value is not None}
         unit, step = step_name(row), step_of(row)
-        name = next(iter(evaluation(row)), None) if unit == ITERATION else primary_metric(measured)
+        name = primary_metric(measured) or (next(iter(evaluation(row)), None) if unit == ITERATION else None)
         if name is not None:
             self.metric = (name, measured[name], step)
         facts = _facts_of_iteration(row) if unit == ITERATION else _facts_of_round(row)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from narrowcast.runs.recordable import RunConfig
 
 CONFIG, RESULT, MODEL, ANSWER = "config.yaml", "result.json", "model.safetensors", "answer.safetensors"
+ITERATIONS = "iterations.parquet"
 START = "start.safetensors"
 """A copy of the model that the run starts from, which it is resumed and verified with."""
 _WRITTEN_BEFORE_ROUND_1 = {"journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START}

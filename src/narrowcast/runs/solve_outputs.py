@@ -24,10 +24,8 @@ from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.second_process import FIGURES, begin
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.outputs import git_commit, write_model, write_plots
-from narrowcast.runs.run_folder import ANSWER, RESULT
+from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT
 from narrowcast.solve_run import Solve
-
-ITERATIONS = "iterations.parquet"
 
 
 def write_solve_outputs(
@@ -71,7 +69,7 @@ def answer_sha256(answer: Arrays) -> str:
     """Return the sha256 of an answer's arrays, their names, types and shapes."""
     hasher = hashlib.sha256()
     for name in sorted(answer):
-        values = np.ascontiguousarray(answer[name])
+        values = np.asarray(answer[name], order="C")
         hasher.update(f"{name}\0{values.dtype.str}\0{values.shape}\0".encode())
         hasher.update(values.reshape(-1).view(np.uint8).data)
     return hasher.hexdigest()

@@ -25,9 +25,8 @@ from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
-from narrowcast.runs.run_folder import ANSWER, CONFIG, RESULT
+from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
-from narrowcast.runs.solve_outputs import ITERATIONS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal, evaluation, read_locked
 from narrowcast.platform.tracking.journal_lines import step_of
 from narrowcast.runs.checks import Check, arrays_problem, difference, table_problem
-from narrowcast.runs.run_folder import ANSWER, CONFIG, RESULT, checkpoint_place
-from narrowcast.runs.solve_outputs import ITERATIONS, answer_sha256
+from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT, checkpoint_place
+from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.runs.solve_result import is_solve_folder, load_solve_result
 from narrowcast.solve_run import Solve, load_solve
 

@@ -59,7 +59,7 @@ def test_metrics_are_those_of_the_dense_matrices() -> None:
     found = problem.measure({"left": left, "right": right})
     assert found == pytest.approx(
         {
-            "residual": np.linalg.norm(error[seen]) / np.linalg.norm(whole[seen]),
+            "observed_error": np.linalg.norm(error[seen]) / np.linalg.norm(whole[seen]),
             "test.relative_error": np.linalg.norm(error) / np.linalg.norm(whole),
             "test.unseen_error": np.linalg.norm(error[~seen]) / np.linalg.norm(whole[~seen]),
             "test.column_sum_error": np.linalg.norm(error.sum(axis=0)),

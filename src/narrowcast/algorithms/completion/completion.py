@@ -14,7 +14,7 @@ from narrowcast.algorithms.completion.low_rank import difference, frobenius
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
-LOWER_IS_BETTER = ("residual", "relative_error", "unseen_error", "column_sum_error", "rmse")
+LOWER_IS_BETTER = ("observed_error", "relative_error", "unseen_error", "column_sum_error", "rmse")
 """Metrics of `Completion` of which the lower value is better; others of its metrics are better if higher."""
 
 
@@ -67,8 +67,8 @@ class Completion:
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of factors `left` and `right`.
 
-        `residual`: the relative error on the observed entries. With the whole matrix known, `test.relative_error` is
-        the relative Frobenius error, `test.unseen_error` that on the entries that are not observed, and
+        `observed_error`: the relative error on the observed entries. With the whole matrix known,
+        `test.relative_error` is the relative Frobenius error, `test.unseen_error` that on the other entries, and
         `test.column_sum_error` the Euclidean norm of the errors of the column sums, which Engels and Morse's programs
         report as the Frobenius distance. `test.psnr` in dB where values have a peak. With held-out entries
         `test.rmse`.
@@ -76,7 +76,7 @@ class Completion:
         left, right = answer["left"], answer["right"]
         observed = self.observed
         residual = float(np.linalg.norm(observed.residual(left, right)))
-        found = {"residual": residual / max(observed.norm, np.finfo(float).tiny)}
+        found = {"observed_error": residual / max(observed.norm, np.finfo(float).tiny)}
         if self.truth is not None:
             error, norm, sums = self._whole_errors(left, right)
             unseen, unseen_norm = (

@@ -53,7 +53,7 @@ class FactorSolver(BaseModel):
         new = {**state, **self.iterate(problem, dict(state))}
         norm = float(np.linalg.norm(new["residual"]))
         new["norm"] = np.array(norm)
-        new["iterations"] = state["iterations"] + 1
+        new["iterations"] = np.asarray(state["iterations"] + 1)
         rank, fitted = rank_of(problem, self.rank), norm <= ROUNDING * problem.observed.norm
         if self.continuation is not None and new["left"].shape[1] < rank and not fitted:
             if np.isfinite(norm) and self.continuation.is_over(before, norm, int(new["iterations"])):

@@ -1,0 +1,228 @@
+"""Solves from their file to their folder: results, exact resume, MLflow, comparison, verification and bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+import narrowcast as nc
+from command import Command
+from narrowcast.platform.iterations import SolveState, begin, iterations
+from narrowcast.platform.solver_contracts import Report
+from narrowcast.runs import session
+from narrowcast.runs.verification import verify
+from narrowcast.solve_run import load_solve
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+POISSON = Path(__file__).parents[2] / "docs" / "examples" / "poisson.yaml"
+COMPLETION = "completion-ill-conditioned"
+SMALL = {"problem.rows": 60, "problem.fraction": 0.5, "iterations": 40, "tolerance": None}
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs with one finished solve, `poisson`."""
+    folder = tmp_path_factory.mktemp("solves")
+    nc.solve(POISSON, output=folder, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def solved(output: Path) -> nc.SolveResult:
+    """The finished solve."""
+    return nc.load_run("poisson", output=output)
+
+
+def test_a_solve_ends_at_its_tolerance_and_leaves_a_run(solved: nc.SolveResult) -> None:
+    file = solved.file
+    assert file.stopped_by == "tolerance"
+    assert file.residual <= 1e-10 < solved.iterations["residual"].iloc[-2]
+    assert solved.final["relative_error"] < 1e-8
+    assert len(solved.iterations) == file.iterations < 500
+    first, second = solved.targets
+    errors = solved.iterations.dropna(subset="relative_error").set_index("iteration")["relative_error"]
+    assert first.iterations_to == errors.index[errors <= 1e-2][0]
+    assert second.iterations_to == errors.index[errors <= 1e-6][0]
+    for name in ("config.yaml", "iterations.parquet", "answer.safetensors", "plots/error_time.png"):
+        assert (solved.folder / name).is_file(), name
+    problem = load_solve(str(POISSON)).problem_source.load()
+    assert np.linalg.norm(solved.answer()["values"] - problem.solution) < 1e-8 * np.linalg.norm(problem.solution)
+
+
+def test_mlflow_has_every_recorded_iteration(solved: nc.SolveResult, output: Path) -> None:
+    client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+    run = client.get_run(str(solved.file.mlflow_run_id))
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["solver"] == "conjugate_gradients"
+    assert run.data.tags["answer_sha256"] == solved.file.answer_sha256
+    assert run.data.metrics["iterations_to.relative_error.1e-06"] == solved.targets[1].iterations_to
+    history = client.get_metric_history(run.info.run_id, "residual")
+    assert {each.step: each.value for each in history} == dict(
+        zip(solved.iterations["iteration"], solved.iterations["residual"], strict=True)
+    )
+
+
+def test_the_bare_loop_gives_the_same_answer(solved: nc.SolveResult) -> None:
+    *_, last = nc.iterations(POISSON)
+    assert last.state is not None
+    assert last.step == solved.file.iterations
+    np.testing.assert_array_equal(last.state.arrays["values"], solved.answer()["values"])
+
+
+@pytest.mark.parametrize("record_every", [1, 7])
+def test_an_interrupted_solve_resumes_to_the_same_answer(
+    tmp_path: Path, solved: nc.SolveResult, record_every: int
+) -> None:
+    def stop(row: Any) -> None:
+        if row["iteration"] >= 40:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        nc.solve(POISSON, {"record_every": record_every, "name": "cut"}, output=tmp_path, progress=stop)
+    assert not (tmp_path / "cut" / "result.json").exists()
+    again = nc.solve(resume="cut", output=tmp_path, progress=False)
+    assert again.file.answer_sha256 == solved.file.answer_sha256
+    assert again.file.iterations == solved.file.iterations
+    assert all(each.problem == "" for each in verify(tmp_path / "cut", 5))
+
+
+def test_a_lower_tolerance_goes_on_from_a_finished_solve(tmp_path: Path, solved: nc.SolveResult) -> None:
+    early = nc.solve(POISSON, {"tolerance": 1e-3}, output=tmp_path, progress=False)
+    assert early.file.iterations < solved.file.iterations
+    later = nc.solve(POISSON, {"tolerance": 1e-10}, output=tmp_path, resume="poisson", progress=False)
+    assert later.file.answer_sha256 == solved.file.answer_sha256
+    with pytest.raises(nc.UserError, match=r"problem\.points was 50, now 60; resume with its own"):
+        nc.solve(POISSON, {"problem.points": 60}, output=tmp_path, resume="poisson", progress=False)
+
+
+@pytest.mark.slow
+def test_a_killed_solve_resumes_to_the_same_answer(tmp_path: Path, start: Callable[..., Command]) -> None:
+    words = (COMPLETION, "problem.rows=300", "problem.fraction=0.3", "iterations=400", "tolerance=null")
+    whole = nc.solve(COMPLETION, dict(_override(each) for each in words[1:]), output=tmp_path / "whole", progress=False)
+    command = start("run", *words, "checkpoint_every=20", "--output", tmp_path)
+    command.wait_for_round(tmp_path / COMPLETION, 50)
+    command.send(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    again = start("run", "--resume", COMPLETION, "--output", tmp_path)
+    assert again.wait() == 0, again.err
+    result = json.loads((tmp_path / COMPLETION / "result.json").read_text())
+    assert result["answer_sha256"] == whole.file.answer_sha256
+
+
+def _override(word: str) -> tuple[str, Any]:
+    path, _, text = word.partition("=")
+    return path, json.loads(text)
+
+
+def test_solves_are_compared_by_metrics_iterations_and_time(tmp_path: Path) -> None:
+    kinds = ["scaled_asd", "power_factorisation"]
+    results = nc.solve(COMPLETION, {**SMALL, "replicas.solver.kind": kinds}, output=tmp_path, progress=False)
+    comparison = nc.compare(results)
+    assert list(comparison.table["solver"]) == kinds
+    assert {"test.relative_error", "iterations", "solver_seconds", "stopped_by"} <= set(comparison.table.columns)
+    assert comparison.plot(tmp_path / "errors.png", axes=["iteration"], metric="test.relative_error").axes
+    assert "power" in comparison.latex()
+    page = comparison.report(tmp_path / "solves.html").read_text()
+    assert "Settings that differ" in page and "solver.kind" in page
+    with pytest.raises(nc.UserError, match="known for solves: iteration, time"):
+        comparison.plot(axes=["uplink"])
+    with pytest.raises(nc.UserError, match='no run has the metric "gap"'):
+        comparison.plot(metric="gap")
+
+
+def test_a_solve_and_an_experiment_are_not_compared(tmp_path: Path, solved: nc.SolveResult) -> None:
+    federated = nc.run("fedavg-digits", {"rounds": 2}, output=tmp_path, progress=False)
+    with pytest.raises(nc.UserError, match="poisson is a solve and fedavg-digits is not"):
+        nc.compare([solved, federated])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"solver.ranks": 3}, "solver.ranks is unknown"),
+        ({"solver": {"kind": "scaled_asp"}}, 'Did you mean "scaled_asd"'),
+        ({"iterations": 0}, "iterations = 0"),
+        ({"tolerance": -1}, "tolerance = -1"),
+        ({"solver_seconds": 0}, "solver_seconds = 0"),
+        ({"targets": {"gap": [1]}}, "targets.gap is no metric of this run; it measures observed_error"),
+        ({"solver.rank": 61, **SMALL}, "rank"),
+        ({"algorithm.rank": 3}, "algorithm is unknown"),
+        ({"problem": "digits"}, 'problem.kind = "digits" is unknown; known: synthetic_completion'),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(nc.UserError) as error:
+        nc.solve(COMPLETION, {**SMALL, **overrides}, output=tmp_path / "runs", progress=False)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_limit_of_time_ends_a_solve_and_not_its_iterations(tmp_path: Path) -> None:
+    short = nc.solve(COMPLETION, {**SMALL, "solver_seconds": 1e-9}, output=tmp_path, progress=False)
+    assert (short.file.stopped_by, short.file.iterations) == ("solver_seconds", 1)
+    whole = nc.solve(COMPLETION, SMALL, output=tmp_path / "whole", progress=False)
+    name = short.name
+    resumed = nc.solve(COMPLETION, {**SMALL, "solver_seconds": None}, output=tmp_path, resume=name, progress=False)
+    assert resumed.file.answer_sha256 == whole.file.answer_sha256
+
+
+class Broken:
+    """A solver whose residual is not a number from the third iteration on."""
+
+    kind = "broken"
+
+    def init(self, problem: Any, seed: int) -> dict[str, np.ndarray]:
+        """Start at zero."""
+        del problem, seed
+        return {"count": np.zeros(1)}
+
+    def step(self, problem: Any, state: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Report]:
+        """Count."""
+        del problem
+        return {"count": state["count"] + 1}, Report(np.nan if state["count"][0] >= 2 else 1.0)
+
+    def answer(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the count."""
+        return state
+
+
+def test_a_solver_that_diverges_is_a_failed_run() -> None:
+    solve: Any = load_solve(COMPLETION, ["problem.rows=60", "problem.fraction=0.5", "evaluate_every=100"])
+    problem: Any = solve.problem_source.load()
+    with pytest.raises(nc.RunFailed, match="diverged: residual nan after iteration 3"):
+        list(iterations(problem, Broken(), solve, begin(problem, Broken(), 0)))  # type: ignore[arg-type]
+
+
+def test_the_state_of_a_solve_survives_its_checkpoint() -> None:
+    arrays = {"left": np.arange(6.0).reshape(2, 3), "norm": np.array(2.5)}
+    state = SolveState(7, arrays, 1.5, 1e-300, "stalled")
+    tensors, metadata = state.packed()
+    again = SolveState.unpacked(tensors, metadata)
+    assert (again.iteration, again.solver_seconds, again.residual, again.status) == (7, 1.5, 1e-300, "stalled")
+    np.testing.assert_array_equal(again.arrays["left"], arrays["left"])
+    assert again.arrays["norm"].shape == ()
+
+
+def test_verification_finds_a_changed_answer(tmp_path: Path) -> None:
+    result = nc.solve(COMPLETION, SMALL, output=tmp_path, progress=False)
+    assert [each.problem for each in verify(result.folder, 2)] == [""] * 7
+    changed = {name: values + 1e-12 for name, values in result.answer().items()}
+    nc.load_run(result.folder).export(result.folder / "answer.safetensors")
+    assert all(each.problem == "" for each in verify(result.folder, 0))
+    from narrowcast.runs.outputs import write_model
+
+    write_model(changed, result.folder / "answer.safetensors")
+    assert [each.subject for each in verify(result.folder, 0) if each.problem] == ["answer.safetensors"]
+
+
+def test_a_resume_command_names_the_solve(tmp_path: Path) -> None:
+    runs = session.prepare_runs(str(POISSON), [], tmp_path)
+    assert session.resume_command(runs) == f"narrowcast run --resume poisson --output {tmp_path}"
