@@ -105,11 +105,6 @@ class Solve(Identified, metaclass=_Checked):
         return {self.digest()}
 
 
-def is_solve(values: Mapping[str, Any]) -> bool:
-    """Return whether the values of a file are those of a solve rather than of an experiment."""
-    return not values.keys().isdisjoint(("problem", "solver"))
-
-
 def load_solve(source: str | Solve, overrides: Iterable[str] = ()) -> Solve:
     """Return a solve from a YAML file, or a given one, with overrides `a.b=value`."""
     solves = load_solves(source, overrides)

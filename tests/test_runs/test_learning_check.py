@@ -71,7 +71,7 @@ def test_replicas_that_learn_have_their_results(output: Path) -> None:
 
 
 def test_a_long_run_ends_early_and_one_upload_is_enough(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("narrowcast.runs.recorder.MOST_ROUNDS_IN_VAIN", 3)
+    monkeypatch.setattr("narrowcast.runs.round_watch.MOST_ROUNDS_IN_VAIN", 3)
     long = {**SMALL, "rounds": 9, "name": "long", "deadline_seconds": 1e-6}
     with pytest.raises(LearnedNothing):
         nc.run("fedavg-digits", long, output=output, progress=False)

@@ -17,7 +17,7 @@ from narrowcast.cli.terminal import console
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
     """List the packaged experiments and solves, or print EXPERIMENT, or a solve, with all defaults filled in."""
     from narrowcast.experiment import load_experiment, packaged_experiments
-    from narrowcast.runs.packaged import SOLVES, summaries
+    from narrowcast.runs.packaged import SOLVES, names_solve, summaries
 
     if experiment is None:
         table = Table("experiment", "description", box=None, pad_edge=False)
@@ -26,9 +26,7 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
         console().print(table)
         return
     from narrowcast.platform.config import write_yaml
-    from narrowcast.runs.packaged import read_experiment
-    from narrowcast.solve_run import is_solve, load_solve
+    from narrowcast.solve_run import load_solve
 
-    solves = is_solve(read_experiment(experiment)[0])
-    shown = load_solve(experiment, overrides) if solves else load_experiment(experiment, overrides)
+    shown = load_solve(experiment, overrides) if names_solve(experiment) else load_experiment(experiment, overrides)
     write_yaml(shown.plain(), sys.stdout)

@@ -77,11 +77,8 @@ def is_an_experiment(origin: str, name: str) -> UserError:
     )
 
 
-def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """Return the values of the file of an experiment or solve, or of a packaged one, and its origin.
-
-    The run is named after the file by default.
-    """
+def read_values(name_or_path: str) -> tuple[dict[str, Any], str]:
+    """Return the values as written of the file of an experiment or solve, or of a packaged one, and its origin."""
     folder = SOLVES if (SOLVES / f"{name_or_path}.yaml").is_file() else EXPERIMENTS
     text, origin = read(name_or_path, folder, "experiment")
     values = read_yaml(text, origin)
@@ -89,6 +86,17 @@ def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
     if values.keys() & {"study", "space"}:
         raise _is_a_study(origin, name_or_path)
+    return values, origin
+
+
+def names_solve(name_or_path: str) -> bool:
+    """Return whether this is a solve rather than an experiment."""
+    return not read_values(name_or_path)[0].keys().isdisjoint(("problem", "solver"))
+
+
+def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
+    """Return the values of `read_values` under their present names; the run is named after the file by default."""
+    values, origin = read_values(name_or_path)
     values.setdefault("name", Path(origin).stem)
     for old in _RENAMED.keys() & values.keys():
         _announce(old, _RENAMED[old], origin)

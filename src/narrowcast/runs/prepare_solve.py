@@ -20,7 +20,7 @@ from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.run_folder import CONFIG, has_run
 from narrowcast.runs.run_place import check_resumable, check_same, checked_store, kept_state, new_place
 from narrowcast.runs.solve_outputs import write_solve_outputs
-from narrowcast.solve_run import Solve, is_solve, load_solve, load_solves
+from narrowcast.solve_run import Solve, load_solve, load_solves
 
 logger = logging.getLogger(__name__)
 
@@ -129,14 +129,14 @@ def _begun(solve: Solve) -> tuple[Problem, SolveState]:
     return problem, state
 
 
-def names_solve(source: object, folders: Sequence[Path]) -> bool:
+def are_solves(source: object, folders: Sequence[Path]) -> bool:
     """Return whether a file, an object or, without both, the runs to be resumed are solves."""
     if isinstance(source, str):
-        return is_solve(packaged.read_experiment(source)[0])
+        return packaged.names_solve(source)
     if source is not None or not folders:
         return isinstance(source, Solve)
     config = folders[0] / CONFIG
-    return config.is_file() and is_solve(packaged.read_experiment(str(config))[0])
+    return config.is_file() and packaged.names_solve(str(config))
 
 
 def prepare_solves(

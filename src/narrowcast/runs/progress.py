@@ -29,7 +29,7 @@ class _RunProgress:
     bar: tqdm[Any] | None
     shares: Declared
     metric: tuple[str, float, int] | None = None  # the last evaluation: name, value, step
-    next_line: int = 0  # the first step that is shown where there is no terminal
+    lines: int = 0  # printed where there is no terminal, with those of steps before a resume
 
     def facts(self, row: Mapping[str, Any]) -> str:
         """Return the state of a run after a step, with the age of its metric if it is not of this step."""
@@ -76,6 +76,7 @@ class ProgressDisplay:
                 if on_terminal
                 else None,
                 shares,
+                lines=done // self._interval(rounds),
             )
             for place, (name, (done, rounds)) in enumerate(runs.items())
         }
@@ -113,9 +114,13 @@ class ProgressDisplay:
             with output_may_end():
                 run.bar.set_postfix_str(facts, refresh=False)
                 run.bar.update(index - run.bar.n)
-        elif index >= run.next_line or index == run.rounds:
-            run.next_line = (index // (every := math.ceil(run.rounds / self._lines)) + 1) * every
+        elif (lines := index // self._interval(run.rounds)) > run.lines or index == run.rounds:
+            run.lines = lines
             self._print(f"{self._prefix[name]}{self._unit} {index}/{run.rounds}  {facts}")
+
+    def _interval(self, rounds: int) -> int:
+        """Return the number of steps from a line to the next where there is no terminal."""
+        return math.ceil(rounds / self._lines)
 
     def _print(self, line: str) -> None:
         with output_may_end():

@@ -16,7 +16,7 @@ from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.state import Interrupted
 from narrowcast.runs.prepare import PreparedRun, prepare, prepare_lockstep, prepare_resume
-from narrowcast.runs.prepare_solve import PreparedSolve, names_solve, prepare_solves
+from narrowcast.runs.prepare_solve import PreparedSolve, are_solves, prepare_solves
 from narrowcast.runs.recordable import Recordable
 from narrowcast.runs.recorder import OnRound, recorded
 from narrowcast.runs.remarks import remarks
@@ -52,7 +52,7 @@ def prepare_runs(
     if source is None and not resume:
         raise UserError("no experiment given; name a packaged one (narrowcast show lists them) or a YAML file")
     folders = [find_run(name, output) for name in resume]
-    if names_solve(source, folders):
+    if are_solves(source, folders):
         return prepare_solves(source, overrides, output, folders, resume_if_begun=resume_if_begun)
     assert not isinstance(source, Solve)
     if folders:

@@ -29,8 +29,8 @@ from narrowcast.platform.config import plugin_folders, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import set_value
 from narrowcast.platform.redaction import hide_secrets, redact, redact_values
-from narrowcast.runs.packaged import read_experiment, read_study
-from narrowcast.solve_run import Solve, is_solve, load_solve
+from narrowcast.runs.packaged import names_solve, read_experiment, read_study
+from narrowcast.solve_run import Solve, load_solve
 
 _CONFIG = "config.yaml"
 _ON_THE_CLUSTER = ("data.", "problem.")
@@ -77,7 +77,7 @@ def prepare(
     variables = dict(_variable(each) for each in environment)
     if (study := read_study(source, overrides)) is not None:
         return _prepare_study(study, source, name, where, variables)
-    load = load_solve if is_solve(read_experiment(source)[0]) else load_experiment
+    load = load_solve if names_solve(source) else load_experiment
     experiment = load(source, overrides)
     if isinstance(experiment, Experiment) and "backend" not in experiment.model_fields_set:
         overrides = [*overrides, "backend=ray"]  # on a cluster, a run that does not say otherwise is on Ray

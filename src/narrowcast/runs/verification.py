@@ -24,14 +24,13 @@ from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, read_locked
-from narrowcast.runs import packaged
 from narrowcast.runs.checks import Check, arrays_problem, difference, table_problem
 from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
 from narrowcast.runs.outputs import measured
+from narrowcast.runs.packaged import names_solve
 from narrowcast.runs.result_file import ResultFile
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
 from narrowcast.runs.solve_verification import verify_solve
-from narrowcast.solve_run import is_solve
 
 _OF_HEADERS = (
     *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits"),
@@ -47,7 +46,7 @@ def verify(folder: Path, rounds: int = 3) -> Iterator[Check]:
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"no run at {folder}; give the name of a run, or its folder")
-    if is_solve(packaged.read_experiment(str(folder / CONFIG))[0]):
+    if names_solve(str(folder / CONFIG)):
         yield from verify_solve(folder, rounds)
         return
     experiment = saved_experiment(folder)

@@ -23,7 +23,6 @@ from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking import mlflow_run
 from narrowcast.platform.tracking.mlflow_store import pages_of_runs
 from narrowcast.platform.tracking.mlflow_view import set_up_view
-from narrowcast.runs import recorder as recording
 from narrowcast.runs import session
 from narrowcast.runs.late_delivery import send_missing
 from narrowcast.runs.outputs import git_commit, write_outputs
@@ -153,7 +152,7 @@ def test_an_interrupt_while_the_result_is_written_finds_the_run_over(
         signal.raise_signal(signal.SIGINT)
         return write_outputs(*args)
 
-    monkeypatch.setattr(recording, "write_outputs", write_interrupted)
+    monkeypatch.setattr("narrowcast.runs.prepare.write_outputs", write_interrupted)
     prepared = prepare(load("tracking.system_metrics=false"), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         session.run(prepared, nothing, keep_checkpoints=False)
