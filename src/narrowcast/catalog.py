@@ -12,10 +12,23 @@ from typing import Any
 
 from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.algorithms.codecs.stages import STAGES as CODECS
+from narrowcast.algorithms.completion.afgd import AFGD
+from narrowcast.algorithms.completion.alps import ALPS
 from narrowcast.algorithms.completion.asd import ASD
+from narrowcast.algorithms.completion.cgiht import CGIHT
+from narrowcast.algorithms.completion.entry_completion import EntryCompletion
+from narrowcast.algorithms.completion.fgd import FGD
 from narrowcast.algorithms.completion.gauss_newton import GaussNewton
+from narrowcast.algorithms.completion.image_completion import ImageCompletion
+from narrowcast.algorithms.completion.lmafit import LMaFit
+from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
+from narrowcast.algorithms.completion.niht import NIHT
 from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
+from narrowcast.algorithms.completion.r3mc import R3MC
+from narrowcast.algorithms.completion.rating_completion import RatingCompletion
 from narrowcast.algorithms.completion.scaled_asd import ScaledASD
+from narrowcast.algorithms.completion.scaled_gd import ScaledGD
+from narrowcast.algorithms.completion.soft_impute import SoftImpute
 from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
 from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo
 from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
@@ -154,11 +167,35 @@ DATA = Registry(
 )
 FLEETS = Registry("fleet", Fleet, {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}, "tiers")
 BACKENDS = Registry("backend", Backend, {"local": LocalBackend, "ray": RayBackend}, "ray")
-PROBLEMS = Registry("problem", ProblemSource, {"synthetic_completion": SyntheticCompletion})
+PROBLEMS = Registry(
+    "problem",
+    ProblemSource,
+    {
+        "synthetic_completion": SyntheticCompletion,
+        "rating_completion": RatingCompletion,
+        "image_completion": ImageCompletion,
+        "entry_completion": EntryCompletion,
+    },
+)
 SOLVERS = Registry(
     "solver",
     Solver,
-    {"asd": ASD, "scaled_asd": ScaledASD, "power_factorisation": PowerFactorisation, "gauss_newton": GaussNewton},
+    {
+        "fgd": FGD,
+        "afgd": AFGD,
+        "scaled_gd": ScaledGD,
+        "asd": ASD,
+        "scaled_asd": ScaledASD,
+        "lmafit": LMaFit,
+        "power_factorisation": PowerFactorisation,
+        "niht": NIHT,
+        "cgiht": CGIHT,
+        "alps": ALPS,
+        "r3mc": R3MC,
+        "matrix_irls": MatrixIRLS,
+        "gauss_newton": GaussNewton,
+        "soft_impute": SoftImpute,
+    },
 )
 
 REGISTRIES: Mapping[str, Registry] = {

@@ -32,7 +32,8 @@ FILES = {
     *(("channel", "trace"), ("availability", "trace"), ("fleet", "trace"), ("channel", "table")),
     *(("model", "torch"), ("data", "image_folder"), ("data", "text_files"), ("data", "ratings")),
     ("data", "explicit_ratings"),
-    *(("data", "npz"), ("data", "hugging_face"), ("data", "torch")),
+    *(("data", "npz"), ("data", "hugging_face"), ("data", "torch"), ("problem", "entry_completion")),
+    ("problem", "rating_completion"),
 }
 """Kinds that describe a file, a module or a certain number of clients: their own tests have some."""
 NOT_HERE = {"algorithm", "backend"}

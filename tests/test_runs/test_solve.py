@@ -154,7 +154,7 @@ def test_a_solve_and_an_experiment_are_not_compared(tmp_path: Path, solved: nc.S
         ({"targets": {"gap": [1]}}, "targets.gap is no metric of this run; it measures observed_error"),
         ({"solver.rank": 61, **SMALL}, "rank"),
         ({"algorithm.rank": 3}, "algorithm is unknown"),
-        ({"problem": "digits"}, 'problem.kind = "digits" is unknown; known: synthetic_completion'),
+        ({"problem": "digits"}, 'problem.kind = "digits" is unknown; known: synthetic_completion, rating_completion'),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:

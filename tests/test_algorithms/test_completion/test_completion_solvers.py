@@ -85,7 +85,7 @@ def test_every_solver_solves_an_easy_problem(solver: Any, easy: Completion) -> N
     state, report = solve(solver, easy, 600, 1e-10)
     found = easy.measure(solver.answer(state))
     assert found["test.relative_error"] < 1e-8 and found["test.unseen_error"] < 1e-8
-    assert report.status == "running" and report.residual == pytest.approx(found["residual"], rel=1e-2)
+    assert report.status == "running" and report.residual == pytest.approx(found["observed_error"], rel=1e-2)
 
 
 @each_solver
