@@ -24,6 +24,12 @@ from narrowcast.platform.units import ITERATIONS
 from narrowcast.runs import packaged
 
 
+class SolveTracking(Tracking):
+    """The tracking store of solves, in an MLflow experiment of their own, since their columns and charts are others."""
+
+    experiment: str = Field("narrowcast-solves", min_length=1, description="name of the MLflow experiment")
+
+
 class _Checked(type(BaseModel)):  # type: ignore[misc]
     """Makes a solve built in Python the same as one read from a file: its checks and errors."""
 
@@ -72,8 +78,8 @@ class Solve(Identified, metaclass=_Checked):
         "solve", max_length=100, description="name of the run and of its folder"
     )
     tracking: Annotated[
-        Tracking, Role(identity=False, shared=True, not_tuned="all trials of a study go to one store")
-    ] = Field(Tracking(), description="MLflow store of the run")
+        SolveTracking, Role(identity=False, shared=True, not_tuned="all trials of a study go to one store")
+    ] = Field(SolveTracking(), description="MLflow store of the run")
     targets: Annotated[Targets, Role(identity=False, not_tuned="they do not affect a run")] = Field(
         {}, description="values of metrics; iterations and solver time until each is reached are reported"
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow.exceptions import MlflowException
 
 from narrowcast.platform.client_statistics import CLIENTS, STATISTICS
+from narrowcast.platform.step import ITERATION_COLUMNS
 from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ PAGE = "#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewSta
 """The address of the view, below that of the MLflow UI."""
 EXPERIMENTS = "#/experiments?workflowType=machine_learning"
 """The address of the list of experiments; without the parameter MLflow's sidebar is that of generative AI."""
+_SOLVER_SECONDS = "solver_seconds"
+_PARAMS_OF_SOLVE = ("solver.kind", "problem.kind", "seed")
 _PARAMS = ("algorithm.kind", "data.kind", "seed")
 _COSTS = ("total_uplink_bits", "total_bits", "simulated_seconds", "wall_seconds")
 _AGAINST = {"step": "round", "total_uplink_bits": "uplink", "total_bits": "total traffic", "simulated_seconds": "time"}
@@ -40,7 +43,10 @@ def set_up_view(client: MlflowClient, experiment_id: str, measured: Iterable[str
     """
     tags: Mapping[str, str] = client.get_experiment(experiment_id).tags
     known = [each for each in tags.get(_MEASURED, "").split(",") if each]
-    metrics = list(dict.fromkeys((*known, *(each for each in measured if each.startswith(("test.", "validation."))))))
+    new = list(measured)
+    of_solve = _SOLVER_SECONDS in new
+    chosen = (each for each in new if (each not in ITERATION_COLUMNS and "_to." not in each) or each == _SOLVER_SECONDS)
+    metrics = list(dict.fromkeys((*known, *(chosen if of_solve else filter(_is_of_split, new)))))
     wanted = {_KIND: "custom_model_development", _MEASURED: ",".join(metrics), _VIEW: _encoded(view(metrics))}
     for key, value in wanted.items():
         if tags.get(key) != value:
@@ -48,8 +54,14 @@ def set_up_view(client: MlflowClient, experiment_id: str, measured: Iterable[str
                 client.set_experiment_tag(experiment_id, key, value)
 
 
+def _is_of_split(metric: str) -> bool:
+    return metric.startswith(("test.", "validation."))
+
+
 def view(metrics: Sequence[str]) -> dict[str, Any]:
     """Return the state of the UI's list of runs and of its charts."""
+    if _SOLVER_SECONDS in metrics:
+        return _view_of_solves([each for each in metrics if each != _SOLVER_SECONDS])
     test = [f"test.{each}" for each in _ordered(metrics, "test")]
     validation = [f"validation.{each}" for each in _ordered(metrics, "validation")]
     columns = [f"params.`{each}`" for each in _PARAMS]
@@ -69,7 +81,25 @@ def view(metrics: Sequence[str]) -> dict[str, Any]:
         "Training loss": [("training loss", "loss", "step"), ("training loss by time", "loss", "simulated_seconds")],
         "Costs": [(each.replace("_", " "), each, "step") for each in _COSTS],
     }
-    sections = {name: charts for name, charts in sections.items() if charts}
+    return _state(columns, {name: charts for name, charts in sections.items() if charts})
+
+
+def _view_of_solves(metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the state of the list of solves: their errors by iteration and against the time of the solver."""
+    metrics = sorted(metrics, key=lambda each: not _is_of_split(each))
+    columns = [f"params.`{each}`" for each in _PARAMS_OF_SOLVE]
+    columns += [f"metrics.`{each}`" for each in (*metrics, "residual", _SOLVER_SECONDS)]
+    names = [*metrics, "residual"]
+    sections = {
+        "By iteration": [(metric_label(each), each, "step") for each in names],
+        "Against the time of the solver": [(f"{metric_label(each)} by time", each, _SOLVER_SECONDS) for each in names],
+    }
+    return _state(columns, sections, scale="log")
+
+
+def _state(
+    columns: Sequence[str], sections: Mapping[str, Sequence[tuple[str, str, str]]], scale: str = "linear"
+) -> dict[str, Any]:
     return {
         "searchFilter": "",
         "orderByKey": "attributes.start_time",
@@ -77,7 +107,7 @@ def view(metrics: Sequence[str]) -> dict[str, Any]:
         "selectedColumns": ["attributes.`Duration`", *columns],
         "columnOrder": ["attributes.`Duration`", *columns],
         "compareRunCharts": [
-            _line(f"{section}-{place}", section, *chart)
+            _line(f"{section}-{place}", section, *chart, scale)
             for section, charts in sections.items()
             for place, chart in enumerate(charts)
         ],
@@ -111,7 +141,7 @@ def _section(name: str, *, shown: bool) -> dict[str, Any]:
     }
 
 
-def _line(uuid: str, section: str, label: str, metric: str, across: str) -> dict[str, Any]:
+def _line(uuid: str, section: str, label: str, metric: str, across: str, scale: str) -> dict[str, Any]:
     by_step = across == "step"
     return {
         "type": "LINE",
@@ -123,7 +153,7 @@ def _line(uuid: str, section: str, label: str, metric: str, across: str) -> dict
         "metricKey": metric,
         "selectedMetricKeys": [metric],
         "lineSmoothness": 0,
-        "scaleType": "linear",
+        "scaleType": scale,
         "xAxisScaleType": "linear",
         "xAxisKey": "step" if by_step else "metric",
         "selectedXAxisMetricKey": "" if by_step else across,
