@@ -169,6 +169,26 @@ def test_rows_are_found_again_and_a_cut_one_is_repeated(tmp_path: Path) -> None:
     assert read_rows([tmp_path / "there"]) == read_rows([tmp_path])
 
 
+def test_merged_rows_go_on_in_another_file_for_other_columns_or_a_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, there = RunSpec("a", "fedmf-ml1m", ("rounds=3",)), tmp_path / "there"
+    there.mkdir()
+    header = "label,seed,rounds,experiment,overrides,test.hr@10,uplink_bits,downlink_bits,simulated_seconds,"
+    header += "wall_seconds,model_sha256,error,hits"
+    (there / "s.csv").write_text(f"{header}\na,7,,fedmf-ml1m,rounds=3,0.25,,,,,,,\n")
+    for seed in range(4):
+        append(tmp_path / "s.csv", spec, seed, result(0.5 + seed / 10))
+    monkeypatch.setattr("narrowcast.reproduce.long_runs._LARGEST_FILE_BYTES", 600)
+    for _ in range(2):
+        merge([tmp_path], there)
+    assert sorted(each.name for each in there.iterdir()) == ["s-2.csv", "s-3.csv", "s.csv"]
+    assert all(each.stat().st_size < 700 for each in there.iterdir())
+    rows = read_rows([there])
+    assert rows.pop(key_of(spec, 7))["final"] == {"test.hr@10": 0.25}
+    assert rows == read_rows([tmp_path])
+
+
 def test_the_queue_gives_each_missing_run_once(tmp_path: Path) -> None:
     queue = Queue(["decay-ml1m"], [tmp_path])
     planned = list(queue.missing())

@@ -27,6 +27,8 @@ from narrowcast.reproduce.results_csv import Rows, append, key_of, read_rows
 from narrowcast.reproduce.worker_threads import one_core_each
 
 _GUESS_SECONDS = 45.0
+_LARGEST_FILE_BYTES = 190_000
+"""Of a file of results, which is in the repository."""
 
 
 class Queue:
@@ -115,13 +117,27 @@ def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: f
 
 
 def merge(sources: Sequence[Path], target: Path) -> None:
-    """Append to each file of `target` the rows of the same file in the sources that it lacks."""
+    """Append to each file of `target` the rows of the same file in the sources that it lacks.
+
+    Rows go on in NAME-2.csv and so on, each with its header, if a file has other columns or would grow above
+    `_LARGEST_FILE_BYTES`.
+    """
     for path in sorted(file for folder in sources for file in folder.glob("*.csv")):
-        ours = target / path.name
-        before = ours.read_text() if ours.exists() else ""
-        known = set(before.splitlines())
-        new = [line for line in path.read_text().splitlines() if line not in known]
-        ours.write_text(before + "".join(f"{line}\n" for line in new))
+        header, *rows = path.read_text().splitlines()
+        parts = [target / path.name]
+        while (following := target / f"{path.stem}-{len(parts) + 1}.csv").exists():
+            parts.append(following)
+        known = {line for part in parts if part.exists() for line in part.read_text().splitlines()}
+        text = parts[-1].read_text() if parts[-1].exists() else f"{header}\n"
+        for row in rows:
+            if row in known:
+                continue
+            if not text.startswith(f"{header}\n") or len(text) + len(row) >= _LARGEST_FILE_BYTES:
+                parts[-1].write_text(text)
+                parts.append(target / f"{path.stem}-{len(parts) + 1}.csv")
+                text = f"{header}\n"
+            text += f"{row}\n"
+        parts[-1].write_text(text)
 
 
 def main() -> None:
