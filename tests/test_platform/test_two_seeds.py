@@ -46,7 +46,7 @@ PUBLIC = {
     # the global model before round 1
     ("platform/models/neural_network.py", "'model'"),
     ("algorithms/federated/hadamard.py", "'hadamard' + name + part"),
-    ("algorithms/completion/low_rank.py", "'completion start'"),
+    ("algorithms/completion/low_rank_matrix.py", "'completion start'"),
     # what a decoder or the server regenerates
     ("algorithms/federated/shared_basis.py", "'basis'"),
     ("algorithms/federated/shared_basis.py", "'components' + name"),

@@ -26,7 +26,7 @@ _PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class Case:
+class CompletionCase:
     """One synthetic case; `published` is the class of the least distance that any published solver reached in 60 s.
 
     The distance is the report's, the norm of the errors of column sums, at the best iteration.
@@ -55,10 +55,10 @@ class Case:
         )
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[CompletionCase]:
     """Yield the 63 cases: all combinations with more entries than degrees of freedom, small ones first."""
     for (n, rank), published in sorted(_PUBLISHED.items()):
         for fraction, classes in zip(FRACTIONS, published.split(), strict=True):
             for condition, each in zip(CONDITIONS, classes, strict=True):
                 if fraction * n**2 > (2 * n - rank) * rank:
-                    yield Case(n, rank, fraction, condition, each)  # type: ignore[arg-type]
+                    yield CompletionCase(n, rank, fraction, condition, each)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.entry_completion import EntryCompletion
 from narrowcast.algorithms.completion.image_completion import ImageCompletion
 from narrowcast.algorithms.completion.rating_completion import RatingCompletion

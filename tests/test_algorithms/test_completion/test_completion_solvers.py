@@ -13,19 +13,19 @@ from narrowcast.algorithms.completion.afgd import AFGD, projected
 from narrowcast.algorithms.completion.alps import ALPS
 from narrowcast.algorithms.completion.asd import ASD
 from narrowcast.algorithms.completion.cgiht import CGIHT
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.continuation import Continuation
 from narrowcast.algorithms.completion.factor_solver import FactorSolver
 from narrowcast.algorithms.completion.fgd import FGD
 from narrowcast.algorithms.completion.gauss_newton import GaussNewton
 from narrowcast.algorithms.completion.lmafit import LMaFit
-from narrowcast.algorithms.completion.low_rank import truncated
+from narrowcast.algorithms.completion.low_rank_matrix import truncated
 from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
 from narrowcast.algorithms.completion.niht import NIHT
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
-from narrowcast.algorithms.completion.progress import PATIENCE, PROGRESS, ROUNDING, progress
 from narrowcast.algorithms.completion.r3mc import R3MC
+from narrowcast.algorithms.completion.residual_progress import PATIENCE, PROGRESS, ROUNDING, progress
 from narrowcast.algorithms.completion.scaled_asd import ScaledASD
 from narrowcast.algorithms.completion.scaled_gd import ScaledGD
 from narrowcast.algorithms.completion.soft_impute import SoftImpute

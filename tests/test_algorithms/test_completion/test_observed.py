@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from narrowcast.algorithms.completion import observed as module
-from narrowcast.algorithms.completion.low_rank import difference, leading, random_block
+from narrowcast.algorithms.completion.low_rank_matrix import difference, leading, random_block
 from narrowcast.algorithms.completion.observed import ObservedMatrix, observe
 from narrowcast.platform.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.factor_solver import FactorSolver, State
 from narrowcast.algorithms.completion.lifted import Form, check_form, gradient, stacked, unstacked
 from narrowcast.platform.types import FloatArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.factor_solver import State
 from narrowcast.algorithms.completion.niht import HardThresholding, exact_step, in_span
 from narrowcast.platform.types import FloatArray

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.low_rank import Triples, leading, random_block
+from narrowcast.algorithms.completion.low_rank_matrix import Triples, leading, random_block
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.platform.types import FloatArray
 

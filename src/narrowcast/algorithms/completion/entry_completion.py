@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion, HeldOut
+from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.platform.data.npz import UNREADABLE
 from narrowcast.platform.data.own_files import located, readable

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.continuation import Continuation, next_triples
-from narrowcast.algorithms.completion.low_rank import Triples
-from narrowcast.algorithms.completion.progress import PROGRESS, ROUNDING, progress
+from narrowcast.algorithms.completion.low_rank_matrix import Triples
+from narrowcast.algorithms.completion.residual_progress import PROGRESS, ROUNDING, progress
 from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray

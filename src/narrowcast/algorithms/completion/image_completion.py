@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion
+from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion
 from narrowcast.algorithms.completion.observed import observed_at
 from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.errors import UserError

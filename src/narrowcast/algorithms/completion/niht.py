@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.factor_solver import FactorSolver, State
-from narrowcast.algorithms.completion.low_rank import OVERSAMPLED, leading, truncated
+from narrowcast.algorithms.completion.low_rank_matrix import OVERSAMPLED, leading, truncated
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.platform.types import FloatArray
 

@@ -16,7 +16,7 @@ from narrowcast.platform.types import FloatArray
 
 
 @dataclass(frozen=True)
-class Point:
+class FixedRankPoint:
     """U diag(s) V'; orthonormal u [m, k] and v [n, k], s [k] positive."""
 
     u: FloatArray
@@ -37,7 +37,7 @@ class Direction:
         return Direction(self.u + factor * other.u, self.r + factor * other.r, self.v + factor * other.v)
 
 
-def inner(point: Point, one: Direction, other: Direction) -> float:
+def inner(point: FixedRankPoint, one: Direction, other: Direction) -> float:
     """Return the metric's inner product of two directions."""
     weights = point.s**2
     return float(
@@ -47,7 +47,7 @@ def inner(point: Point, one: Direction, other: Direction) -> float:
     )
 
 
-def gradient(point: Point, towards_u: FloatArray, towards_v: FloatArray) -> Direction:
+def gradient(point: FixedRankPoint, towards_u: FloatArray, towards_v: FloatArray) -> Direction:
     """Return minus the Riemannian gradient of ||D||^2 / 2 from D V [m, k] and D'U [n, k], D being the residual."""
     inside = point.u.T @ towards_u
     return Direction(
@@ -64,7 +64,7 @@ def _scaled_tangent(basis: FloatArray, s: FloatArray, towards: FloatArray, insid
     return (towards * s - basis @ b) / s**2
 
 
-def horizontal(point: Point, direction: Direction) -> Direction:
+def horizontal(point: FixedRankPoint, direction: Direction) -> Direction:
     """Return the part of a direction of the ambient space that is tangent, and changes the matrix."""
     u, v = (_tangent(basis, point.s, part) for basis, part in ((point.u, direction.u), (point.v, direction.v)))
     s, r = point.s, direction.r
@@ -83,14 +83,16 @@ def _tangent(basis: FloatArray, s: FloatArray, part: FloatArray) -> FloatArray:
     return part - basis @ (moved / (s[:, None] ** 2 + s[None, :] ** 2)) / s**2
 
 
-def retracted(point: Point, direction: Direction, step: float) -> tuple[Point, FloatArray, FloatArray]:
+def retracted(
+    point: FixedRankPoint, direction: Direction, step: float
+) -> tuple[FixedRankPoint, FloatArray, FloatArray]:
     """Return the point after a step, by polar factors, and the rotations of U and V that make its R diagonal."""
     u, v = (_polar(basis + step * part) for basis, part in ((point.u, direction.u), (point.v, direction.v)))
     left, s, right = np.linalg.svd(np.diag(point.s) + step * direction.r)
-    return Point(u @ left, s, v @ right.T), left, right.T
+    return FixedRankPoint(u @ left, s, v @ right.T), left, right.T
 
 
-def transported(point: Point, direction: Direction, left: FloatArray, right: FloatArray) -> Direction:
+def transported(point: FixedRankPoint, direction: Direction, left: FloatArray, right: FloatArray) -> Direction:
     """Return a direction moved to the point, to which these rotations belong."""
     return horizontal(point, Direction(direction.u @ left, left.T @ direction.r @ right, direction.v @ right))
 

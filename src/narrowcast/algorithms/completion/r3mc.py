@@ -6,12 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.factor_solver import FactorSolver, State
-from narrowcast.algorithms.completion.low_rank import truncated
+from narrowcast.algorithms.completion.low_rank_matrix import truncated
 from narrowcast.algorithms.completion.quotient_geometry import (
     Direction,
-    Point,
+    FixedRankPoint,
     gradient,
     horizontal,
     inner,
@@ -47,7 +47,7 @@ class R3MC(FactorSolver):
     def iterate(self, problem: Completion, state: State) -> State:
         """Return the arrays after one step, or unchanged factors if no step lowers the residual."""
         observed, residual = problem.observed, state["residual"]
-        point = Point(state["u"], state["s"], state["right"])
+        point = FixedRankPoint(state["u"], state["s"], state["right"])
         descent = gradient(point, observed.times(residual, point.v), observed.transposed_times(residual, point.u))
         descent = horizontal(point, descent)
         slope, before = inner(point, descent, descent), float(state["slope"])

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion, HeldOut
+from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.descent import REFRESH, left_step, right_step
 from narrowcast.algorithms.completion.factor_solver import FactorSolver, State
 

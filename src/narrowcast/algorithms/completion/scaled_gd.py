@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.descent import scaled
 from narrowcast.algorithms.completion.factor_solver import FactorSolver, State
 from narrowcast.platform.types import FloatArray

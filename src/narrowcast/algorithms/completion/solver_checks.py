@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from narrowcast.algorithms.completion.completion import Completion
+from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.platform.errors import UserError
 
 

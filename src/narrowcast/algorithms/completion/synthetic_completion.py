@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.algorithms.completion.completion import LOWER_IS_BETTER, Completion
+from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion
 from narrowcast.algorithms.completion.observed import observed_at
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from narrowcast.algorithms.completion.low_rank import difference, frobenius
+from narrowcast.algorithms.completion.low_rank_matrix import difference, frobenius
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
