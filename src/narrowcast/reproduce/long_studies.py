@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Protocol, TypeVar
 
-from narrowcast.reproduce import decay, fedprox_synthetic, qffl_fairness, scaffold_similarity, total_traffic
+from narrowcast.reproduce import (
+    decay,
+    fedmavg_clustering,
+    fedmavg_items,
+    fedprox_synthetic,
+    qffl_fairness,
+    scaffold_similarity,
+    sfmf,
+    total_traffic,
+)
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, Codec
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, TRIES
 from narrowcast.reproduce.results_csv import Rows, key_of
@@ -205,6 +214,19 @@ def _channel(ablation: Ablation) -> Plan:
     return plan
 
 
+def _clustering(rows: Rows) -> Iterator[Planned]:
+    del rows
+    for seed in range(fedmavg_clustering.SEEDS):
+        for cell in fedmavg_clustering.CELLS:
+            yield Planned(fedmavg_clustering.STUDY, cell.run, seed)
+
+
+def _sfmf(rows: Rows) -> Iterator[Planned]:
+    del rows
+    for setting in sfmf.SETTINGS:
+        yield Planned(sfmf.STUDY, setting.run, 0)
+
+
 STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
     "decay-ml1m": _decay(decay.ROUNDS[0]),
@@ -230,4 +252,9 @@ STUDIES: Mapping[str, Plan] = {
     "scaffold-similarity": _cells(
         "scaffold-similarity", scaffold_similarity.cells(), scaffold_similarity.RATES, scaffold_similarity.TEST_SEEDS
     ),
+    fedmavg_items.STUDY: _cells(
+        fedmavg_items.STUDY, fedmavg_items.CELLS, fedmavg_items.DECAYS, fedmavg_items.TEST_SEEDS
+    ),
+    fedmavg_clustering.STUDY: _clustering,
+    sfmf.STUDY: _sfmf,
 }

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from narrowcast.reproduce.run_spec import RunSpec
 
 METRICS = (
+    *("validation.rmse", "test.rmse", "test.mae", "test.nmi"),
     *("validation.hr@10", "validation.accuracy", "test.hr@10", "test.ndcg@10", "test.accuracy"),
     *("validation.accuracy.mean", "validation.accuracy.worst_10_percent"),
     *(f"test.accuracy.{each}" for each in ("mean", "worst_10_percent", "best_10_percent", "variance")),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from narrowcast.algorithms.local_training.complete_steps import descend_columns, descend_rows
 from narrowcast.algorithms.local_training.entry_steps import (
     ChunkEntries,
     add_column_grams,
@@ -24,6 +25,7 @@ from narrowcast.algorithms.local_training.factor_task import FactorChunk, dense_
 from narrowcast.algorithms.local_training.factor_updates import Factors, FactorUpdates, finite_updates
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.rating_matrix import RatingMatrix
+from narrowcast.platform.models.constraint_sets import ConstraintSet
 from narrowcast.platform.models.masked_factorisation import COLUMN_FACTORS, MaskedFactorisation
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
@@ -50,6 +52,13 @@ class AlternatingGradient(BaseModel):
     gamma1: float = Field(2.0, gt=1, allow_inf_nan=False, description="divisor of the steps on H; 2: 1 / L_H")
     gamma2: float = Field(1.0, gt=0.5, allow_inf_nan=False, description="divisor of the steps on W; 1: 1 / L_W")
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="coefficient of the squares of factors")
+
+    crossing: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="coefficient of the products of different values of one column of H, which are 0 for clusters",
+    )
 
     @property
     def epochs(self) -> int:
@@ -98,17 +107,21 @@ class AlternatingGradient(BaseModel):
         assert isinstance(model, MaskedFactorisation)
         here = FactorChunk.of(row_factors, chunk, task, moves)
         columns = np.array(chunk.state[COLUMN_FACTORS], dtype=row_factors.dtype)
-        steps, h_rates = self.w_steps_in(chunk.round_index), self._h_rates(here.entries, task)
-        for _ in range(self.h_steps):
-            step_columns(here.entries, h_rates, self.weight_decay, columns)
-            columns = model.h_set.project(columns)
+        steps, changes = self.w_steps_in(chunk.round_index), here.no_changes()
         loss, heaviest = np.empty(len(chunk.clients)), np.empty(len(chunk.clients))
-        measure_squares(here.entries, columns, loss, heaviest)
-        constants = np.minimum(largest_eigenvalues(np.einsum("cja,cjb->cab", columns, columns)), heaviest)
-        w_rates = _inverse(self.gamma2 * (constants + self.weight_decay)).astype(row_factors.dtype)
-        changes = here.no_changes()
-        with np.errstate(over="ignore", invalid="ignore"):
-            move_rows(here.entries, columns, moves, w_rates, self.weight_decay, steps, here.change_starts, changes)
+        move = self._move_by_products if task.data.is_complete else self._move_columns
+        with np.errstate(over="ignore", invalid="ignore"):  # a client that diverges is found by `finite_updates`
+            columns = move(here, columns, task, model.h_set, loss, heaviest)
+            grams = np.einsum("cja,cjb->cab", columns, columns)
+            constants = np.minimum(largest_eigenvalues(grams), heaviest)
+            w_rates = _inverse(self.gamma2 * (constants + self.weight_decay)).astype(row_factors.dtype)
+            if task.data.is_complete:
+                for place in np.flatnonzero(moves).tolist():
+                    x, own = here.complete_columns(place), slice(*here.change_starts[place : place + 2].tolist())
+                    h, rate = columns[place, : len(x)], float(w_rates[place])
+                    changes[own] = descend_rows(x, row_factors, h, rate=rate, decay=self.weight_decay, steps=steps)
+            else:
+                move_rows(here.entries, columns, moves, w_rates, self.weight_decay, steps, here.change_starts, changes)
         examples = task.data.examples[chunk.clients]
         passes = self.h_steps + np.where(moves, steps, 0)
         return FactorUpdates(
@@ -122,6 +135,44 @@ class AlternatingGradient(BaseModel):
             finite=finite_updates(here.change_starts, changes, columns, loss),
         )
 
+    def _move_columns(
+        self,
+        here: FactorChunk,
+        columns: Factors,
+        task: Task[RatingMatrix, AlternatingGradient],
+        h_set: ConstraintSet,
+        loss: FloatArray,
+        heaviest: FloatArray,
+    ) -> Factors:
+        """Return H [C, n, K] after the steps on it; write loss [C] and heaviest [C] as `measure_squares` does."""
+        rates = self._h_rates(here.entries, task)
+        held = np.arange(columns.shape[1]) < task.data.of_clients.n_columns[here.entries.clients, None]
+        for _ in range(self.h_steps):
+            step_columns(here.entries, rates, self.weight_decay, self.crossing, columns)
+            columns = np.where(held[..., None], h_set.project(columns), columns.dtype.type(0))
+        measure_squares(here.entries, columns, loss, heaviest)
+        return columns
+
+    def _move_by_products(
+        self,
+        here: FactorChunk,
+        columns: Factors,
+        task: Task[RatingMatrix, AlternatingGradient],
+        h_set: ConstraintSet,
+        loss: FloatArray,
+        heaviest: FloatArray,
+    ) -> Factors:
+        """Do as `_move_columns` for clients whose columns are observed in every row."""
+        w, rates = here.entries.row_factors, self._h_rates(here.entries, task)
+        for place, rate in enumerate(rates.tolist()):
+            x = here.complete_columns(place)
+            own = columns[place, : len(x)]
+            terms = {"decay": self.weight_decay, "crossing": self.crossing}
+            own[...] = descend_columns(x, w, own, rate=rate, steps=self.h_steps, h_set=h_set, **terms)
+            loss[place] = np.square(own @ w.T - x).mean()
+            heaviest[place] = np.square(own).sum()
+        return columns
+
     def _h_rates(self, entries: ChunkEntries, task: Task[RatingMatrix, AlternatingGradient]) -> NDArray[Any]:
         """Return 2 / (gamma1 L) for the largest eigenvalue L of the Gram matrices of the client's columns, [C]."""
         w, n_clients = entries.row_factors, len(entries.clients)
@@ -132,7 +183,8 @@ class AlternatingGradient(BaseModel):
             grams = np.zeros((n_clients, n_columns, rank, rank))
             add_column_grams(entries, grams)
             constants = largest_eigenvalues(grams.reshape(-1, rank, rank)).reshape(n_clients, n_columns).max(axis=1)
-        return (2 * _inverse(self.gamma1 * (constants + self.weight_decay))).astype(w.dtype)
+        constants = constants + self.weight_decay + self.crossing * (w.shape[1] - 1)
+        return (2 * _inverse(self.gamma1 * constants)).astype(w.dtype)
 
 
 def largest_eigenvalues(grams: NDArray[Any]) -> FloatArray:

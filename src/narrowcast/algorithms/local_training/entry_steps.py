@@ -52,9 +52,13 @@ def step_columns(
     entries: ChunkEntries,
     rates: Factors,
     decay: float,
+    crossing: float,
     columns: Factors,
 ) -> None:
-    """Move each h_j by -rate (sum of residuals times w_i + decay h_j), with the rates [C] of the clients."""
+    """Move each h_j by -rate (sum of residuals times w_i + decay h_j + crossing times the sum of its other values).
+
+    Shapes: rates [C], those of the clients.
+    """
     rank = entries.row_factors.shape[1]
     gradient = np.empty(rank, dtype=entries.row_factors.dtype)
     for place in range(len(entries.clients)):
@@ -63,8 +67,9 @@ def step_columns(
         while entry < stop:
             column = entries.columns[entry]
             h = columns[place, column]
+            total = h.sum()
             for k in range(rank):
-                gradient[k] = decay * h[k]
+                gradient[k] = decay * h[k] + crossing * (total - h[k])
             while entry < stop and entries.columns[entry] == column:
                 w = entries.row_factors[entries.items[entries.row_starts[client] + entries.rows[entry]]]
                 residual = -entries.values[entry]

@@ -55,6 +55,11 @@ class FactorChunk:
         )
         return cls(entries, np.concatenate([[0], np.cumsum(changing)]), held.items[rows])
 
+    def complete_columns(self, place: int) -> Factors:
+        """Return the columns of the client at a place, as rows [n, N], of a matrix without missing entries."""
+        first, last = self.entries.starts[self.entries.clients[place] :][:2].tolist()
+        return self.entries.values[first:last].reshape(-1, len(self.entries.row_factors))
+
     def no_changes(self) -> Factors:
         """Return zeros [R, K]."""
         w = self.entries.row_factors

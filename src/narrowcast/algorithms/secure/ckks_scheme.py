@@ -10,7 +10,7 @@ from narrowcast.algorithms.federated.sum_layout import Group
 from narrowcast.algorithms.secure import ckks
 from narrowcast.algorithms.secure.bit_packing import RingElements
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers
-from narrowcast.algorithms.secure.protection import Protection, PublicKey
+from narrowcast.algorithms.secure.protection import Encryption, PublicKey
 from narrowcast.algorithms.secure.slot_packing import SlotPlan
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.units import BITS
@@ -19,7 +19,7 @@ _LENGTH_BYTES = 4
 """Before a public key, which is padded to a length that does not depend on the key."""
 
 
-class CKKS(Protection):
+class CKKS(Encryption):
     """Ciphertexts under one key that the clients share; the server adds them and cannot decrypt.
 
     A polynomial is `ring` residues modulo a prime of `prime_bits[0]` bits; the second prime exists only in the public
@@ -76,6 +76,22 @@ class CKKS(Protection):
                 f"secure.bits of at most {self.bits - needed + available}, or larger prime_bits"
             )
 
+    def key_parameters(self) -> dict[str, str]:
+        """Return the ring and its primes."""
+        return {"ring": str(self.ring), "prime_bits": str(list(self.prime_bits))}
+
+    def new_secret(self) -> bytes:
+        """Return a new context with its secret key."""
+        return ckks.with_secret(ckks.make_context(self.ring, self.prime_bits))
+
+    def read_secret(self, data: bytes) -> Any:
+        """Return the context of a secret key."""
+        return ckks.read_secret(data)
+
+    def public_key(self, secret: Any) -> PublicKey:
+        """Return the public part of a context, and its modulus."""
+        return PublicKey(ckks.public_part(secret), ckks.modulus(secret))
+
     def public_key_bytes(self) -> int:
         """Return the length of the public key on the wire, padded: four polynomials in 64-bit words, and parameters."""
         return _LENGTH_BYTES + 4 * 8 * self.ring + 1024
@@ -109,10 +125,10 @@ class CKKS(Protection):
         """Return the residues of the sum of two ciphertexts."""
         return ckks.add_residues(total, elements, public.modulus)
 
-    def decrypt_sum(self, context: Any, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+    def decrypt_sum(self, secret: Any, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
         """Return the integers of a group's sum, [n_values + n_counts]; for the key holder alone."""
         plan, scale_bits = self._plan(group, numbers), self.noise_scale_bits(numbers.max_clients)
-        return plan.unpack(ckks.decrypt(context, elements, plan.slots, scale_bits, self.ring))
+        return plan.unpack(ckks.decrypt(secret, elements, plan.slots, scale_bits, self.ring))
 
     def _plan(self, group: Group, numbers: FixedPoint) -> SlotPlan:
         return SlotPlan.of(group, numbers, self.slot_bits(numbers.max_clients))

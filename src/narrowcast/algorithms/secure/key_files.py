@@ -11,9 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from narrowcast.algorithms.secure import ckks
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
-from narrowcast.algorithms.secure.protection import Protection
+from narrowcast.algorithms.secure.protection import Encryption, Protection
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
 from narrowcast.platform.atomic_files import read_tensors, write_atomically
 from narrowcast.platform.disk import make_folders
@@ -26,17 +24,15 @@ _MOST_SHOWN = 200  # characters of a file's parameters
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """The clients' private keys: the root of their signing keys, and for CKKS the context with its secret key."""
+    """The clients' private keys: the root of their signing keys, and for encryption the secret key."""
 
     root: bytes
     context: bytes
 
     @classmethod
     def new(cls, scheme: Protection) -> ClientKeys:
-        """Make keys for runs under this scheme; raise `UserError` for parameters that SEAL refuses."""
-        context = b""
-        if isinstance(scheme, CKKS):
-            context = ckks.with_secret(ckks.make_context(scheme.ring, scheme.prime_bits))
+        """Make keys for runs under this scheme; raise `UserError` for parameters that a library refuses."""
+        context = scheme.new_secret() if isinstance(scheme, Encryption) else b""
         return cls(os.urandom(SECRET_BYTES), context)
 
     def __repr__(self) -> str:
@@ -46,8 +42,8 @@ class ClientKeys:
 def parameters(scheme: Protection) -> str:
     """Return the parameters that keys depend on, as one line."""
     parts = {"kind": scheme.kind}
-    if isinstance(scheme, CKKS):
-        parts |= {"ring": str(scheme.ring), "prime_bits": str(list(scheme.prime_bits))}
+    if isinstance(scheme, Encryption):
+        parts |= scheme.key_parameters()
     return ", ".join(f"{name} {value}" for name, value in parts.items())
 
 

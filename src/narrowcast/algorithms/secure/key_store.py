@@ -19,8 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout
-from narrowcast.algorithms.secure import ckks
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.envelope import EnrolledClients
 from narrowcast.algorithms.secure.key_agreement import derive_key
 from narrowcast.algorithms.secure.key_files import ClientKeys, read_key_files
@@ -28,7 +26,7 @@ from narrowcast.algorithms.secure.masking_client import MaskingClient
 from narrowcast.algorithms.secure.masking_round import agree_on_keys
 from narrowcast.algorithms.secure.messages import RUN_BYTES, Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups
-from narrowcast.algorithms.secure.protection import Masked, Protection
+from narrowcast.algorithms.secure.protection import Encryption, Masked, Protection, PublicKey
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES
 from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.platform.errors import UserError
@@ -56,8 +54,9 @@ class KeyStore:
         return read_key_files(Path(self._scheme.keys), self._scheme)
 
     @cached_property
-    def _context(self) -> Any:
-        return ckks.read_secret(self._keys.context)
+    def _secret(self) -> Any:
+        assert isinstance(self._scheme, Encryption)
+        return self._scheme.read_secret(self._keys.context)
 
     def call(self, method: str, round_index: int, arrays: Arrays) -> Arrays:
         """Answer a request; raise `PayloadError` for one that clients refuse."""
@@ -82,10 +81,9 @@ class KeyStore:
     def _public(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the run's number, and the public key and modulus of ciphertexts, empty for schemes without."""
         del round_index, arrays
-        key, modulus = b"", 0
-        if self._keys.context:
-            key, modulus = ckks.public_part(self._context), ckks.modulus(self._context)
-        return {"run": _bytes(self._run), "key": _bytes(key), "modulus": np.array([modulus], dtype=np.uint64)}
+        public = self._scheme.public_key(self._secret) if isinstance(self._scheme, Encryption) else PublicKey()
+        modulus = np.array([public.modulus], dtype=np.uint64)
+        return {"run": _bytes(self._run), "key": _bytes(public.key), "modulus": modulus}
 
     def _begin(self, round_index: int, arrays: Arrays) -> Arrays:
         """Start a round: return the participants' verification keys, `verify` [n, 32].
@@ -134,7 +132,7 @@ class KeyStore:
 
         Rows that fewer than `smallest_count` clients touched are zeros in the answer.
         """
-        if not isinstance(self._scheme, CKKS):
+        if not isinstance(self._scheme, Encryption):
             raise PayloadError("there is no key to open a sum with")
         place, n_values, n_counts, max_weight, max_clients, rows = arrays["group"].tolist()
         if (round_index, place) in self._opened:
@@ -145,7 +143,7 @@ class KeyStore:
         elements = np.asarray(arrays["elements"], dtype=np.uint64)
         if round_index not in self._small_counts:
             self._small_counts = {round_index: SmallCounts(rows, self._scheme.smallest_count)}
-        integers = self._scheme.decrypt_sum(self._context, group, elements, numbers)
+        integers = self._scheme.decrypt_sum(self._secret, group, elements, numbers)
         return {"integers": self._small_counts[round_index].blanked(group, integers)}
 
     def _sign(self, round_index: int, arrays: Arrays) -> Arrays:

@@ -9,11 +9,10 @@ import numpy as np
 
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.secure.bit_packing import packed_bytes
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.envelope import CONTEXT_BYTES, EnvelopeFormat
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.masks import MaskLayout
-from narrowcast.algorithms.secure.protection import Masked, Protection, PublicKey
+from narrowcast.algorithms.secure.protection import Encryption, Masked, Protection, PublicKey
 from narrowcast.algorithms.secure.ring_encoding import ring_bytes
 from narrowcast.algorithms.secure.shamir import SECRET_BYTES, SHARE_BYTES
 from narrowcast.platform.types import BoolArray, IntArray
@@ -169,14 +168,14 @@ class Messages:
             same += self.shares(0, 0, 0).size_bytes(_ONE_GROUP) + self._list_bytes  # the clients that shared keys
             of_each = sealed_bytes(at_risk)
             return np.asarray(8 * (same + (of_each.sum() - of_each) * ~self._deriving)), 0
-        if isinstance(self.scheme, CKKS):
+        if isinstance(self.scheme, Encryption):
             every_group = np.ones(len(self.layout.groups), dtype=bool)
             return np.full(len(at_risk), 8 * RUN_BYTES), 8 * self.update(0, PublicKey()).size_bytes(every_group)
         return np.zeros(len(at_risk), dtype=np.int64), 0
 
     def public_key_bits(self) -> int:
         """Return the downlink bits of the run's public key, which every client receives once."""
-        return 8 * self.scheme.public_key_bytes() if isinstance(self.scheme, CKKS) else 0
+        return 8 * self.scheme.public_key_bytes() if isinstance(self.scheme, Encryption) else 0
 
     def _format(self, round_index: int, purpose: str, size: int) -> EnvelopeFormat:
         return EnvelopeFormat(round_index, self._context(purpose), (size,))

@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups, with_enough_senders
+from narrowcast.algorithms.secure.protection import Encryption
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
@@ -40,7 +40,7 @@ class Participation:
     """The n participants of a cohort. Shapes, all [n]: clients ascending, ranks, uplink_bits of all that each sends.
 
     `rule` has the groups that each sends: those of its rank without the ones that too few would send. Ranks are 0 for
-    updates without ranks. Under CKKS the client at place `opener` also sends back the opened sum.
+    updates without ranks. Under encryption the client at place `opener` also sends back the opened sum.
     """
 
     clients: IntArray
@@ -134,7 +134,7 @@ class ParticipationPolicy:
 
     def _opener(self, slack: FloatArray) -> tuple[int | None, int]:
         """Return the participant that opens the sum and the bits of that; None if no participant can afford it."""
-        if not isinstance(self.messages.scheme, CKKS) or not len(slack):
+        if not isinstance(self.messages.scheme, Encryption) or not len(slack):
             return 0, 0
         opening_bits, best = self.messages.opened_sum_bits(), int(slack.argmax())
         return (best if slack[best] >= opening_bits else None), opening_bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -124,6 +125,37 @@ class Protection(BaseModel):
     def open_sum(self, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
         """Return the integers of a sum in the clear, [n_values + n_counts]."""
         return integers_of(group, elements, numbers)
+
+
+class Encryption(Protection, ABC):
+    """Base of the schemes of ciphertexts under one key that the clients share; the server adds what it cannot read.
+
+    One client opens a sum: it is sent the ciphertexts, and sends back the integers.
+    """
+
+    @abstractmethod
+    def key_parameters(self) -> dict[str, str]:
+        """Return the parameters that keys depend on."""
+
+    @abstractmethod
+    def new_secret(self) -> bytes:
+        """Return a new secret key; raise `UserError` for parameters that the library refuses."""
+
+    @abstractmethod
+    def read_secret(self, data: bytes) -> Any:
+        """Return the key holder's object for a secret key."""
+
+    @abstractmethod
+    def public_key(self, secret: Any) -> PublicKey:
+        """Return the public key of a secret."""
+
+    @abstractmethod
+    def public_key_bytes(self) -> int:
+        """Return the length of the public key on the wire."""
+
+    @abstractmethod
+    def decrypt_sum(self, secret: Any, group: Group, elements: RingElements, numbers: FixedPoint) -> Integers:
+        """Return the integers of a group's sum, [n_values + n_counts]; for the key holder alone."""
 
 
 class Plain(Protection):

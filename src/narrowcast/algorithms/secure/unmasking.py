@@ -9,14 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from narrowcast.algorithms.secure.bit_packing import RingElements
-from narrowcast.algorithms.secure.ckks_scheme import CKKS
 from narrowcast.algorithms.secure.fixed_point import Integers
 from narrowcast.algorithms.secure.inbox import Inbox, merged
 from narrowcast.algorithms.secure.mask_recovery import MaskRecovery, recovered
 from narrowcast.algorithms.secure.masking_round import REVEALS, SIGNS, stops
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.participation import Participation, ParticipationPolicy
-from narrowcast.algorithms.secure.protection import Masked, Plain, PublicKey
+from narrowcast.algorithms.secure.protection import Encryption, Masked, Plain, PublicKey
 from narrowcast.algorithms.secure.round_keys import RoundKeys
 from narrowcast.algorithms.secure.small_counts import SmallCounts
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
@@ -159,7 +158,7 @@ class SumOpener:
         """Return the integers of one group's sum, without the rows that too few clients touched."""
         layout, numbers, scheme = messages.layout, messages.fixed_point, messages.scheme
         group = layout.groups[place]
-        if isinstance(scheme, CKKS):
+        if isinstance(scheme, Encryption):
             plan = np.array(
                 [place, group.n_values, group.n_counts, numbers.max_weight, numbers.max_clients, layout.rows]
             )

@@ -1,0 +1,142 @@
+"""The tables and plots of FedMAvg: errors against the uplink, and clusters against classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
+from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.reproduce import fedmavg_clustering
+from narrowcast.reproduce.fedmavg_items import CELLS, DECAYS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, ItemCell
+from narrowcast.reproduce.long_studies import finished, tried
+from narrowcast.reproduce.results_csv import Rows
+from narrowcast.reproduce.seed_means import draw_seed_means
+from narrowcast.reproduce.significance import compare_paired, holm
+from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+
+MARGIN = 0.005
+"""Errors of held-out ratings within this are level, in stars."""
+_PAIRS = (
+    *((name, "m = 610") for name in ("m = 100", "m = 50", "m = 10", "m = 10, quantised")),
+    ("m = 610, rated rows, quantised", "m = 610"),
+    ("m = 10, rated rows, quantised", "m = 610"),
+    ("m = 10, unequal links, 10 s", "m = 610, unequal links, 10 s"),
+    ("1 user a client, Q = 20, 5 rounds", "1 user a client, Q = 0, 5 rounds"),
+    ("1 user a client, Q = 20, 50 rounds", "m = 610"),
+    ("30 users a client, Q = 20, 5 rounds", "30 users a client, Q = 0, 5 rounds"),
+    ("30 users a client, Q = 20, 50 rounds", "30 users a client, Q = 0, 50 rounds"),
+)
+"""Cells that are compared, the reference last."""
+_COLOURS = {SENDERS: BLACK, UPLOADS: BLUE, LINKS: ORANGE, STEPS: GREEN}
+
+
+@dataclass(frozen=True)
+class ItemRuns:
+    """A finished cell: the weight decay chosen, and its test runs by seed."""
+
+    decay: float
+    runs: Sequence[Mapping[str, Any]]
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """The root mean squared error of each seed."""
+        return tuple(run["final"]["test.rmse"] for run in self.runs)
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a number of the runs."""
+        return float(np.mean([run[name] for run in self.runs]))
+
+
+def item_runs(rows: Rows) -> dict[ItemCell, ItemRuns]:
+    """Return the cells whose runs are all finished."""
+    found = {}
+    for cell in CELLS:
+        results = tried(rows, cell, DECAYS)
+        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
+            found[cell] = ItemRuns(cell.best(results), runs)
+    return found
+
+
+def judge_items(rows: Rows) -> list[PaperVerdict]:
+    """Give the error and the traffic of every cell, and the differences of `_PAIRS`, seed by seed."""
+    found = item_runs(rows)
+    verdicts = []
+    for cell, each in found.items():
+        said = (
+            f"uplink {format_bits(each.mean('uplink_bits'))}, downlink {format_bits(each.mean('downlink_bits'))}, "
+            f"{format_seconds(each.mean('simulated_seconds'))} on the clock, decay {each.decay:g}"
+        )
+        verdicts.append(PaperVerdict(cell.name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
+    by_name = {cell.name: each for cell, each in found.items()}
+    pairs = [
+        (by_name[one], by_name[other], f"{one} less {other}") for one, other in _PAIRS if {one, other} <= {*by_name}
+    ]
+    tests = [compare_paired(one.errors, other.errors, margin=MARGIN) for one, other, _ in pairs]
+    levels, zeros = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
+    for (one, other, what), test, p_level, p_zero in zip(pairs, tests, levels, zeros, strict=True):
+        share = other.mean("uplink_bits") / one.mean("uplink_bits")
+        interval = f"({test.interval.low:+.4f} to {test.interval.high:+.4f})"
+        verdict = describe(test, p_level, p_zero, TEST_SEEDS).partition(" (")[0].partition(" by")[0]
+        said = f"{verdict} {interval}, at 1/{share:.3g} of its uplink"
+        verdicts.append(PaperVerdict(what, "", "", said, f"{test.interval.mean:+.4f}"))
+    return verdicts
+
+
+def plot_items(rows: Rows, path: Path) -> None:
+    """Plot the error against the uplink, and against the time on the clock."""
+    figure, (left, right) = new_figure("FedMAvg on MovieLens latest-small after 50 rounds", panels=2)
+    for part, colour in _COLOURS.items():
+        for axes, column, unit in ((left, "uplink_bits", 8e6), (right, "simulated_seconds", 1.0)):
+            cells = {cell: each for cell, each in item_runs(rows).items() if cell.part == part and part != STEPS}
+            places = [each.mean(column) / unit for each in cells.values()]
+            if cells:
+                style = {"color": colour, "marker": "o", "capsize": 3, "linestyle": "none", "label": part}
+                draw_seed_means(axes, places, [each.errors for each in cells.values()], **style)
+            for place, (cell, each) in zip(places, cells.items(), strict=True):
+                axes.annotate(
+                    cell.name, (place, float(np.mean(each.errors))), (4, 4), textcoords="offset points", fontsize=6
+                )
+    left.set(xlabel="uplink (MB)", ylabel="RMSE of held-out ratings", xscale="log")
+    right.set(xlabel="time on the virtual clock (s)", xscale="log")
+    left.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def judge_clusters(rows: Rows) -> list[PaperVerdict]:
+    """Give the accuracy and mutual information of every cell, and of k-means on the same images in one place."""
+    verdicts, seeds = [], fedmavg_clustering.SEEDS
+    for data in fedmavg_clustering.COLUMNS:
+        central = [fedmavg_clustering.k_means(data, seed) for seed in range(seeds)]
+        scored = {f"{data}, k-means, all in one place": central}
+        for cell in fedmavg_clustering.CELLS:
+            if cell.data == data and (runs := finished(rows, cell.run, seeds)):
+                scored[cell.name] = [(run["final"]["test.accuracy"], run["final"]["test.nmi"]) for run in runs]
+        for name, each in scored.items():
+            accuracy, information = (tuple(100 * value for value in column) for column in zip(*each, strict=True))
+            difference = compare_paired(accuracy, [100 * value for value, _ in central])
+            against = f"{difference.interval.mean:+.1f}" if each is not central else ""
+            interval = f", against k-means {difference.interval.low:+.1f} to {difference.interval.high:+.1f}"
+            said = f"mutual information {mean_and_spread(information, 1)}" + (interval if against else "")
+            ours = mean_and_spread(accuracy, 1)
+            verdicts.append(PaperVerdict(name, "", ours, said, against, by_seed=accuracy))
+    return verdicts
+
+
+def plot_clusters(verdicts: Sequence[PaperVerdict], path: Path) -> None:
+    """Plot the accuracy of every cell and of k-means."""
+    figure, panels = new_figure("Clusters against classes: FedMAvg with non-negative factors, and k-means", panels=2)
+    for axes, data in zip(panels, fedmavg_clustering.COLUMNS, strict=True):
+        of_data = [each for each in verdicts if each.what.startswith(f"{data}, ")]
+        for place, each in enumerate(of_data):
+            colour = VERMILLION if "k-means" in each.what else BLUE
+            draw_seed_means(axes, [place], [each.by_seed], color=colour, marker="o", capsize=3)
+        axes.set_xticks(range(len(of_data)), [each.what.partition(", ")[2].replace(", ", ",\n") for each in of_data])
+        axes.tick_params(axis="x", labelrotation=60, labelsize=7)
+        axes.set(title=data, ylim=(0, 100))
+    panels[0].set(ylabel="columns in the class of their cluster (%)")
+    figure.savefig(path, dpi=150)
