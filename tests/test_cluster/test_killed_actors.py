@@ -34,6 +34,19 @@ STATEFUL = {
     }.items()
 }
 
+# Clients that keep factors of their own, of which few send anything.
+FACTORS = {
+    "fedmavg": (
+        "fedavg-digits",
+        [
+            *("data={kind: explicit_ratings, set: ml-latest-small}", "model=masked_factorisation"),
+            *("algorithm={kind: fedmavg, senders: 50}", "clients_per_round=610", "chunk_size=100", "rounds=4"),
+            "training={kind: alternating_gradient, h_steps: 50, weight_decay: 1}",
+            *("checkpoint_every=2", "evaluate_every=4"),
+        ],
+    )
+}
+
 # Algorithms whose server keeps more than the model, or needs more than the sum of changes.
 SERVER_STATE = {
     name: ("fedavg-digits", [*DIGITS, "rounds=4", f"algorithm={algorithm}"])
@@ -120,9 +133,9 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
     return alone
 
 
-@pytest.mark.parametrize("case", {**STATEFUL, **FADING})
+@pytest.mark.parametrize("case", {**STATEFUL, **FACTORS, **FADING})
 def test_client_states_and_memories(case: str) -> None:
-    last = same_with_kills(*{**STATEFUL, **FADING}[case], A_HOST)[-1].state
+    last = same_with_kills(*{**STATEFUL, **FACTORS, **FADING}[case], A_HOST)[-1].state
     assert last is not None
     assert all(values.any() for values in last.clients.values())
 

@@ -119,7 +119,7 @@ class _TimedKeyStore(KeyStore):
     @property
     def secret(self) -> object:
         """The context with the secret key."""
-        return self._context
+        return self._secret
 
 
 def _paillier_unit() -> EncryptionCost:

@@ -87,6 +87,6 @@ def run_central() -> Central:
             w[item] = w[item] - RATE * (-2 * error * h[user] + 2 * DECAY * w[item])
 
     def squares(users: object, items: object, values: FloatArray) -> FloatArray:
-        return np.square([value - h[u] @ w[i] for u, i, value in zip(users, items, values, strict=True)])  # type: ignore[call-overload,no-any-return]
+        return np.square([value - h[u] @ w[i] for u, i, value in zip(users, items, values, strict=True)])  # type: ignore[call-overload]
 
     return Central(float(np.mean(squares(*train))), float(np.sqrt(np.mean(squares(*test)))))

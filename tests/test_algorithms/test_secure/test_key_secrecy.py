@@ -87,7 +87,7 @@ def memory_of(pid: int) -> bytes:
 
 def secret_key(key_store: KeyStore) -> bytes:
     """Return the first residues of the decryption key."""
-    plain = key_store._context.secret_key().data.data()
+    plain = key_store._secret.secret_key().data.data()
     return b"".join(int(plain.data(place)).to_bytes(8, "little") for place in range(4))
 
 

@@ -1,0 +1,64 @@
+"""Paillier as a scheme of secure sums: packed values, the sum to the bit, and what is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from narrowcast.algorithms.federated.sfmf import SFMF
+from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
+from narrowcast.algorithms.secure.fixed_point import FixedPoint
+from narrowcast.algorithms.secure.paillier_scheme import Paillier, pack, unpack
+from narrowcast.algorithms.secure.protection import Plain, Protection
+from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
+from narrowcast.laws.rehearsal import N_CLIENTS, task_of
+from narrowcast.platform.evaluation import model_sha256
+from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.plan import Plan
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
+
+
+@pytest.mark.parametrize("width", [2, 27, 34, 63])
+def test_packed_sums_are_the_sums(width: int) -> None:
+    random, half = np.random.default_rng(width), 2 ** (width - 1)
+    first = random.integers(-half // 2, half // 2, 200)
+    second = random.integers(-half // 2, half // 2, 200)
+    first[:3], second[:3] = [-half // 2, half // 2 - 1, 0], [-half // 2, half // 2 - 1, -1]
+    each = 3070 // width
+    total = [one + other for one, other in zip(pack(first, each, width), pack(second, each, width), strict=True)]
+    assert np.array_equal(unpack(total, each, width, 200), first + second)
+    assert max(abs(number) for number in total) < 2**3070
+
+
+def test_ninety_values_of_34_bits_are_in_a_ciphertext() -> None:
+    numbers = FixedPoint(clip=1, bits=24, rounding="nearest", max_weight=610, max_clients=610)
+    assert numbers.value_bits == 34
+    assert Paillier().values_each(numbers) == 90
+
+
+def test_the_sum_is_that_of_plain_integers_to_the_bit() -> None:
+    task = task_of(MaskedFactorisation(rank=2), training=RatingSGD(learning_rate=0.01))
+    plan = Plan(rounds=1, clients_per_round=N_CLIENTS, chunk_size=4, checkpoint_every=1, evaluate_every=1)
+
+    def run(scheme: Protection) -> Outcome:
+        algorithm: Any = SecureAggregation(SFMF(), scheme, N_CLIENTS)
+        algorithm.check(task)
+        secured, key_store = Run(plan, algorithm, task), algorithm.key_store()
+        return list(rounds(secured, LocalExecutor(secured, key_store), None, algorithm.rounds(key_store, task)))[-1]
+
+    clear, encrypted = run(Plain(bits=20, clip=0.5)), run(Paillier(bits=20, clip=0.5))
+    states = [each.state for each in (clear, encrypted) if each.state is not None]
+    assert len({model_sha256(SFMF(), state) for state in states}) == 1
+    # 80 values and a weight in one ciphertext of 6,144 bits each, and the sum sent back once
+    assert 6144 * N_CLIENTS < encrypted.record.uplink_bits < 8000 * N_CLIENTS
+
+
+@pytest.mark.parametrize("bits", [2048, 3073])
+def test_a_weak_or_odd_key_is_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match="key_bits"):
+        Paillier(key_bits=bits)
