@@ -12,7 +12,17 @@ import numpy as np
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.reproduce import fedmavg_clustering
-from narrowcast.reproduce.fedmavg_items import CELLS, DECAYS, LINKS, SENDERS, STEPS, TEST_SEEDS, UPLOADS, ItemCell
+from narrowcast.reproduce.fedmavg_items import (
+    CELLS,
+    DECAYS,
+    LINKS,
+    SENDERS,
+    STEPS,
+    TEST_SEEDS,
+    UPLOADS,
+    USERS,
+    ItemCell,
+)
 from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
@@ -88,22 +98,18 @@ def judge_items(rows: Rows) -> list[PaperVerdict]:
 
 
 def plot_items(rows: Rows, path: Path) -> None:
-    """Plot the error against the uplink, and against the time on the clock."""
-    figure, (left, right) = new_figure("FedMAvg on MovieLens latest-small after 50 rounds", panels=2)
-    for part, colour in _COLOURS.items():
-        for axes, column, unit in ((left, "uplink_bits", 8e6), (right, "simulated_seconds", 1.0)):
-            cells = {cell: each for cell, each in item_runs(rows).items() if cell.part == part and part != STEPS}
-            places = [each.mean(column) / unit for each in cells.values()]
-            if cells:
-                style = {"color": colour, "marker": "o", "capsize": 3, "linestyle": "none", "label": part}
-                draw_seed_means(axes, places, [each.errors for each in cells.values()], **style)
-            for place, (cell, each) in zip(places, cells.items(), strict=True):
-                axes.annotate(
-                    cell.name, (place, float(np.mean(each.errors))), (4, 4), textcoords="offset points", fontsize=6
-                )
-    left.set(xlabel="uplink (MB)", ylabel="RMSE of held-out ratings", xscale="log")
-    right.set(xlabel="time on the virtual clock (s)", xscale="log")
-    left.legend(fontsize=8)
+    """Plot each cell's error beside its uplink and its time on the clock, the cells one below the other."""
+    found = {cell: each for cell, each in item_runs(rows).items() if cell.part != STEPS or cell.clients != USERS}
+    figure, (left, right) = new_figure("FedMAvg on MovieLens latest-small", panels=2)
+    for place, (cell, each) in enumerate(found.items()):
+        colour, spread = _COLOURS[cell.part], float(np.std(each.errors, ddof=1))
+        left.errorbar([float(np.mean(each.errors))], [-place], xerr=spread, color=colour, marker="o", capsize=3)
+        right.plot([each.mean("uplink_bits") / 8e6], [-place], "o", color=colour)
+        right.plot([each.mean("simulated_seconds")], [-place], "x", color=colour)
+    left.set_yticks([-place for place in range(len(found))], [cell.name for cell in found], fontsize=7)
+    right.set_yticks([-place for place in range(len(found))], [""] * len(found))
+    left.set(xlabel="RMSE of held-out ratings")
+    right.set(xlabel="dots: uplink (MB); crosses: time on the virtual clock (s)", xscale="log")
     figure.savefig(path, dpi=150)
 
 

@@ -81,7 +81,9 @@ class KeyStore:
     def _public(self, round_index: int, arrays: Arrays) -> Arrays:
         """Return the run's number, and the public key and modulus of ciphertexts, empty for schemes without."""
         del round_index, arrays
-        public = self._scheme.public_key(self._secret) if isinstance(self._scheme, Encryption) else PublicKey()
+        public, keys = PublicKey(), self._keys  # a bad key file is an error here, under any scheme
+        if keys.context and isinstance(self._scheme, Encryption):
+            public = self._scheme.public_key(self._secret)
         modulus = np.array([public.modulus], dtype=np.uint64)
         return {"run": _bytes(self._run), "key": _bytes(public.key), "modulus": modulus}
 
