@@ -94,7 +94,7 @@ def test_a_state_that_is_written_and_read_goes_on_to_the_same_answer(solver: Any
     file = io.BytesIO()
     np.savez(file, **solve(solver, easy, 4)[0])
     file.seek(0)
-    state: Arrays = dict(np.load(file))
+    state: Arrays = {name: np.asarray(values, order="C") for name, values in np.load(file).items()}
     for _ in range(4):
         state, _ = solver.step(easy, state)
     answer, other = solver.answer(straight), solver.answer(state)

@@ -12,7 +12,7 @@ from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.continuation import Continuation, next_triples
 from narrowcast.algorithms.completion.low_rank_matrix import Triples
 from narrowcast.algorithms.completion.residual_progress import PROGRESS, ROUNDING, progress
-from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of
+from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of, row_major
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
 
@@ -50,7 +50,7 @@ class FactorSolver(BaseModel):
     def step(self, problem: Completion, state: Arrays) -> tuple[Arrays, Report]:
         """Return the state after one iteration of the current rank, and after the end of its stage."""
         before = float(state["norm"])
-        new = {**state, **self.iterate(problem, dict(state))}
+        new = row_major({**state, **self.iterate(problem, dict(state))})
         norm = float(np.linalg.norm(new["residual"]))
         new["norm"] = np.array(norm)
         new["iterations"] = np.asarray(state["iterations"] + 1)
@@ -93,7 +93,7 @@ class FactorSolver(BaseModel):
     def _stage(self, problem: Completion, left: FloatArray, right: FloatArray, seed: int, stage: int) -> State:
         begun = self.begin(problem, left, right)
         return {
-            **begun,
+            **row_major(begun),
             "norm": np.array(np.linalg.norm(begun["residual"])),
             "iterations": np.array(0),
             "seed": np.array(seed),

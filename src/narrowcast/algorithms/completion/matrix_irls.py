@@ -12,7 +12,7 @@ from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.low_rank_matrix import leading, random_block
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.algorithms.completion.residual_progress import PROGRESS, progress
-from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of
+from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of, row_major
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
 
@@ -83,13 +83,9 @@ class MatrixIRLS(BaseModel):
         """Return the SVD of left right' + P_Omega(rest), and the smoothing that follows from it."""
         u, s, block = leading(observed, rest, block.shape[1], block, passes, (left, right))
         smoothing = min(smoothing, float(s[rank])) if len(s) > rank else min(smoothing, float(s[-1]) / 2)
-        return {
-            "u": u[:, :rank],
-            "s": s[:rank],
-            "v": block[:, :rank],
-            "block": block,
-            "smoothing": np.array(max(smoothing, _LEAST_SMOOTHING * float(s[0]))),
-        }
+        smoothing = max(smoothing, _LEAST_SMOOTHING * float(s[0]))
+        leading_part = {"u": u[:, :rank], "s": s[:rank], "v": block[:, :rank]}
+        return row_major({**leading_part, "block": block, "smoothing": np.array(smoothing)})
 
     def _tangent_solution(
         self, observed: ObservedMatrix, u: FloatArray, s: FloatArray, v: FloatArray, smoothing: float

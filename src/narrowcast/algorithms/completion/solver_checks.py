@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.platform.errors import UserError
@@ -20,6 +24,11 @@ def check_completion(problem: Any, rank: int | None) -> None:
     if rank_of(problem, rank) > least:
         shape = f"{problem.observed.rows} x {problem.observed.columns}"
         raise UserError(f"solver.rank is {rank}, but the matrix is {shape}; lower it to {least} or less")
+
+
+def row_major(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays in C order, as a checkpoint keeps them: products of another order round differently."""
+    return {name: np.asarray(values, order="C") for name, values in state.items()}
 
 
 def rank_of(problem: Completion, rank: int | None) -> int:
