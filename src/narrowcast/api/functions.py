@@ -217,7 +217,7 @@ def tune(
     options = {path: value for path, value in given.items() if value is not None}
     prepared = prepare_study(load_study(str(study), _as_text({**(overrides or {}), **options})), Path(output))
     file = prepared.file
-    with StudyDisplay(file.name, file.settings.objectives, prepared.client.n_trials, Console()) as display:
+    with StudyDisplay(file, prepared.client.n_trials, Console()) as display:
         return run_study(prepared, display)
 
 

@@ -81,7 +81,7 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
     if done := sum(counts(trial) for trial in prepared.client.trials() if trial.state.is_finished()):
         click.echo(f"{file.name}: continuing after {done} trials")
     try:
-        with StudyDisplay(file.name, file.settings.objectives, prepared.client.n_trials, console()) as display:
+        with StudyDisplay(file, prepared.client.n_trials, console()) as display:
             result = run_study(prepared, display)
     except KeyboardInterrupt:
         raise RunFailed(f"interrupted; continue with: {again}") from None
@@ -106,7 +106,7 @@ def _print_result(file: StudyFile, result: StudyResult) -> None:
         table.add_column(head, no_wrap=head != "parameters")
     for trial in trials:
         mark = " *" if result.best is trial else ""
-        reached = [format_value(name, trial.metrics[name]) for name in objectives]
+        reached = [format_value(name, trial.metrics[name], file.shares) for name in objectives]
         table.add_row(f"{trial.number}{mark}", *reached, format_params(trial.params))
     terminal.print(table)
     if several and trials:
@@ -125,14 +125,14 @@ def _holdout_table(result: StudyResult) -> Table:
     seeds = len(result.holdout[0].seeds)
     table = Table(title=f"Hold-out evaluation, {seeds} new seeds", title_justify="left", box=None, pad_edge=False)
     names = [name for name in result.holdout[0].rows[0] if name.startswith(("validation.", "test."))]
-    measured = (f"{metric_label(name)} (%)" if is_share(name) else metric_label(name) for name in names)
+    measured = (f"{metric_label(name)} (%)" if is_share(name, result.shares) else metric_label(name) for name in names)
     for head in ("trial", *measured, "uplink", "downlink", "total"):
         table.add_column(head, justify="right")
     for each in result.holdout:
         cells = []
         for name in names:
-            mean, spread = (100 * value if is_share(name) else value for value in each.metric(name))
-            shown = [f"{value:.2f}" if is_share(name) else f"{value:.4g}" for value in (mean, spread)]
+            mean, spread = (100 * value if is_share(name, result.shares) else value for value in each.metric(name))
+            shown = [f"{value:.2f}" if is_share(name, result.shares) else f"{value:.4g}" for value in (mean, spread)]
             cells.append(" ± ".join(shown if seeds > 1 else shown[:1]))
         traffic = [each.metric(name)[0] for name in ("total_uplink_bits", "total_downlink_bits")]
         table.add_row(str(each.trial.number), *cells, *map(format_bits, (*traffic, sum(traffic))))

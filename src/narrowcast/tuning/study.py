@@ -89,7 +89,7 @@ def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> St
     store = StudyStore(prepared.uri, _mlflow_run(prepared))
     trials = StudyTrials(file, prepared.client, folder, store, observe)
     trials.resend(store.open())
-    status, result = "FAILED", StudyResult(folder.path, ())
+    status, result = "FAILED", StudyResult(folder.path, (), shares=file.shares)
     try:
         with _worker_pool(file, prepared.shared) as pool:
             dispatch(trials, pool, file.settings.workers)
@@ -103,7 +103,7 @@ def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> St
         trials.resend(store.states())
         sent = store.close(file.build({}).tracking.flush_seconds)
         if status not in ("RUNNING", "FINISHED"):
-            result = StudyResult(folder.path, trials.records())
+            result = StudyResult(folder.path, trials.records(), shares=file.shares)
         seconds, objectives = time.monotonic() - began, file.settings.objectives
         folder.write_json("result.json", result.plain(hide_secrets(prepared.storage), seconds))
         metrics, tags = result.metrics(list(objectives), seconds), {"state": status.lower()}
@@ -176,7 +176,7 @@ def _conclude(
         )
     front = pareto_front(records, settings.objectives) if len(settings.objectives) > 1 else []
     if elsewhere:
-        return StudyResult(folder.path, records, best, front, (), elsewhere, [table])
+        return StudyResult(folder.path, records, best, front, (), elsewhere, [table], file.shares)
     chosen, plots = best[0], folder.path / "plots"
     config = trials.config(chosen.params, chosen.rounds if settings.budget else None)
     files = [folder.write_yaml("best.yaml", config), table, plots]
@@ -190,4 +190,4 @@ def _conclude(
         for run in queue.tracked_runs(holdout):
             if sent.get(run.key) != run.state:
                 store.put(run)
-    return StudyResult(folder.path, records, best, front, holdout, 0, files)
+    return StudyResult(folder.path, records, best, front, holdout, 0, files, file.shares)

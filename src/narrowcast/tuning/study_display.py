@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 
 from rich.console import Console
 from rich.live import Live
@@ -14,6 +13,7 @@ from rich.table import Table
 from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.units import format_seconds
 from narrowcast.runs.broken_pipe import output_may_end
+from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_result import format_params, format_value, labelled
 from narrowcast.tuning.trial_record import TrialRecord
 
@@ -23,8 +23,9 @@ _ROWS = 12  # of ended trials in the live table
 class StudyDisplay:
     """An `Observer` that prints."""
 
-    def __init__(self, name: str, objectives: Iterable[str], n_trials: int, console: Console) -> None:
-        self._name, self._objectives, self._n_trials, self._console = name, list(objectives), n_trials, console
+    def __init__(self, file: StudyFile, n_trials: int, console: Console) -> None:
+        self._name, self._objectives, self._shares = file.name, list(file.settings.objectives), file.shares
+        self._n_trials, self._console = n_trials, console
         self._running: dict[int, TrialRecord] = {}
         self._ended: list[TrialRecord] = []
         self._began = time.monotonic()
@@ -62,7 +63,7 @@ class StudyDisplay:
     def _line(self, trial: TrialRecord) -> str:
         done = sum(each.state != "lost" for each in self._ended)
         head = f"[{done}/{self._n_trials}] trial {trial.number}  {trial.state} after {trial.rounds} rounds"
-        reached = [labelled(name, trial.metrics[name]) for name in self._objectives if trial.metrics]
+        reached = [labelled(name, trial.metrics[name], self._shares) for name in self._objectives if trial.metrics]
         return "  ".join(filter(None, (head, *reached, trial.reason, format_params(trial.params))))
 
     def _table(self) -> Table:
@@ -73,7 +74,10 @@ class StudyDisplay:
         for head in ("trial", "state", "rounds", *map(metric_label, self._objectives), "parameters"):
             table.add_column(head, no_wrap=head != "parameters")
         for trial in (*self._ended[-_ROWS:], *self._running.values()):
-            reached = [format_value(name, trial.metrics[name]) if trial.metrics else "-" for name in self._objectives]
+            reached = [self._value(trial, name) for name in self._objectives]
             cells = (str(trial.number), trial.state, str(trial.rounds), *reached, format_params(trial.params))
             table.add_row(*cells, style="bold" if trial.state == "running" else None)
         return table
+
+    def _value(self, trial: TrialRecord, name: str) -> str:
+        return format_value(name, trial.metrics[name], self._shares) if trial.metrics else "-"

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,8 @@ from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import redact_values
 from narrowcast.platform.state import start
-from narrowcast.platform.tracking.metric_direction import declared_by
+from narrowcast.platform.tracking.metric_direction import Declared, declared_by
+from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.runs import packaged
 from narrowcast.runs.earlier_runs import of_one_seed, with_earlier_defaults
 from narrowcast.tuning.space import Dimension, Space
@@ -73,6 +75,11 @@ class StudyFile:
     origin: str
     one_seed: bool = False
     """True for a study that a version began whose server and clients drew from one seed."""
+
+    @cached_property
+    def shares(self) -> Declared:
+        """The metrics that the experiment's model declares as shares."""
+        return shares_of(self.build({}).model)
 
     def experiment_with(self, params: Mapping[str, Any], **more: Any) -> Experiment:
         """Return the experiment with a trial's parameters, as `narrowcast run` takes it."""

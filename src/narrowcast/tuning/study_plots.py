@@ -23,6 +23,7 @@ from plotly import graph_objects
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.disk import disk, make_folders
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import is_share, metric_label
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, log_axis, new_figure
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
@@ -54,24 +55,24 @@ def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chose
     objectives = file.settings.objectives
     done = [row for row in rows if row.state == "complete"]
     figures: dict[str, Figure | None] = {
-        "history.png": _history(study.study_name, rows, objectives),
+        "history.png": _history(study.study_name, rows, file),
         "parallel.png": _parallel(study.study_name, done, file, chosen),
         "importance.png": _importance(study, objectives),
     }
     if len(objectives) == 2:
-        figures["pareto.png"] = _pareto(study.study_name, done, objectives, chosen)
+        figures["pareto.png"] = _pareto(study.study_name, done, file, chosen)
     for name, figure in figures.items():
         if figure is not None:
             disk().fill(folder / name, partial(figure.savefig, dpi=150))
     _page(study, done, file, folder / "study.html")
 
 
-def _scaled(name: str, values: FloatArray) -> tuple[FloatArray, str]:
+def _scaled(name: str, values: FloatArray, shares: Declared) -> tuple[FloatArray, str]:
     """Return values in the unit of their axis, and the axis's label."""
     if name in COSTS:
         unit = axis_unit(BYTE_UNITS if name.endswith("bits") else TIME_UNITS, float(np.max(values, initial=0.0)))
         return values / unit.size, f"{metric_label(name)} ({unit.symbol})"
-    if not is_share(name) or not ((values >= 0) & (values <= 1)).all():
+    if not is_share(name, shares) or not ((values >= 0) & (values <= 1)).all():
         return values, metric_label(name)
     return 100 * values, f"{metric_label(name)} (%)"
 
@@ -88,11 +89,12 @@ def _wrapped(path: str) -> str:
     return ".\n".join(lines)
 
 
-def _history(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, str]) -> Figure | None:
+def _history(title: str, rows: Sequence[TrialRecord], file: StudyFile) -> Figure | None:
+    objectives = file.settings.objectives
     figure, axes = new_figure(f"{title}: values by trial", panels=len(objectives))
     for panel, (name, direction) in zip(axes, objectives.items(), strict=True):
         shown = [row for row in rows if name in row.metrics and row.state in ("complete", "pruned")]
-        values, label = _scaled(name, np.array([row.metrics[name] for row in shown]))
+        values, label = _scaled(name, np.array([row.metrics[name] for row in shown]), file.shares)
         number, complete = np.array([row.number for row in shown]), np.array([row.state == "complete" for row in shown])
         panel.scatter(number[complete], values[complete], s=14, color=BLUE, label="complete")
         if not complete.all():
@@ -138,7 +140,7 @@ def _columns(rows: Sequence[TrialRecord], file: StudyFile) -> list[_Column]:
         placed = _chosen(dimension, drawn) if isinstance(dimension, Choice) else _measured(drawn, log=dimension.log)
         columns.append(_Column(_wrapped(path), *placed))
     for name in objectives:
-        values, label = _scaled(name, np.array([row.metrics[name] for row in rows]))
+        values, label = _scaled(name, np.array([row.metrics[name] for row in rows]), file.shares)
         placed = _measured(values.tolist(), log=name in COSTS and bool((values > 0).all()))
         columns.append(_Column(label, *placed))
     return columns
@@ -151,7 +153,7 @@ def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: 
     figure, (axes,) = new_figure(f"{title}: the trials across the space", panels=1)
     figure.set_size_inches(max(7, 1.7 * len(columns)), 4.8)
     first = next(iter(file.settings.objectives))
-    values, first_label = _scaled(first, np.array([row.metrics[first] for row in rows]))
+    values, first_label = _scaled(first, np.array([row.metrics[first] for row in rows]), file.shares)
     colours = ScalarMappable(Normalize(float(values.min()), float(values.max())), colormaps["viridis"])
     lines = np.stack([each.places for each in columns], axis=1)
     for place in np.argsort(values):
@@ -208,14 +210,15 @@ def _towards(column: int, direction: str) -> Callable[[FrozenTrial], float]:
     return lambda trial: sign * trial.values[column]
 
 
-def _pareto(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, str], chosen: TrialRecord) -> Figure:
+def _pareto(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: TrialRecord) -> Figure:
     """Draw all complete trials, the front and the chosen trial; a cost is on the horizontal, logarithmic axis."""
+    objectives = file.settings.objectives
     first, second = objectives
     down, across = (first, second) if second in COSTS else (second, first)
     front = pareto_front(rows, objectives)
     figure, (axes,) = new_figure(f"{title}: {len(front)} of {len(rows)} trials on the Pareto front", panels=1)
-    x, x_label = _scaled(across, np.array([row.metrics[across] for row in rows]))
-    y, y_label = _scaled(down, np.array([row.metrics[down] for row in rows]))
+    x, x_label = _scaled(across, np.array([row.metrics[across] for row in rows]), file.shares)
+    y, y_label = _scaled(down, np.array([row.metrics[down] for row in rows]), file.shares)
     place = {row.number: index for index, row in enumerate(rows)}
     feasible = np.array([row.feasible for row in rows])
     axes.scatter(x[feasible], y[feasible], s=16, color="0.65", label="trial")
@@ -235,9 +238,9 @@ def _pareto(title: str, rows: Sequence[TrialRecord], objectives: Mapping[str, st
     return figure
 
 
-def _parallel_page(columns: Sequence[_Column], rows: Sequence[TrialRecord], name: str, direction: str) -> Any:
+def _parallel_page(columns: Sequence[_Column], rows: Sequence[TrialRecord], file: StudyFile, name: str) -> Any:
     """Return the parallel plot for a page, dark for trials that are good by one objective."""
-    values, label = _scaled(name, np.array([row.metrics[name] for row in rows]))
+    values, label = _scaled(name, np.array([row.metrics[name] for row in rows]), file.shares)
     axes = [
         {
             "label": each.label.replace("\n", "<br>"),
@@ -248,7 +251,12 @@ def _parallel_page(columns: Sequence[_Column], rows: Sequence[TrialRecord], name
         }
         for each in columns
     ]
-    line = {"color": values, "colorscale": _BLUES, "reversescale": direction == "minimize", "showscale": True}
+    line = {
+        "color": values,
+        "colorscale": _BLUES,
+        "reversescale": file.settings.objectives[name] == "minimize",
+        "showscale": True,
+    }
     line["colorbar"] = {"title": label}
     figure = graph_objects.Figure(graph_objects.Parcoords(dimensions=axes, line=line, labelside="bottom"))
     return figure.update_layout(title="Trials across the space", margin={"l": 80, "r": 80, "b": 120})
@@ -278,7 +286,7 @@ def _page(study: Study, rows: Sequence[TrialRecord], file: StudyFile, path: Path
             history.update_xaxes(tickformat="d", dtick=max(1, len(study.trials) // 10))
             pictures.append(history.update_yaxes(type="log") if name in COSTS else history)
             if columns := _columns(rows, file):
-                pictures.append(_parallel_page(columns, rows, name, direction))
+                pictures.append(_parallel_page(columns, rows, file, name))
             try:
                 towards = _towards(column, direction) if several else None
                 pictures.append(show.plot_param_importances(study, target=towards, target_name=labels[column]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.tuning.study_settings import COSTS
@@ -33,6 +34,8 @@ class StudyResult:
     holdout: Sequence[HoldoutEvaluation] = ()
     elsewhere: int = 0
     files: Sequence[Path] = field(default_factory=tuple)
+    shares: Declared = None
+    """The metrics that the experiment's model declares as shares."""
 
     def __repr__(self) -> str:
         states = Counter(each.state for each in self.records)
@@ -42,7 +45,9 @@ class StudyResult:
             chosen = "chosen" if each is self.best else "next"
             lines.append(f"  {chosen}: trial {each.number}  {format_params(each.params)}")
         for held in self.holdout:
-            means = ", ".join(f"{name} {format_metric(name, value)}" for name, value in held.means().items())
+            means = ", ".join(
+                f"{name} {format_metric(name, value, self.shares)}" for name, value in held.means().items()
+            )
             lines.append(f"  hold-out evaluation of trial {held.trial.number}, {len(held.seeds)} new seeds: {means}")
         return "\n".join(lines)
 
@@ -97,11 +102,11 @@ class StudyResult:
             "Its figures are under Artifacts, in `plots`; `best.yaml` there is the experiment of the chosen trial."
         ]
         if self.best is not None:
-            reached = ", ".join(labelled(name, self.best.metrics[name]) for name in objectives)
+            reached = ", ".join(labelled(name, self.best.metrics[name], self.shares) for name in objectives)
             lines.append(f"Chosen: **trial {self.best.number}** with {reached}; `{format_params(self.best.params)}`")
         if self.holdout:
             first = self.holdout[0]
-            on_test = ", ".join(labelled(name, value) for name, value in first.means().items())
+            on_test = ", ".join(labelled(name, value, self.shares) for name, value in first.means().items())
             lines.append(f"Hold-out evaluation with {len(first.seeds)} new seeds: {on_test} on average.")
         return "\n\n".join(lines)
 
@@ -124,16 +129,16 @@ def why_no_trial_is_complete(name: str, trials: Sequence[TrialRecord]) -> str:
     return f"{name}: no trial is complete ({counted}); allow more trials or time, or use a milder pruner"
 
 
-def format_value(name: str, value: float) -> str:
-    """Return a metric or cost with its unit."""
+def format_value(name: str, value: float, shares: Declared = None) -> str:
+    """Return a metric or cost with its unit; `shares` are the metrics that the model declares as such."""
     if name in COSTS:
         return format_bits(value) if name.endswith("bits") else format_seconds(value)
-    return format_metric(name, value)
+    return format_metric(name, value, shares)
 
 
-def labelled(name: str, value: float) -> str:
+def labelled(name: str, value: float, shares: Declared = None) -> str:
     """Return a metric or cost with its label: `validation accuracy 81.20 %`."""
-    return f"{metric_label(name)} {format_value(name, value)}"
+    return f"{metric_label(name)} {format_value(name, value, shares)}"
 
 
 def format_params(params: Mapping[str, Any]) -> str:
