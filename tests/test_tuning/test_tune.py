@@ -250,8 +250,6 @@ def test_a_study_is_not_mixed_with_another_of_its_name(tmp_path: Path) -> None:
 
 def test_the_packaged_studies_are_listed_and_whole() -> None:
     from narrowcast.tuning.study_file import load_study, packaged_studies
-from narrowcast.tuning.study_file import load_study
-from narrowcast.tuning.study_result import labelled
 
     said = narrowcast("tune")
     assert (said.status, said.err) == (0, "")
@@ -261,6 +259,9 @@ from narrowcast.tuning.study_result import labelled
 
 
 def test_metrics_are_in_percent_if_the_model_declares_them_as_shares() -> None:
+    from narrowcast.tuning.study_file import load_study
+    from narrowcast.tuning.study_result import labelled
+
     assert labelled("validation.accuracy", 0.5, ()) == "validation accuracy 0.5"
     assert labelled("validation.purity", 0.5, ("purity",)) == "validation purity 50.00 %"
     file = load_study("fedmf-ml1m-rates")
