@@ -1,0 +1,63 @@
+"""The studies of FedMAvg and SFMF: the published central numbers, the tables of the runs in the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import normalized_mutual_info_score
+
+from narrowcast.platform.models.cluster_agreement import accuracy_of_clusters, mutual_information
+from narrowcast.reproduce import fedmavg_clustering, fedmavg_items, sfmf
+from narrowcast.reproduce.fedmavg_table import item_runs, judge_items, plot_items
+from narrowcast.reproduce.long_runs import Queue
+from narrowcast.reproduce.sfmf_table import judge_sfmf
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def test_the_central_program_gives_the_digits_of_the_released_log() -> None:
+    central = sfmf.run_central()
+    assert central.loss == pytest.approx(0.732655866937412, abs=1e-14)
+    assert central.rmse == pytest.approx(1.3969165, abs=1e-7)
+
+
+def test_no_run_of_the_tables_is_missing() -> None:
+    for study in (fedmavg_items.STUDY, fedmavg_clustering.STUDY):
+        queue = Queue([study], [RESULTS])
+        assert not list(queue.missing()), study
+
+
+def test_the_table_of_items_has_all_settings_and_differences(tmp_path: Path) -> None:
+    rows = Queue([fedmavg_items.STUDY], [RESULTS]).rows
+    verdicts = {each.what: each for each in judge_items(rows)}
+    assert {cell.name for cell in fedmavg_items.CELLS} < set(verdicts)
+    assert verdicts["m = 10"].ours.startswith("0.978")
+    assert verdicts["m = 10 less m = 610"].verdict.endswith("at 1/61.6 of its uplink")
+    assert verdicts["m = 610, rated rows, quantised less m = 610"].verdict.startswith("level")
+    assert verdicts["30 users a client, Q = 20, 5 rounds less 30 users a client, Q = 0, 5 rounds"].verdict[:3] == "off"
+    by_name = {cell.name: each for cell, each in item_runs(rows).items()}
+    for count in (10, 610):
+        whole, rated = by_name[f"m = {count}"], by_name[f"m = {count}, rated rows"]
+        assert [each["model_sha256"] for each in whole.runs] == [each["model_sha256"] for each in rated.runs]
+    plot_items(rows, tmp_path / "items.png")
+    assert (tmp_path / "items.png").stat().st_size > 10_000
+
+
+def test_the_table_of_sfmf_judges_what_is_finished() -> None:
+    verdicts = {each.what: each for each in judge_sfmf(Queue([sfmf.STUDY], [RESULTS]).rows)}
+    assert verdicts["central, test RMSE"].verdict == "reproduced, within 1e-07"
+    assert verdicts["full, float64"].verdict.startswith("reproduced, within 1e-05; uplink 39.2 MB")
+    assert verdicts["full, ckks"].by_seed == verdicts["full, masked"].by_seed == verdicts["full, plain"].by_seed
+
+
+def test_agreement_of_clusters_does_not_depend_on_their_numbers() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 5, 300)
+    clusters = np.where(random.random(300) < 0.7, (labels * 3 + 1) % 5, random.integers(0, 7, 300))
+    assert mutual_information(clusters, labels) == pytest.approx(normalized_mutual_info_score(labels, clusters))
+    assert accuracy_of_clusters((labels * 3 + 1) % 5, labels) == 1
+    assert accuracy_of_clusters(clusters, labels) == accuracy_of_clusters(6 - clusters, labels)
+    assert 0.65 < accuracy_of_clusters(clusters, labels) < 0.75
+    assert mutual_information(np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.int64)) == 1
