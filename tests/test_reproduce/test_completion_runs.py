@@ -11,9 +11,11 @@ from click.testing import CliRunner
 from narrowcast.algorithms.completion.continuation import Continuation
 from narrowcast.algorithms.completion.scaled_asd import ScaledASD
 from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
+from narrowcast.cli.reproduce import reproduce
 from narrowcast.reproduce import completion_runs
 from narrowcast.reproduce.completion_cases import cases
 from narrowcast.reproduce.completion_runs import FLOOR, main, read, seconds_to, timed
+from narrowcast.reproduce.completion_table import judge_report, judge_solved
 
 
 def test_there_are_63_cases_of_which_36_were_published_as_solved() -> None:
@@ -58,3 +60,48 @@ def test_a_file_of_solves_is_gone_on_with(tmp_path: Path) -> None:
     ((key, rows),) = read(path).items()
     assert int(rows[0]["iteration"]) == 1
     assert key == ("n1000-r2-p40-k2", "scaled_asd+", "1") and seconds_to(rows, completion_runs.TARGET, 20) is not None
+
+
+def row(case: str, solver: str, seconds: float, error: float, distance: float, status: str = "") -> dict[str, str]:
+    found = {"seconds": seconds, "iteration": int(100 * seconds), "test.unseen_error": error}
+    named = {"case": case, "solver": solver, "seed": 1, "status": status, "test.column_sum_error": distance}
+    return {name: str(value) for name, value in {**named, **found}.items()}
+
+
+def test_cases_are_judged_by_the_quickest_solver_and_by_the_reports_distance() -> None:
+    easy, hard, late = "n1000-r2-p5-k200", "n1000-r200-p40-k2", "n1000-r20-p5-k2"
+    solves = {
+        (easy, "asd", "1"): [row(easy, "asd", 2, 0.1, 3, "time")],
+        (easy, "scaled_asd+", "1"): [row(easy, "a", 1, 1e-3, 1), row(easy, "a", 2.5, 1e-5, 1e-12, "floor")],
+        (easy, "gauss_newton+", "1"): [row(easy, "g", 3, 1e-12, 1e-12, "floor")],
+        (hard, "asd", "1"): [row(hard, "asd", 30, 0.5, 0.3), row(hard, "asd", 60, 0.9, float("nan"), "diverged")],
+        (late, "asd", "1"): [row(late, "asd", 61, 1e-6, 1e-10, "time")],
+    }
+    total, *verdicts = judge_solved(solves)
+    assert (total.ours, total.verdict) == ("1 of 3", "of 63 cases, 3 were tried")
+    assert {each.what: (each.ours, each.verdict) for each in verdicts} == {
+        easy: ("2.50 s, scaled_asd+", "solved by 2 of 3"),
+        late: ("error 1.0e-06", "not solved, 1.26 entries for a degree of freedom"),
+        hard: ("error 5.0e-01", "not solved, 1.11 entries for a degree of freedom"),
+    }
+    found = {each.what: (each.paper, each.ours, each.verdict) for each in judge_report(solves)}
+    tried = "3 of 63 cases tried"
+    assert found == {
+        "distance below 1e-9, the report's solvers": ("36", "1", tried),
+        "distance from 1e-9 to 1, the report's solvers": ("7", "1", tried),
+        "distance of 1 or more, the report's solvers": ("20", "1", tried),
+        "distance below 1e-9, all solvers": ("36", "2", tried),
+        "distance from 1e-9 to 1, all solvers": ("7", "1", tried),
+        "distance of 1 or more, all solvers": ("20", "0", tried),
+    }
+    assert judge_solved({}) == judge_report({}) == []
+
+
+def test_the_table_is_drawn_from_a_file_of_solves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion_runs, "SOLVERS", {"scaled_asd+": ScaledASD(continuation=Continuation())})
+    command = ["completion", "--results", str(tmp_path), "--output", str(tmp_path / "out")]
+    first = CliRunner().invoke(reproduce, [*command, "--time-limit", "0.001"], catch_exceptions=False).output
+    assert "n1000-r2-p5-k2 " in first and "1 of 1" in first and "solved by 1 of 1" in first
+    again = CliRunner().invoke(reproduce, [*command, "--time-limit", "0"], catch_exceptions=False).output
+    assert "iterations, unseen" not in again and "1 of 1" in again
+    assert "1 of 1" in (tmp_path / "out" / "completion.md").read_text()

@@ -10,6 +10,7 @@ from narrowcast.reproduce import total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.channel_table import ChannelTable
+from narrowcast.reproduce.completion_table import COMPLETION, COMPLETION_REPORT, CompletionTarget
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
 from narrowcast.reproduce.fedmavg_table import MARGIN as ITEM_MARGIN
 from narrowcast.reproduce.fedmavg_table import judge_clusters, judge_items, plot_clusters, plot_items
@@ -160,7 +161,7 @@ def _others(rows: Rows, path: Path) -> Finished:
     ], []
 
 
-STUDY_TARGETS: Mapping[str, StudyTarget] = {
+STUDY_TARGETS: Mapping[str, StudyTarget | CompletionTarget] = {
     "tuning-ml1m": _tuning("ml1m", "112 runs, 2 h"),
     "tuning-mnist": _tuning("mnist", "105 runs, 1 h"),
     "frontier-ml1m": _frontier("ml1m", "about 280 runs, 4 h"),
@@ -260,4 +261,6 @@ STUDY_TARGETS: Mapping[str, StudyTarget] = {
         ),
         "Chai et al., IEEE Intelligent Systems 2020 (arXiv:1906.05108), and its released logs",
     ),
+    "completion": COMPLETION,
+    "completion-report": COMPLETION_REPORT,
 }
