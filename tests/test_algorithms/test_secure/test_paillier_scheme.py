@@ -7,20 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+from narrowcast.algorithms.federated.fedmavg import FedMAvg
 from narrowcast.algorithms.federated.sfmf import SFMF
 from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
 from narrowcast.algorithms.secure.fixed_point import FixedPoint
 from narrowcast.algorithms.secure.paillier_scheme import Paillier, pack, unpack
-from narrowcast.algorithms.secure.protection import Plain, Protection
+from narrowcast.algorithms.secure.protection import Masked, Plain, Protection
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
 from narrowcast.laws.rehearsal import N_CLIENTS, task_of
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalExecutor
-from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
+from narrowcast.platform.models.masked_factorisation import ROW_FACTORS, MaskedFactorisation
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
+
+
+def secured(plain: Any, scheme: Protection, task: Task, plan: Plan) -> list[Outcome]:
+    algorithm: Any = SecureAggregation(plain, scheme, N_CLIENTS)
+    algorithm.check(task)
+    run, key_store = Run(plan, algorithm, task), algorithm.key_store()
+    return list(rounds(run, LocalExecutor(run, key_store), None, algorithm.rounds(key_store, task)))
 
 
 @pytest.mark.parametrize("width", [2, 27, 34, 63])
@@ -45,17 +55,27 @@ def test_the_sum_is_that_of_plain_integers_to_the_bit() -> None:
     task = task_of(MaskedFactorisation(rank=2), training=RatingSGD(learning_rate=0.01))
     plan = Plan(rounds=1, clients_per_round=N_CLIENTS, chunk_size=4, checkpoint_every=1, evaluate_every=1)
 
-    def run(scheme: Protection) -> Outcome:
-        algorithm: Any = SecureAggregation(SFMF(), scheme, N_CLIENTS)
-        algorithm.check(task)
-        secured, key_store = Run(plan, algorithm, task), algorithm.key_store()
-        return list(rounds(secured, LocalExecutor(secured, key_store), None, algorithm.rounds(key_store, task)))[-1]
-
-    clear, encrypted = run(Plain(bits=20, clip=0.5)), run(Paillier(bits=20, clip=0.5))
+    schemes = Plain(bits=20, clip=0.5), Paillier(bits=20, clip=0.5)
+    clear, encrypted = (secured(SFMF(), scheme, task, plan)[-1] for scheme in schemes)
     states = [each.state for each in (clear, encrypted) if each.state is not None]
     assert len({model_sha256(SFMF(), state) for state in states}) == 1
     # 80 values and a weight in one ciphertext of 6,144 bits each, and the sum sent back once
     assert 6144 * N_CLIENTS < encrypted.record.uplink_bits < 8000 * N_CLIENTS
+
+
+def test_fedmavg_under_masks_is_that_of_plain_integers() -> None:
+    task = task_of(MaskedFactorisation(rank=2))
+    plan = Plan(rounds=2, clients_per_round=N_CLIENTS, chunk_size=4, checkpoint_every=1, evaluate_every=1)
+    plain, masked = (secured(FedMAvg(), scheme(bits=24), task, plan)[-1].state for scheme in (Plain, Masked))
+    clear = list(rounds(Run(plan, FedMAvg(), task), LocalExecutor(Run(plan, FedMAvg(), task)), None))[-1].state
+    assert plain is not None
+    assert masked is not None
+    assert clear is not None
+    assert model_sha256(FedMAvg(), plain) == model_sha256(FedMAvg(), masked)
+    assert np.abs(plain.server[ROW_FACTORS] - clear.server[ROW_FACTORS]).max() < 1e-6
+    for algorithm, said in ((FedMAvg(senders=3), "leave out algorithm.senders"), (SFMF(rows="touched"), "rows = all")):
+        with pytest.raises(UserError, match=said):
+            algorithm.sum_layout(task, N_CLIENTS)
 
 
 @pytest.mark.parametrize("bits", [2048, 3073])

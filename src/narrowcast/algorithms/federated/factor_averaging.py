@@ -98,10 +98,13 @@ class FactorAveraging(SizesDownloads, AlgorithmDefaults, BaseModel, ABC):
         """Return W."""
         return model_of(server)
 
-    def layout_of(self, task: Task, cohort: int, most_weight: int) -> SumLayout | None:
-        """Return the layout of the sum of W's changes, of a total weight up to `most_weight`; None for some rows."""
+    def layout_of(self, task: Task, cohort: int, most_weight: int) -> SumLayout:
+        """Return the layout of the sum of W's changes, of a total weight up to `most_weight`.
+
+        Raise `UserError` for some rows, whose list would tell what encryption is to hide.
+        """
         if self.rows == "touched":
-            return None
+            raise UserError("secure: algorithm.rows = touched names the items of each client; use algorithm.rows = all")
         w, name = np.asarray(task.initial_parameters()[ROW_FACTORS]), TENSORS.name(ROW_FACTORS)
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {name: (w.shape, w.dtype), WEIGHT: ((), np.float64)}
         group = Group((Part(name, None, w.size),), (Part(WEIGHT, None, 1),))

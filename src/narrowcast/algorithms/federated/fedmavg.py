@@ -72,9 +72,12 @@ class FedMAvg(FactorAveraging):
         return {ROW_FACTORS: row_factors[ROW_FACTORS] + total.mean(ROW_FACTORS)}
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return the layout of the sum of W's changes; None with `senders`, of whom a sum would hide the number."""
+        """Return the layout of the sum of W's changes; raise `UserError` for draws of senders."""
         if self.senders is not None:
-            return None
+            raise UserError(
+                "secure: algorithm.senders draws few of the clients that agreed on a sum; leave out algorithm.senders "
+                "and use a smaller clients_per_round"
+            )
         return self.layout_of(task, cohort, int(np.sort(self._omega(task))[-cohort:].sum()))
 
     def _omega(self, task: Task) -> FloatArray:

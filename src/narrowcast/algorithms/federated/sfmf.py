@@ -49,5 +49,5 @@ class SFMF(FactorAveraging):
         return {ROW_FACTORS: row_factors[ROW_FACTORS] + total.tensors[ROW_FACTORS]}
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
-        """Return the layout of the sum of W's changes; None with `rows: touched`, of which a server sees the items."""
+        """Return the layout of the sum of W's changes; raise `UserError` with `rows: touched`."""
         return self.layout_of(task, cohort, cohort)
