@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import normalized_mutual_info_score
 
 from narrowcast.platform.models.cluster_agreement import accuracy_of_clusters, mutual_information
-from narrowcast.reproduce import fedmavg_clustering, fedmavg_items, sfmf
+from narrowcast.reproduce import fedmavg_clustering, fedmavg_items, sfmf_excerpt
 from narrowcast.reproduce.fedmavg_table import item_runs, judge_items, plot_items
 from narrowcast.reproduce.long_runs import Queue
 from narrowcast.reproduce.sfmf_table import judge_sfmf
@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def test_the_central_program_gives_the_digits_of_the_released_log() -> None:
-    central = sfmf.run_central()
+    central = sfmf_excerpt.run_central()
     assert central.loss == pytest.approx(0.732655866937412, abs=1e-14)
     assert central.rmse == pytest.approx(1.3969165, abs=1e-7)
 
@@ -46,7 +46,7 @@ def test_the_table_of_items_has_all_settings_and_differences(tmp_path: Path) -> 
 
 
 def test_the_table_of_sfmf_judges_what_is_finished() -> None:
-    verdicts = {each.what: each for each in judge_sfmf(Queue([sfmf.STUDY], [RESULTS]).rows)}
+    verdicts = {each.what: each for each in judge_sfmf(Queue([sfmf_excerpt.STUDY], [RESULTS]).rows)}
     assert verdicts["central, test RMSE"].verdict == "reproduced, within 1e-07"
     assert verdicts["full, float64"].verdict.startswith("reproduced, within 1e-05; uplink 39.2 MB")
     assert verdicts["full, ckks"].by_seed == verdicts["full, masked"].by_seed == verdicts["full, plain"].by_seed

@@ -14,7 +14,7 @@ from narrowcast.reproduce import (
     fedprox_synthetic,
     qffl_fairness,
     scaffold_similarity,
-    sfmf,
+    sfmf_excerpt,
     total_traffic,
 )
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, Codec
@@ -223,8 +223,8 @@ def _clustering(rows: Rows) -> Iterator[Planned]:
 
 def _sfmf(rows: Rows) -> Iterator[Planned]:
     del rows
-    for setting in sfmf.SETTINGS:
-        yield Planned(sfmf.STUDY, setting.run, 0)
+    for setting in sfmf_excerpt.SETTINGS:
+        yield Planned(sfmf_excerpt.STUDY, setting.run, 0)
 
 
 STUDIES: Mapping[str, Plan] = {
@@ -256,5 +256,5 @@ STUDIES: Mapping[str, Plan] = {
         fedmavg_items.STUDY, fedmavg_items.CELLS, fedmavg_items.DECAYS, fedmavg_items.TEST_SEEDS
     ),
     fedmavg_clustering.STUDY: _clustering,
-    sfmf.STUDY: _sfmf,
+    sfmf_excerpt.STUDY: _sfmf,
 }

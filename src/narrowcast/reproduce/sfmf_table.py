@@ -5,7 +5,7 @@ from __future__ import annotations
 from narrowcast.platform.tracking.units import format_bits
 from narrowcast.reproduce.long_studies import finished
 from narrowcast.reproduce.results_csv import Rows
-from narrowcast.reproduce.sfmf import SETTINGS, run_central
+from narrowcast.reproduce.sfmf_excerpt import SETTINGS, run_central
 from narrowcast.reproduce.verdict import PaperVerdict
 
 _CENTRAL_LOSS, _CENTRAL_ERROR = 0.732655866937412, 1.3969165

@@ -23,7 +23,7 @@ _INTEGERS = "bits: 20, clip: 0.0625, rounding: nearest"
 
 
 @dataclass(frozen=True)
-class Setting:
+class SFMFSetting:
     """One way to send the gradients; `published`: the error in the log of the released code, if it has one."""
 
     name: str
@@ -56,10 +56,10 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("full, float64", published=1.3965372),
-    Setting("part, float32", "touched", "float32", published=1.3965372),
+    SFMFSetting("full, float64", published=1.3965372),
+    SFMFSetting("part, float32", "touched", "float32", published=1.3965372),
     *(
-        Setting(f"full, {scheme}", secure=f"{{kind: {scheme}, {_INTEGERS}}}", published=published)
+        SFMFSetting(f"full, {scheme}", secure=f"{{kind: {scheme}, {_INTEGERS}}}", published=published)
         for scheme, published in (("plain", None), ("masked", None), ("ckks", None), ("paillier", 1.3965372))
     ),
 )
