@@ -178,6 +178,11 @@ def _experiment(section: Any, origin: str) -> dict[str, Any]:
     values = packaged.read_experiment(str(base))[0] if base is not None else {}
     if base is not None and plugins.files_of(values, plugin_folders(str(base))):
         load_experiment(str(base))  # imports its classes from its own folder
+    if not {"problem", "solver"}.isdisjoint({**values, **section}):
+        raise UserError(
+            f"{origin}: experiment names a problem and a solver, and studies search experiments only; compare settings "
+            'of a solve as replicas, such as "narrowcast run FILE replicas.solver.rank=[2,3,4]"'
+        )
     if "replicas" in {**values, **section}:
         raise UserError(f"{origin}: experiment.replicas: a study has study.seeds and study.trials_together instead")
     return _merged(values, section)
