@@ -173,7 +173,9 @@ def _in_threads(work: Callable[[int, int], None], bounds: IntArray) -> None:
 def _thread_count() -> int:
     """Return OMP_NUM_THREADS, which Ray sets to the processors that a task reserved, else the processors there are."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
+    if given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
