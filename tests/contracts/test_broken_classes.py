@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict
 import broken_algorithms
 import broken_engines
 import broken_scenes
+import broken_solvers
 from broken_law import Broken
 from narrowcast.laws import configuration, training_laws
 from narrowcast.laws.law import judge
 from narrowcast.laws.registries import LAWS
 from narrowcast.platform.errors import UserError
 
-BROKEN = [*broken_algorithms.BROKEN, *broken_scenes.BROKEN, *broken_engines.BROKEN]
+BROKEN = [*broken_algorithms.BROKEN, *broken_scenes.BROKEN, *broken_engines.BROKEN, *broken_solvers.BROKEN]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: f"{broken.law.__name__}-{broken.because}")
