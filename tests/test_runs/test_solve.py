@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +102,21 @@ def test_a_lower_tolerance_goes_on_from_a_finished_solve(tmp_path: Path, solved:
 
 
 @pytest.mark.slow
-def test_a_killed_solve_resumes_to_the_same_answer(tmp_path: Path, start: Callable[..., Command]) -> None:
+def test_a_killed_solve_resumes_to_the_same_answer(tmp_path: Path) -> None:
     words = (COMPLETION, "problem.rows=300", "problem.fraction=0.3", "iterations=400", "tolerance=null")
     whole = nc.solve(COMPLETION, dict(_override(each) for each in words[1:]), output=tmp_path / "whole", progress=False)
-    command = start("run", *words, "checkpoint_every=20", "--output", tmp_path)
-    command.wait_for_round(tmp_path / COMPLETION, 50)
-    command.send(signal.SIGKILL)
-    assert command.wait() == -signal.SIGKILL
-    again = start("run", "--resume", COMPLETION, "--output", tmp_path)
-    assert again.wait() == 0, again.err
+    command = Command("run", *words, "checkpoint_every=20", "--output", tmp_path, log=tmp_path / "killed")
+    try:
+        command.wait_for_round(tmp_path / COMPLETION, 25)
+        command.send(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+    finally:
+        command.clean_up()
+    again = Command("run", "--resume", COMPLETION, "--output", tmp_path, log=tmp_path / "again")
+    try:
+        assert again.wait() == 0, again.err
+    finally:
+        again.clean_up()
     result = json.loads((tmp_path / COMPLETION / "result.json").read_text())
     assert result["answer_sha256"] == whole.file.answer_sha256
 

@@ -178,7 +178,7 @@ def _experiment(section: Any, origin: str) -> dict[str, Any]:
     values = packaged.read_experiment(str(base))[0] if base is not None else {}
     if base is not None and plugins.files_of(values, plugin_folders(str(base))):
         load_experiment(str(base))  # imports its classes from its own folder
-    if not {"problem", "solver"}.isdisjoint({**values, **section}):
+    if {"problem", "solver"} & (values.keys() | section.keys()):
         raise UserError(
             f"{origin}: experiment names a problem and a solver, and studies search experiments only; compare settings "
             'of a solve as replicas, such as "narrowcast run FILE replicas.solver.rank=[2,3,4]"'
