@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 
+from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
 from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.long_studies import TEST_SEEDS, finished, tuning_results
@@ -148,7 +149,7 @@ def plot_frontier(study: Study, rows: Rows, path: Path) -> None:
             axes.set_ylim(max(0.0, full.mean - 12), full.mean + 2)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"1/{1 / value:.0f}")
-    panels[0].set(xlabel="uplink, of updates in float32", ylabel=f"test {study.metric} (%)")
+    panels[0].set(xlabel="uplink, of updates in float32", ylabel=f"{metric_label(f'test.{study.metric}')} (%)")
     panels[1].set(xlabel="uplink and downlink, of both in float32")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7, frameon=False)
