@@ -43,7 +43,7 @@ def task_on(targets: str, **training: Any) -> Task:
 class OnOtherTargets(algorithm_laws.Trained):
     """An algorithm on numbers or tokens."""
 
-    targets: str
+    targets: str = "numbers"
 
     @cached_property
     def task(self) -> Task:
@@ -60,7 +60,7 @@ LAWS = (
     ("targets", "name"), [("numbers", "quantised"), ("numbers", "low_rank"), ("tokens", "low_rank")]
 )
 def test_an_algorithm_keeps_its_laws(targets: str, name: str) -> None:
-    case = OnOtherTargets(ALGORITHMS[name], MODELS[targets], targets)
+    case = OnOtherTargets(ALGORITHMS[name], MODELS[targets], targets=targets)
     case.algorithm.check(case.task)
     for law in LAWS:
         law(case)
