@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, runtime_check
 
 from typing_extensions import TypeVar
 
+from narrowcast.platform.described import Described
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.types import (
     Arrays,
@@ -28,23 +29,8 @@ if TYPE_CHECKING:
 Split = Literal["validation", "test"]
 
 
-class Dataset(Protocol):
+class Dataset(Described, Protocol):
     """The data of all clients, held once and indexed by client."""
-
-    @property
-    def name(self) -> str:
-        """The name of the data set."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """The file or site from which the data was read."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of everything that a run can see of the data."""
-        ...
 
     @property
     def n_clients(self) -> int:
@@ -54,11 +40,6 @@ class Dataset(Protocol):
     @property
     def examples(self) -> IntArray:
         """The number of training examples of every client, [U]."""
-        ...
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes to report with a run, such as the number of items or classes."""
         ...
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from narrowcast.platform.described import Described
 from narrowcast.platform.types import Arrays
 
 Status = Literal["running", "converged", "stalled", "diverged"]
@@ -23,28 +24,8 @@ class Report:
     status: Status = "running"
 
 
-class Problem(Protocol):
+class Problem(Described, Protocol):
     """A problem that is loaded: its data, and how an answer is measured."""
-
-    @property
-    def name(self) -> str:
-        """The name of the problem."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """The file or generator that the problem comes from."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of everything that a solver can see of the problem."""
-        ...
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes to report with a run, such as rows, columns and observed entries."""
-        ...
 
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of an answer; those that depend on held-out data are named `test.metric`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Protocol
 
+from narrowcast.platform.described import Described
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.store_address import Tracking
 
@@ -14,30 +15,6 @@ WriteOutputs = Callable[[Journal, Any, str], dict[str, Any]]
 
 Returns the content of `result.json`, which is written last; raises `LearnedNothing` for a run without a result.
 """
-
-
-class Described(Protocol):
-    """The data set or problem of a run, as MLflow shows it."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """The file or site that it comes from."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of its content."""
-        ...
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Its sizes by name."""
-        ...
 
 
 class RunConfig(Protocol):

@@ -330,7 +330,7 @@ def test_a_checkpoint_in_float32_is_refused_in_float64(tmp_path: Path) -> None:
 
 
 def test_matrix_factorisation_has_no_float64() -> None:
-    with pytest.raises(UserError, match=r"model\.dtype is unknown; known here: embedding_dim, kind; a field of the kind"):
+    with pytest.raises(UserError, match=r"model\.dtype is unknown; known here: embedding_dim, kind; a field"):
         load_experiment("fedmf-ml1m", ["model.dtype=float64"])
 
 

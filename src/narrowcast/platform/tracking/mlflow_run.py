@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.described import Described
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.redaction import redact
@@ -61,7 +62,7 @@ def check_store(uri: str) -> None:
 
 
 def open_run(
-    tracking: Tracking, output: Path, name: str, params: Mapping[str, Any], tags: Mapping[str, str], data: Any
+    tracking: Tracking, output: Path, name: str, params: Mapping[str, Any], tags: Mapping[str, str], data: Described
 ) -> tuple[str, str]:
     """Create an MLflow run with its params, tags and data set; return the URI of the store and the run's id."""
     uri = tracking.resolve(output)
