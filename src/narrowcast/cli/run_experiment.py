@@ -49,6 +49,9 @@ def run(
     Several seeds, learning rates or ranks can run in lockstep, as one program if their shapes are equal:
     narrowcast run fedavg-digits replicas.seed=[0,1,2,3,4]. Each has its own folder and the results of a single run.
 
+    A file with the sections problem and solver is a solve: an iterative method on a problem without clients, such as
+    completion-ill-conditioned, with iterations in place of rounds.
+
     With --continue the same command starts a run and resumes it after a crash, for schedulers that restart jobs.
     """
     # A word with a = is an override even if the experiment is left out.
