@@ -45,6 +45,7 @@ def test_a_solve_ends_at_its_tolerance_and_leaves_a_run(solved: nc.SolveResult) 
     assert file.residual <= 1e-10 < solved.iterations["residual"].iloc[-2]
     assert solved.final["relative_error"] < 1e-8
     assert len(solved.iterations) == file.iterations < 500
+    assert file.wall_seconds >= file.solver_seconds
     first, second = solved.targets
     errors = solved.iterations.dropna(subset="relative_error").set_index("iteration")["relative_error"]
     assert first.iterations_to == errors.index[errors <= 1e-2][0]

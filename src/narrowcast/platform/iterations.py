@@ -151,8 +151,8 @@ def iterations(
     Measurements of the answer are not part of the time of the solver. Raise `Interrupted` if stopped between two
     iterations, and `RunFailed` if the residual is no longer finite, or if the solver diverges.
     """
-    kept_at, wall, measured_for = host_time().monotonic(), 0.0, 0.0
-    recorded = state.iteration
+    kept_at, measured_for, recorded = host_time().monotonic(), 0.0, state.iteration
+    wall = 0.0 if state.iteration else state.solver_seconds  # the first row has the time of the first state too
     while end_of(stopping, state) is None:
         try:
             with interruptible():
