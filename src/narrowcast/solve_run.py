@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
@@ -104,11 +104,6 @@ class Solve(Identified, metaclass=_Checked):
         """Return whether a checkpoint is due after this iteration, the given wall time after the last one."""
         by_number = self.checkpoint_every is not None and iteration % self.checkpoint_every == 0
         return by_number or seconds >= self.checkpoint_seconds
-
-    def digests(self, written: Mapping[str, Any]) -> set[str]:
-        """Return the digests that a checkpoint of this solve may have, `written` as values in its config.yaml."""
-        del written  # no earlier version wrote other names
-        return {self.digest()}
 
 
 def load_solve(source: str | Solve, overrides: Iterable[str] = ()) -> Solve:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from narrowcast.platform.tracking import units
-from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
+from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_tables import measured_metrics
+from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.result import Result
-from narrowcast.runs.solve_result import SolveResult
 from narrowcast.runs.text_table import TextTable, with_spread
 
 
-def result_table(result: Result | SolveResult) -> Table:
+def result_table(result: FinishedRun[Any]) -> Table:
     """Return the summary of a run in two columns."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
@@ -54,22 +55,5 @@ def replicas_table(runs: Sequence[Result]) -> Table:
             *(with_spread(name, means[name], means[f"{name} std"], group.shares) for name in metrics),
             *(units.format_bits(means[name]) for name in ("uplink_bits", "total_bits")),
             units.format_seconds(group.statistics(lambda run: run.wall_seconds)[0]),
-        )
-    return table
-
-
-def solves_table(solves: Sequence[SolveResult]) -> Table:
-    """Return a row per solve: metrics of the answer, iterations, and the time of the solver."""
-    metrics = list(dict.fromkeys(name for each in solves for name in each.final))
-    table = Table("solve", box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in (*map(metric_label, metrics), "iterations", "ended by", "time of the solver"):
-        table.add_column(header, justify="right")
-    for each in solves:
-        table.add_row(
-            each.name,
-            *(format_metric(name, each.final.get(name), each.file.shares) for name in metrics),
-            str(each.file.iterations),
-            each.file.stopped_by,
-            units.format_short_seconds(each.solver_seconds),
         )
     return table

@@ -1,4 +1,4 @@
-"""What a data set and a problem say of themselves in a run's records."""
+"""The contract of what a run is recorded with: the name, source, digest and sizes of its data set or problem."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from narrowcast.platform.client_metrics import client_statistics, measure_client
 from narrowcast.platform.contracts import Algorithm, Split
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import LiveState, RunState
+from narrowcast.platform.types import Arrays
 
 
 def evaluate(live: LiveState) -> dict[str, float]:
@@ -34,8 +36,13 @@ def model_sha256(algorithm: Algorithm, state: RunState) -> str:
     """Return the sha256 of the global parameters and of the private state of all clients that took part."""
     hasher = hashlib.sha256()
     for owner, arrays in (("server", algorithm.final(state.server)), ("clients", state.clients)):
-        for name in sorted(arrays):
-            values = np.ascontiguousarray(arrays[name])
-            hasher.update(f"{owner}\0{name}\0{values.dtype.str}\0{values.shape}\0".encode())
-            hasher.update(values.reshape(-1).view(np.uint8).data)
+        hash_arrays(hasher, arrays, f"{owner}\0")
     return hasher.hexdigest()
+
+
+def hash_arrays(hasher: Any, arrays: Arrays, prefix: str = "") -> None:
+    """Add the names, each after the prefix, types, shapes and values of arrays to a hash, in the order of names."""
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name])
+        hasher.update(f"{prefix}{name}\0{values.dtype.str}\0{values.shape}\0".encode())
+        hasher.update(values.reshape(-1).view(np.uint8).data)

@@ -21,7 +21,7 @@ class KeptState(Protocol):
     """The state of a run of any kind, as checkpoints keep it."""
 
     step_name: ClassVar[str]
-    """What a step is called: a round, an iteration."""
+    """The name of a step, `round` or `iteration`."""
 
     @property
     def step(self) -> int:
@@ -48,7 +48,7 @@ class Step(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What was measured after it, empty if nothing was."""
+        """The metrics measured after it, empty if there was no evaluation."""
         ...
 
     @property

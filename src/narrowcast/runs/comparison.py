@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import lower_is_better
 from narrowcast.platform.tracking.metric_labels import primary_metric
 from narrowcast.runs.comparison_tables import measured_metrics, results_table
 from narrowcast.runs.result import Result
-from narrowcast.runs.run_settings import SEEDS, codec_kinds, differing_settings, settings_of
-from narrowcast.runs.saved_figure import saved_figure
+from narrowcast.runs.run_comparison import RunComparison, saved_figure
+from narrowcast.runs.run_settings import SEEDS, codec_kinds, differing_settings
 from narrowcast.runs.seed_groups import SeedGroup, seed_groups
 
 if TYPE_CHECKING:
@@ -27,38 +24,26 @@ if TYPE_CHECKING:
 
     from narrowcast.runs.text_table import TextTable
 
-logger = logging.getLogger(__name__)
 _BASELINES = ("fedmf", "fedavg")
 LEVEL = 0.003
 """Largest distance below the float32 baseline at which an accuracy counts as level with it."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(RunComparison[Result]):
     """Finished runs, in the order given. With `by_seed`, runs that differ only in their seeds form one group."""
 
-    runs: tuple[Result, ...]
     by_seed: bool = True
 
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise UserError("no runs to compare; give at least one finished run")
-        for folder, times in Counter(run.folder.resolve() for run in self.runs).items():
-            if times > 1:
-                logger.warning("%s is given %d times: these rows are one run", folder.name, times)
+    digest_column = "model_sha256"
 
-    def labels(self) -> list[str]:
-        """Return the runs' names, with the folder if two runs share a name."""
-        names = [run.name for run in self.runs]
-        return [
-            name if names.count(name) == 1 else f"{name} ({run.folder})"
-            for name, run in zip(names, self.runs, strict=True)
-        ]
+    def row_labels(self) -> list[str]:
+        """Return the labels of the groups."""
+        return [each.label for each in self.groups]
 
-    @cached_property
-    def settings(self) -> list[dict[str, Any]]:
-        """The settings of each run by dotted path, but its name, tracking and backend."""
-        return [settings_of(run.folder) for run in self.runs]
+    def results_table(self) -> TextTable:
+        """Return a row per group: final metrics, traffic and time."""
+        return results_table(self)
 
     @cached_property
     def groups(self) -> list[SeedGroup]:
@@ -157,16 +142,12 @@ class Comparison:
 
         made = {
             "Settings that differ": tables.differences_table(self),
-            "Results": tables.results_table(self),
+            "Results": self.results_table(),
             "Metrics over clients": tables.over_clients_table(self),
             "Traffic against baselines": tables.traffic_table(self),
             "Costs of targets": tables.targets_table(self),
         }
         return {title: table for title, table in made.items() if table is not None}
-
-    def latex(self) -> str:
-        """Return the table of results as a LaTeX tabular for the package booktabs, a row per group."""
-        return results_table(self).latex()
 
     def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
         """Return each group's metric against its costs, with bands of one standard deviation over the seeds.
@@ -194,21 +175,6 @@ class Comparison:
 
         figure = clients_figure(self.groups, metric)
         return figure and saved_figure(figure, path)
-
-    def plot(
-        self, path: str | Path | None = None, *, axes: Sequence[str] | None = None, metric: str | None = None
-    ) -> Figure:
-        """Return `figure()`, written to a file too if a path is given, in the format that its suffix names."""
-        return saved_figure(self.figure(axes, metric), path)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
-        from narrowcast.runs.html_report import comparison_report, write_report
-
-        return write_report(comparison_report(self), path)
-
-    def _repr_html_(self) -> str:
-        return str(self.table.drop(columns="model_sha256").to_html())
 
 
 def _primary(run: Result) -> float:

@@ -7,20 +7,18 @@ import io
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.yaml_limits import read_limited
-from narrowcast.runs.result import Result
+from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.run_folder import CONFIG
-from narrowcast.runs.solve_result import SolveResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from narrowcast.runs.comparison import Comparison
-    from narrowcast.runs.solve_comparison import SolveComparison
+    from narrowcast.runs.run_comparison import RunComparison
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -62,22 +60,21 @@ def write_report(page: str, path: str | Path) -> Path:
     return path
 
 
-def run_report(result: Result) -> str:
+def run_report(result: FinishedRun[Any]) -> str:
     """Return the page of a run: metrics and costs, figures, the partition of the data, and the configuration."""
-    file = result.file
     parts = [
-        f"<p>{escape(f'{file.algorithm} on {file.data}, {file.rounds} rounds')}</p>",
+        f"<p>{escape(result.heading)}</p>",
         _section("Results", _pairs(result.summary())),
         *(_section(_title(name), _image(figure, _title(name))) for name, figure in result.figures().items()),
     ]
     partition = result.folder / "partition" / "partition.png"
     if partition.is_file():
         parts.append(_section("Data of the clients", _picture(partition.read_bytes(), "data of the clients")))
-    parts += [_section("Provenance", _pairs(_provenance(result))), _configuration(result)]
+    parts += [_section("Provenance", _pairs(result.provenance())), _configuration(result)]
     return _page(f"Run {result.name}", parts)
 
 
-def comparison_report(comparison: Comparison) -> str:
+def comparison_report(comparison: RunComparison[Any]) -> str:
     """Return the page of a comparison: settings that differ, tables, the figure, and each run's configuration."""
     made = comparison.text_tables()
     shown = [_section(title, table.html()) for title, table in made.items()]
@@ -86,64 +83,15 @@ def comparison_report(comparison: Comparison) -> str:
     if (of_clients := comparison.clients_figure()) is not None:
         shown.append(_section("Distribution over clients", _image(of_clients, "metric by percentile of the clients")))
     runs = [
-        f"<details><summary>{escape(label)}</summary>{_pairs(run.summary())}{_pairs(_provenance(run))}"
+        f"<details><summary>{escape(label)}</summary>{_pairs(run.summary())}{_pairs(run.provenance())}"
         f"{_configuration(run)}</details>"
         for label, run in zip(comparison.labels(), comparison.runs, strict=True)
     ]
-    names = ", ".join(each.label for each in comparison.groups)
+    names = ", ".join(comparison.row_labels())
     return _page(f"Comparison of {names}", [*shown, _section("Runs", "".join(runs))])
 
 
-def solve_report(result: SolveResult) -> str:
-    """Return the page of a solve: metrics and times, figures, and the configuration."""
-    file = result.file
-    titles = {"error_iteration": "Metrics by iteration", "error_time": "Metrics against the time of the solver"}
-    parts = [
-        f"<p>{escape(f'{file.solver} on {file.problem}, {file.iterations} iterations')}</p>",
-        _section("Results", _pairs(result.summary())),
-        *(_section(titles[name], _image(figure, titles[name])) for name, figure in result.figures().items()),
-    ]
-    parts += [_section("Provenance", _pairs(_provenance_of_solve(result))), _configuration(result)]
-    return _page(f"Solve {result.name}", parts)
-
-
-def solves_report(comparison: SolveComparison) -> str:
-    """Return the page of compared solves: settings that differ, results, the figure, and each configuration."""
-    shown = [_section(title, table.html()) for title, table in comparison.text_tables().items()]
-    shown.append(_section("Metrics and costs", _image(comparison.figure(), "a metric against costs, a line per run")))
-    runs = [
-        f"<details><summary>{escape(label)}</summary>{_pairs(run.summary())}{_pairs(_provenance_of_solve(run))}"
-        f"{_configuration(run)}</details>"
-        for label, run in zip(comparison.labels(), comparison.runs, strict=True)
-    ]
-    return _page(f"Comparison of {', '.join(comparison.labels())}", [*shown, _section("Runs", "".join(runs))])
-
-
-def _provenance_of_solve(result: SolveResult) -> list[tuple[str, str]]:
-    file = result.file
-    known = [
-        ("seed", str(file.seed)),
-        ("answer sha256", file.answer_sha256),
-        ("problem sha256", file.problem_sha256),
-        ("git commit", file.git_commit),
-        ("MLflow run", file.mlflow_run_id),
-    ]
-    return [(label, value) for label, value in known if value]
-
-
-def _provenance(result: Result) -> list[tuple[str, str]]:
-    file = result.file
-    known = [
-        ("seed", str(file.seed)),
-        ("model sha256", file.model_sha256),
-        ("backend", file.backend),
-        ("git commit", file.git_commit),
-        ("MLflow run", file.mlflow_run_id),
-    ]
-    return [(label, value) for label, value in known if value]
-
-
-def _configuration(result: Result | SolveResult) -> str:
+def _configuration(result: FinishedRun[Any]) -> str:
     path = result.folder / CONFIG
     if not path.is_file():
         return ""
@@ -169,6 +117,8 @@ def _title(figure: str) -> str:
         "client_bits_ranks": "Uplink of the clients",
         "loss_time": "Training loss",
         "client_metrics": "Metrics of the clients",
+        "error_iteration": "Metrics by iteration",
+        "error_time": "Metrics against the time of the solver",
     }[figure]
 
 

@@ -9,7 +9,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import has_hidden, hide_secrets
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
-from narrowcast.runs.any_result import load_any
+from narrowcast.runs.any_result import read_any_file
 from narrowcast.runs.closing_entries import closing_entries
 from narrowcast.runs.run_folder import RESULT
 
@@ -33,7 +33,7 @@ def send_missing(folder: Path, uri: str | None) -> int:
         sender = Sender(folder, uri, cursor, journal)
         finished = (folder / RESULT).is_file()
         status = "FINISHED" if finished else cursor.status
-        tags, costs = closing_entries(load_any(folder).file.model_dump()) if finished else ({}, {})
+        tags, costs = closing_entries(read_any_file(folder).model_dump()) if finished else ({}, {})
         if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
             raise RunFailed(f"the store at {hide_secrets(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds

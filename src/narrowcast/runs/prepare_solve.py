@@ -84,9 +84,9 @@ class PreparedSolve:
         return write
 
 
-def prepare_solve(solve: Solve, output: Path) -> PreparedSolve:
-    """Check a new solve, make its first state and choose its folder in `output`."""
-    problem, state = _begun(solve)
+def prepare_solve(solve: Solve, output: Path, problem: Problem | None = None) -> PreparedSolve:
+    """Check a new solve, make its first state and choose its folder; `problem` is loaded here unless given."""
+    problem, state = _begun(solve, problem)
     return PreparedSolve(solve, problem, state, *new_place(solve, output))
 
 
@@ -112,16 +112,16 @@ def resume_solve(folder: Path, changed: Solve | None) -> PreparedSolve:
     return PreparedSolve(solve, problem, state, folder, checked_store(solve, folder.parent), resuming=True)
 
 
-def _checked(solve: Solve) -> Problem:
+def _checked(solve: Solve, problem: Problem | None = None) -> Problem:
     """Return the problem after the check that the solver takes it."""
-    problem = solve.problem_source.load()
+    problem = problem or solve.problem_source.load()
     solve.solver.check(problem)
     return problem
 
 
-def _begun(solve: Solve) -> tuple[Problem, SolveState]:
+def _begun(solve: Solve, problem: Problem | None = None) -> tuple[Problem, SolveState]:
     """Return the problem and the first state, whose answer is measured only if there are targets."""
-    problem = _checked(solve)
+    problem = _checked(solve, problem)
     state = begin(problem, solve.solver, solve.seed)
     if solve.targets:
         metrics = measured(problem, solve.solver, state)
@@ -148,7 +148,9 @@ def prepare_solves(
     solves = load_solves(source, overrides)
     if resume_if_begun and len(solves) == 1 and has_run(output / solves[0].name):
         return [resume_solve(output / solves[0].name, solves[0])]
-    return [prepare_solve(solve, output) for solve in solves]
+    problems = {repr(each.problem_source): each.problem_source for each in solves}
+    loaded = {key: source.load() for key, source in problems.items()}
+    return [prepare_solve(each, output, loaded[repr(each.problem_source)]) for each in solves]
 
 
 def _named(folder: Path, source: Any, overrides: Sequence[str]) -> PreparedSolve:

@@ -6,9 +6,7 @@ Reading executes no code: the tables are Parquet, the model is safetensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +27,7 @@ from narrowcast.platform.tracking.metric_labels import (
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
+from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.result_file import Best, ResultFile, goal, read_result, target_cost
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
@@ -40,30 +39,15 @@ if TYPE_CHECKING:
     from narrowcast.experiment import Experiment
 
 
-@dataclass(frozen=True, repr=False)
-class Result:
-    """A finished run.
+class Result(FinishedRun[ResultFile]):
+    """A finished run of an experiment; the entries of its `file` other than `rounds` are attributes of it too."""
 
-    Attributes:
-        folder: the run's folder.
-        file: the content of `result.json`; its entries other than `rounds` are attributes of the result too.
-        history: the rounds as an Arrow table, one row each.
-
-    """
-
-    folder: Path
-    file: ResultFile
-    history: pa.Table
+    main_figure = "accuracy_uplink"
 
     @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.file.name
-
-    @property
-    def final(self) -> Mapping[str, float]:
-        """The metrics of the last evaluation, named `split.metric`, and the training loss of the last round."""
-        return self.file.final
+    def heading(self) -> str:
+        """The run in a few words."""
+        return f"{self.file.algorithm} on {self.file.data}, {self.file.rounds} rounds"
 
     @property
     def best(self) -> Mapping[str, Best]:
@@ -120,24 +104,9 @@ class Result:
         return self.file.simulated_seconds
 
     @property
-    def wall_seconds(self) -> float:
-        """Measured duration of the rounds."""
-        return self.file.wall_seconds
-
-    @property
-    def seed(self) -> int:
-        """The experiment's seed."""
-        return self.file.seed
-
-    @property
     def model_sha256(self) -> str:
         """The sha256 of the global model and of the state that clients keep."""
         return self.file.model_sha256
-
-    @property
-    def mlflow_run_id(self) -> str | None:
-        """The id of the run in MLflow."""
-        return self.file.mlflow_run_id
 
     @cached_property
     def rounds(self) -> DataFrame:
@@ -226,19 +195,6 @@ class Result:
         of_clients = self.client_metrics_table if self.evaluates_clients else None
         return run_figures(self.history, self._client_table, title, of_clients, self.file.shares)
 
-    def plot(self, figure: str = "accuracy_uplink") -> Figure:
-        """Return one of the `figures`."""
-        known = self.figures()
-        if figure not in known:
-            raise UserError(f"{self.name} has no figure {figure}; it has {', '.join(known)}")
-        return known[figure]
-
-    def report(self, path: str | Path) -> Path:
-        """Write the run's results, figures and configuration to one HTML file and return its path."""
-        from narrowcast.runs.html_report import run_report, write_report
-
-        return write_report(run_report(self), path)
-
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""
         rows = []
@@ -270,17 +226,16 @@ class Result:
             ("model sha256", self.model_sha256[:12]),
         ]
 
-    def __repr__(self) -> str:
-        head = f"{self.name}: {self.file.algorithm} on {self.file.data}, {self.file.rounds} rounds, in {self.folder}"
-        return "\n".join([head, *(f"  {label:<20} {value}" for label, value in self.summary())])
-
-    def _repr_html_(self) -> str:
-        head = f"{self.name}: {self.file.algorithm} on {self.file.data}, {self.file.rounds} rounds"
-        body = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
-            for label, value in self.summary()
-        )
-        return f"<table><caption>{escape(head)}</caption>{body}</table>"
+    def provenance(self) -> list[tuple[str, str]]:
+        """Return seed, model, backend, commit and MLflow run, as pairs of a label and a value."""
+        known = [
+            ("seed", str(self.seed)),
+            ("model sha256", self.model_sha256),
+            ("backend", self.file.backend),
+            ("git commit", self.file.git_commit),
+            ("MLflow run", self.mlflow_run_id),
+        ]
+        return [(label, value) for label, value in known if value]
 
     @cached_property
     def _client_table(self) -> pa.Table:

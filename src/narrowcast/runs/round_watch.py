@@ -1,4 +1,4 @@
-"""What is said of the rounds of a run while it trains: log lines, and the end of one of which no upload is used."""
+"""Log lines about the rounds of a run, and the end of a run of which no upload is used."""
 
 from __future__ import annotations
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from narrowcast.platform.config import suggest
@@ -13,8 +11,8 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.curves import ITERATIONS, SOLVER_TIME
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
-from narrowcast.runs.run_settings import differing_settings, settings_of
-from narrowcast.runs.saved_figure import saved_figure
+from narrowcast.runs.run_comparison import RunComparison
+from narrowcast.runs.run_settings import differing_settings
 from narrowcast.runs.solve_result import SolveResult
 from narrowcast.runs.text_table import TextTable
 
@@ -26,33 +24,15 @@ AXES = {"iteration": ITERATIONS, "time": SOLVER_TIME}
 _MOST_CHARACTERS = 40
 
 
-@dataclass(frozen=True)
-class SolveComparison:
+class SolveComparison(RunComparison[SolveResult]):
     """Finished solves, in the order given."""
 
-    runs: tuple[SolveResult, ...]
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise UserError("no runs to compare; give at least one finished solve")
+    digest_column = "answer_sha256"
 
     @cached_property
     def metrics(self) -> list[str]:
         """The metrics of any of the answers."""
         return list(dict.fromkeys(name for each in self.runs for name in each.final))
-
-    def labels(self) -> list[str]:
-        """Return the runs' names, with the folder if two runs share a name."""
-        names = [run.name for run in self.runs]
-        return [
-            name if names.count(name) == 1 else f"{name} ({run.folder})"
-            for name, run in zip(names, self.runs, strict=True)
-        ]
-
-    @cached_property
-    def settings(self) -> list[dict[str, Any]]:
-        """The settings of each run by dotted path, but its name and tracking."""
-        return [settings_of(run.folder) for run in self.runs]
 
     @cached_property
     def table(self) -> DataFrame:
@@ -88,7 +68,7 @@ class SolveComparison:
     def results_table(self) -> TextTable:
         """Return a row per run: solver, problem, metrics of the answer, iterations and times."""
         targets = list(dict.fromkeys((each.metric, each.value) for run in self.runs for each in run.targets))
-        heads = ["run", "solver", "problem", *map(metric_label, self.metrics), "iterations", "ended by", "solver"]
+        heads = ["run", "solver", "problem", *map(metric_label, self.metrics), "iterations", "ended by"]
         rows = []
         for label, run in zip(self.labels(), self.runs, strict=True):
             reached = {(each.metric, each.value): each.solver_seconds_to for each in run.targets}
@@ -103,11 +83,7 @@ class SolveComparison:
                 ]
             )
         to_targets = [f"time to\n{metric_label(name)} {value:g}" for name, value in targets]
-        return TextTable([*heads[:-1], *to_targets, "time of\nthe solver"], rows, words=3)
-
-    def latex(self) -> str:
-        """Return the table of results as a LaTeX tabular for the package booktabs."""
-        return self.results_table().latex()
+        return TextTable([*heads, *to_targets, "time of\nthe solver"], rows, words=3)
 
     def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
         """Return a metric of every run against its costs, on a logarithmic axis if all values are positive.
@@ -128,21 +104,6 @@ class SolveComparison:
         costs = [AXES[name] for name in dict.fromkeys(axes or AXES)]
         tables = dict(zip(self.labels(), (run.history for run in self.runs), strict=True))
         return comparison_of_solves(tables, costs, metric or known[0])
-
-    def plot(
-        self, path: str | Path | None = None, *, axes: Sequence[str] | None = None, metric: str | None = None
-    ) -> Figure:
-        """Return `figure()`, written to a file too if a path is given, in the format that its suffix names."""
-        return saved_figure(self.figure(axes, metric), path)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
-        from narrowcast.runs.html_report import solves_report, write_report
-
-        return write_report(solves_report(self), path)
-
-    def _repr_html_(self) -> str:
-        return str(self.table.drop(columns="answer_sha256").to_html())
 
 
 def _short(value: Any) -> str:

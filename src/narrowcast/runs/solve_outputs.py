@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from narrowcast import __version__
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.disk import disk, sync_all
+from narrowcast.platform.evaluation import hash_arrays
 from narrowcast.platform.iterations import SolveState, end_of
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.platform.tracking.journal import Journal
@@ -68,10 +68,7 @@ def write_solve_outputs(
 def answer_sha256(answer: Arrays) -> str:
     """Return the sha256 of an answer's arrays, their names, types and shapes."""
     hasher = hashlib.sha256()
-    for name in sorted(answer):
-        values = np.asarray(answer[name], order="C")
-        hasher.update(f"{name}\0{values.dtype.str}\0{values.shape}\0".encode())
-        hasher.update(values.reshape(-1).view(np.uint8).data)
+    hash_arrays(hasher, answer)
     return hasher.hexdigest()
 
 

@@ -6,12 +6,10 @@ Reading executes no code: the table is Parquet, the answer is safetensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 
@@ -25,6 +23,7 @@ from narrowcast.platform.tracking.metric_direction import relation
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.array_file import ModelFormat, write_arrays
+from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.run_folder import ANSWER, CONFIG, ITERATIONS, RESULT
 from narrowcast.runs.run_table import finish_advice, first_line, read_table
 
@@ -84,40 +83,20 @@ class SolveFile(BaseModel):
     git_commit: str | None = None
 
 
-@dataclass(frozen=True, repr=False)
-class SolveResult:
-    """A finished solve.
+class SolveResult(FinishedRun[SolveFile]):
+    """A finished solve."""
 
-    Attributes:
-        folder: the run's folder.
-        file: the content of `result.json`.
-        history: the recorded iterations as an Arrow table, one row each.
-
-    """
-
-    folder: Path
-    file: SolveFile
-    history: pa.Table
+    main_figure = "error_time"
 
     @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.file.name
-
-    @property
-    def final(self) -> Mapping[str, float]:
-        """The metrics of the answer."""
-        return self.file.final
+    def heading(self) -> str:
+        """The solve in a few words."""
+        return f"{self.file.solver} on {self.file.problem}, {self.file.iterations} iterations"
 
     @property
     def solver_seconds(self) -> float:
         """The time of the solver: its first state and its iterations, without measurements and records."""
         return self.file.solver_seconds
-
-    @property
-    def seed(self) -> int:
-        """The seed of the solver."""
-        return self.file.seed
 
     @cached_property
     def iterations(self) -> DataFrame:
@@ -149,19 +128,6 @@ class SolveResult:
 
         return solve_figures(self.history, f"{self.name}: {self.file.solver} on {self.file.problem}")
 
-    def plot(self, figure: str = "error_time") -> Figure:
-        """Return one of the `figures`."""
-        known = self.figures()
-        if figure not in known:
-            raise UserError(f"{self.name} has no figure {figure}; it has {', '.join(known)}")
-        return known[figure]
-
-    def report(self, path: str | Path) -> Path:
-        """Write the results, figures and configuration to one HTML file and return its path."""
-        from narrowcast.runs.html_report import solve_report, write_report
-
-        return write_report(solve_report(self), path)
-
     @property
     def targets(self) -> tuple[TargetCost, ...]:
         """The cost of each of the solve's `targets`."""
@@ -185,9 +151,16 @@ class SolveResult:
             ("answer sha256", file.answer_sha256[:12]),
         ]
 
-    def __repr__(self) -> str:
-        head = f"{self.name}: {self.file.solver} on {self.file.problem}, in {self.folder}"
-        return "\n".join([head, *(f"  {label:<20} {value}" for label, value in self.summary())])
+    def provenance(self) -> list[tuple[str, str]]:
+        """Return seed, answer, problem, commit and MLflow run, as pairs of a label and a value."""
+        known = [
+            ("seed", str(self.seed)),
+            ("answer sha256", self.file.answer_sha256),
+            ("problem sha256", self.file.problem_sha256),
+            ("git commit", self.file.git_commit),
+            ("MLflow run", self.mlflow_run_id),
+        ]
+        return [(label, value) for label, value in known if value]
 
 
 def _cost(target: TargetCost) -> str:
@@ -201,9 +174,14 @@ def is_solve_folder(folder: Path) -> bool:
     return (folder / ITERATIONS).is_file() and (folder / RESULT).is_file()
 
 
+def read_solve_file(path: Path) -> SolveFile:
+    """Read the `result.json` of a solve; raise `UserError` if it is damaged."""
+    return validate(SolveFile, read_json(path, finish_advice(path.parent)), str(path))
+
+
 def load_solve_result(folder: Path) -> SolveResult:
     """Read a finished solve; raise `UserError` that says what is wrong with its folder."""
-    file = validate(SolveFile, read_json(folder / RESULT, finish_advice(folder)), str(folder / RESULT))
+    file = read_solve_file(folder / RESULT)
     history = read_table(folder / ITERATIONS, (ITERATION, "residual", "solver_seconds"))
     last = int(curves.column(history, ITERATION).max(initial=0))
     if last != file.iterations:

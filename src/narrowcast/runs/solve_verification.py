@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -85,7 +86,7 @@ def _outputs(
         "solver_seconds": row["solver_seconds"],
         "seed": solve.seed,
         "problem_sha256": problem.digest,
-        "final": evaluation(row),
+        "final": {name: value for name, value in evaluation(row).items() if math.isfinite(value)},
     }
     yield Check(RESULT, "iterations, times, metrics and the problem's sha256", difference(file.model_dump(), expected))
     if last is None:

@@ -1,4 +1,4 @@
-"""What solvers on two factors share: the spectral start, rank continuation, progress and the answer."""
+"""The common part of solvers on two factors: the spectral start, rank continuation, progress and the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an iteration can go on: its residual against the best so far."""
+"""The test that ends a solver: its residual against the best so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLOOR = 4e-16
 _DIVERGED = 1e6
 
 PROGRESS: Arrays = {"best": np.array(math.inf), "waited": np.array(0)}
-"""What `progress` keeps in a state, before the first iteration."""
+"""The entries of a state that `progress` keeps, before the first iteration."""
 
 
 def progress(state: Arrays, norm: float, data_norm: float) -> tuple[Status, dict[str, np.ndarray]]:

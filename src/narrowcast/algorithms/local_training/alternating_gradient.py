@@ -6,12 +6,11 @@ Factorization, ICASSP 2021, Algorithm 1. Letters: s the round, F_p client p's sq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.local_training.complete_steps import descend_columns, descend_rows
 from narrowcast.algorithms.local_training.entry_steps import (
@@ -21,16 +20,17 @@ from narrowcast.algorithms.local_training.entry_steps import (
     move_rows,
     step_columns,
 )
-from narrowcast.algorithms.local_training.factor_task import FactorChunk, dense_updates, only_masked_factorisation
+from narrowcast.algorithms.local_training.factor_task import FactorChunk, only_masked_factorisation
+from narrowcast.algorithms.local_training.factor_training import FactorTraining
 from narrowcast.algorithms.local_training.factor_updates import Factors, FactorUpdates, finite_updates
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.models.constraint_sets import ConstraintSet
 from narrowcast.platform.models.masked_factorisation import COLUMN_FACTORS, MaskedFactorisation
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import BoolArray, Chunk, FloatArray
 
 
-class AlternatingGradient(BaseModel):
+class AlternatingGradient(FactorTraining):
     """Q1 projected gradient steps on H_p, then floor(Q / s) + 1 gradient steps on W_p in round s.
 
     The steps have the sizes 1 / c_p, c_p = gamma1 / 2 L_H, and 1 / d_p, d_p = gamma2 L_W, with the Lipschitz constants
@@ -43,8 +43,6 @@ class AlternatingGradient(BaseModel):
     the paper's is common to all clients, which would have to send their constants first. 3. F_p is not divided by the
     number of its columns, which cancels in steps of these sizes.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["alternating_gradient"] = "alternating_gradient"
     h_steps: int = Field(5, ge=1, le=10_000, description="Q1, steps on H in a round")
@@ -69,31 +67,9 @@ class AlternatingGradient(BaseModel):
         """Return the steps on W in a round."""
         return self.w_steps // round_index + 1
 
-    @property
-    def device(self) -> str:
-        """The device of the compiled loops."""
-        return "cpu"
-
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is a factorisation of a partly observed matrix."""
         only_masked_factorisation(self.kind, task)
-
-    def mode(self, task: Task) -> Literal["batched", "per_client"]:
-        """Return "batched": a chunk is one call of each compiled loop."""
-        del task
-        return "batched"
-
-    def samples(self, task: Task, clients: IntArray) -> IntArray:
-        """Return the training entries of each client, [C]."""
-        return np.asarray(task.data.examples[clients])
-
-    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
-        """Train all clients of the chunk; `changes` [C, N, K] are zero in rows without entries of the client."""
-        return dense_updates(self, server, chunk, task, terms)
-
-    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the calls in turn; each call is already one program of many clients."""
-        return [self.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     def train_factors(
         self,

@@ -6,23 +6,23 @@ released code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.local_training.entry_steps import descend_entry_by_entry
-from narrowcast.algorithms.local_training.factor_task import FactorChunk, dense_updates, only_masked_factorisation
+from narrowcast.algorithms.local_training.factor_task import FactorChunk, only_masked_factorisation
+from narrowcast.algorithms.local_training.factor_training import FactorTraining
 from narrowcast.algorithms.local_training.factor_updates import Factors, FactorUpdates, finite_updates
-from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.masked_factorisation import COLUMN_FACTORS
-from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
+from narrowcast.platform.types import BoolArray, Chunk
 
 
-class RatingSGD(BaseModel):
+class RatingSGD(FactorTraining):
     """One SGD step on h_j at each rating in the order of time, and one gradient step of w_i at the h_j after that.
 
     With e = x - w_i . h_j: h_j -= lr (-2 e w_i + 2 wd h_j), then w_i is to move by -lr (-2 e h_j + 2 wd w_i), where w_i
@@ -30,8 +30,6 @@ class RatingSGD(BaseModel):
 
     Differs from the paper: 1. as in the released code, the gradient of w_i has the new h_j.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["rating_sgd"] = "rating_sgd"
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False, description="step size")
@@ -44,33 +42,11 @@ class RatingSGD(BaseModel):
         """1: each rating once."""
         return 1
 
-    @property
-    def device(self) -> str:
-        """The device of the compiled loops."""
-        return "cpu"
-
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is a factorisation of a partly observed matrix without a set for H."""
         only_masked_factorisation(self.kind, task)
         if task.model.h_set.kind != "none":  # type: ignore[attr-defined]
             raise UserError(f"training.kind = {self.kind} does not project H; leave out model.h_set")
-
-    def mode(self, task: Task) -> Literal["batched", "per_client"]:
-        """Return "batched": a chunk is one call of a compiled loop."""
-        del task
-        return "batched"
-
-    def samples(self, task: Task, clients: IntArray) -> IntArray:
-        """Return the training entries of each client, [C]."""
-        return np.asarray(task.data.examples[clients])
-
-    def train(self, server: Arrays, chunk: Chunk, task: Task, terms: LocalTerms) -> LocalUpdates:
-        """Train all clients of the chunk; `changes` [C, N, K] are zero in rows without entries of the client."""
-        return dense_updates(self, server, chunk, task, terms)
-
-    def train_together(self, calls: Sequence[LocalCall]) -> list[LocalUpdates]:
-        """Train the calls in turn; each call is already one program of many clients."""
-        return [self.train(call.server, call.chunk, call.task, call.terms) for call in calls]
 
     def train_factors(
         self, row_factors: Factors, chunk: Chunk, task: Task[RatingMatrix, RatingSGD], moves: BoolArray

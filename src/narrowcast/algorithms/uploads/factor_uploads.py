@@ -30,7 +30,7 @@ from narrowcast.platform.types import Arrays, BoolArray, Chunk, ChunkResult, Flo
 
 @dataclass(frozen=True)
 class FactorUploads:
-    """How clients send their changes of W: in which layout, and through which codec."""
+    """The upload of clients' changes of W: its layout and its codec."""
 
     codec: Codec
     layout: RowLayout

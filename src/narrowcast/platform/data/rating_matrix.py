@@ -92,7 +92,7 @@ class RatingMatrix:
 
     @cached_property
     def is_complete(self) -> bool:
-        """Whether every entry of the matrix is a training entry, and each column has its items in their order."""
+        """True if every entry of the matrix is a training entry, and each column has its items in their order."""
         whole = len(self.users) == self.n_users * self.n_items and not self.split.any()
         return whole and bool((self.items == np.tile(np.arange(self.n_items), self.n_users)).all())
 

@@ -1,0 +1,112 @@
+"""The common part of comparisons of finished runs of one kind."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from narrowcast.platform.errors import UserError
+from narrowcast.runs.finished_run import FinishedRun
+from narrowcast.runs.run_settings import settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from narrowcast.runs.text_table import TextTable
+
+logger = logging.getLogger(__name__)
+RunT = TypeVar("RunT", bound=FinishedRun[Any])
+
+
+@dataclass(frozen=True)
+class RunComparison(ABC, Generic[RunT]):
+    """Finished runs of one kind, in the order given."""
+
+    runs: tuple[RunT, ...]
+
+    digest_column: ClassVar[str]
+    """The column of `table` with the sha256 of each run's result."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UserError("no runs to compare; give at least one finished run")
+        for folder, times in Counter(run.folder.resolve() for run in self.runs).items():
+            if times > 1:
+                logger.warning("%s is given %d times: these rows are one run", folder.name, times)
+
+    def labels(self) -> list[str]:
+        """Return the runs' names, with the folder if two runs share a name."""
+        names = [run.name for run in self.runs]
+        return [
+            name if names.count(name) == 1 else f"{name} ({run.folder})"
+            for name, run in zip(names, self.runs, strict=True)
+        ]
+
+    @cached_property
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings of each run by dotted path, but its name, tracking and backend."""
+        return [settings_of(run.folder) for run in self.runs]
+
+    @property
+    @abstractmethod
+    def table(self) -> DataFrame:
+        """One row per run."""
+
+    @abstractmethod
+    def results_table(self) -> TextTable:
+        """Return the table of results, formatted."""
+
+    @abstractmethod
+    def text_tables(self) -> dict[str, TextTable]:
+        """Return all tables by title, formatted; that of results is `Results`."""
+
+    @abstractmethod
+    def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
+        """Return a metric of the runs against their costs."""
+
+    def row_labels(self) -> list[str]:
+        """Return the labels of the rows of `results_table`."""
+        return self.labels()
+
+    def clients_figure(self, path: str | Path | None = None, *, metric: str | None = None) -> Figure | None:
+        """Return the distribution of a metric over clients, None for runs without such metrics."""
+        del path, metric
+        return None
+
+    def latex(self) -> str:
+        """Return the table of results as a LaTeX tabular for the package booktabs."""
+        return self.results_table().latex()
+
+    def plot(
+        self, path: str | Path | None = None, *, axes: Sequence[str] | None = None, metric: str | None = None
+    ) -> Figure:
+        """Return `figure()`, written to a file too if a path is given, in the format that its suffix names."""
+        return saved_figure(self.figure(axes, metric), path)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the comparison with its figure and the runs' configurations to one HTML file; return its path."""
+        from narrowcast.runs.html_report import comparison_report, write_report
+
+        return write_report(comparison_report(self), path)
+
+    def _repr_html_(self) -> str:
+        return str(self.table.drop(columns=self.digest_column).to_html())
+
+
+def saved_figure(figure: Figure, path: str | Path | None) -> Figure:
+    """Write the figure to a file if a path is given, and return it."""
+    if path is not None:
+        path = Path(path)
+        known = sorted(figure.canvas.get_supported_filetypes())
+        if path.suffix.removeprefix(".").lower() not in known:
+            raise UserError(f"{path}: not the name of a figure; end it in one of .{', .'.join(known)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    return figure
