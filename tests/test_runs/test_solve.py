@@ -16,6 +16,7 @@ from command import Command
 from narrowcast.platform.iterations import SolveState, begin, iterations
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.runs import session
+from narrowcast.runs.prepare_solve import PreparedSolve
 from narrowcast.runs.verification import verify
 from narrowcast.solve_run import load_solve
 
@@ -232,3 +233,34 @@ def test_verification_finds_a_changed_answer(tmp_path: Path) -> None:
 def test_a_resume_command_names_the_solve(tmp_path: Path) -> None:
     runs = session.prepare_runs(str(POISSON), [], tmp_path)
     assert session.resume_command(runs) == f"narrowcast run --resume poisson --output {tmp_path}"
+
+
+def test_replicas_of_one_problem_load_it_once(tmp_path: Path) -> None:
+    runs = session.prepare_runs(str(POISSON), ["replicas.tolerance=[1e-3,1e-6]"], tmp_path)
+    first, second = runs
+    assert isinstance(first, PreparedSolve) and isinstance(second, PreparedSolve)
+    assert first.problem is second.problem
+    other = session.prepare_runs(str(POISSON), ["replicas.seed=[0,1]"], tmp_path)
+    assert len({each.about.digest for each in other}) == 2
+
+
+def test_interrupted_replicas_are_resumed_as_far_as_they_have_begun(tmp_path: Path) -> None:
+    def stop(row: Any) -> None:
+        if row["run"].endswith("100"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        nc.solve(POISSON, {"replicas.problem.points": [50, 100, 200]}, output=tmp_path, progress=stop)
+    (note,) = stopped.value.__notes__
+    assert note == f"resume with nc.run(resume=['poisson-points-50', 'poisson-points-100'], output='{tmp_path}')"
+    first, second = nc.solve(resume=["poisson-points-50", "poisson-points-100"], output=tmp_path, progress=False)
+    assert first.file.stopped_by == second.file.stopped_by == "tolerance"
+
+
+def test_a_solve_is_shown_in_notebooks(solved: nc.SolveResult) -> None:
+    page = solved._repr_html_()
+    assert "conjugate_gradients on poisson, 165 iterations" in page
+    assert "answer sha256" in page
+    assert solved.plot().axes and solved.plot("error_iteration").axes
+    with pytest.raises(nc.UserError, match="has no figure accuracy_time; it has error_iteration, error_time"):
+        solved.plot("accuracy_time")

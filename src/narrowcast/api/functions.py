@@ -312,7 +312,9 @@ def _noting_resume(runs: Prepared) -> Iterator[None]:
     except UnresumableFailure:
         raise
     except (RunFailed, KeyboardInterrupt) as error:
-        names = [each.folder.name for each in runs]
+        from narrowcast.runs.session import begun
+
+        names = [each.folder.name for each in begun(runs)]
         shown = repr(names[0] if len(names) == 1 else names)
         error.add_note(f"resume with nc.run(resume={shown}, output={str(runs[0].folder.parent)!r})")
         raise

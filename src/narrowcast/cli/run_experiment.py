@@ -67,7 +67,6 @@ def run(
             settings = session.with_backend(overrides, backend, address)
             runs = session.prepare_runs(experiment, settings, output, resume, resume_if_begun=resume_if_begun)
 
-        again = session.resume_command(runs)
         first = runs[0].config
         if isinstance(first, Experiment) and "backend" not in first.model_fields_set:
             on_ray = first.backend.kind == "ray"
@@ -79,9 +78,9 @@ def run(
         except UnresumableFailure:
             raise
         except RunFailed as error:
-            raise RunFailed(f"{error} [{again}]") from error
+            raise RunFailed(f"{error} [{session.resume_command(runs)}]") from error
         except KeyboardInterrupt:
-            raise RunFailed(f"interrupted; resume with: {again}") from None
+            raise RunFailed(f"interrupted; resume with: {session.resume_command(runs)}") from None
     ended = zip((each.folder for each in runs), results, strict=True)
     _report([folder for folder, result in ended if isinstance(result, dict)], hide_secrets(runs[0].store_uri))
     if failed := session.failures(runs, results):

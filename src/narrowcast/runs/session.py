@@ -86,9 +86,14 @@ def _prepare_named(folder: Path, source: str | Experiment | None, overrides: Seq
     return prepare_resume(folder, load_experiment(source or str(config), overrides) if changes else None)
 
 
+def begun(runs: Sequence[Recordable]) -> Sequence[Recordable]:
+    """Return the runs that have a folder, which can be resumed; all of them if none has one yet."""
+    return [each for each in runs if each.folder.is_dir()] or runs
+
+
 def resume_command(runs: Sequence[Recordable]) -> str:
-    """Return the command that resumes these runs."""
-    words = (word for each in runs for word in ("--resume", each.folder.name))
+    """Return the command that resumes those of these runs that have begun."""
+    words = (word for each in begun(runs) for word in ("--resume", each.folder.name))
     return shlex.join(["narrowcast", "run", *words, "--output", str(runs[0].folder.parent)])
 
 
