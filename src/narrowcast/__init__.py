@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from narrowcast.api.cluster_job import ClusterJob
-    from narrowcast.api.functions import compare, iterations, load_run, rounds, run, solve, submit, tune
+    from narrowcast.api.functions import compare, iterations, load_run, rounds, run, site, solve, submit, tune
     from narrowcast.api.namespaces import Namespace
     from narrowcast.experiment import Experiment
     from narrowcast.platform.errors import RunFailed, UserError
@@ -54,6 +54,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "solve",
     "tune",
     "compare",
+    "site",
     "submit",
     "load_run",
     "rounds",
@@ -89,7 +90,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "problems",
     "solvers",
 ]
-_FUNCTIONS = ("run", "solve", "tune", "compare", "submit", "load_run", "rounds", "iterations")
+_FUNCTIONS = ("run", "solve", "tune", "compare", "site", "submit", "load_run", "rounds", "iterations")
 _HOMES = {
     **dict.fromkeys(_FUNCTIONS, "narrowcast.api.functions"),
     "Experiment": "narrowcast.experiment",

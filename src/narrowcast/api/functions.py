@@ -1,4 +1,4 @@
-"""The functions of the public API: run, solve, tune, compare, submit, load_run, rounds and iterations.
+"""The functions of the public API: run, solve, tune, compare, site, submit, load_run, rounds and iterations.
 
 They raise `UserError` for bad input and `RunFailed` for a run that could not be finished. All of them may be called
 from a script, a notebook, a thread, or a coroutine (`await asyncio.to_thread(nc.run, ...)` keeps its loop responsive).
@@ -183,6 +183,38 @@ def compare(
             "compare runs of one kind"
         )
     return SolveComparison(tuple(solves)) if solves else Comparison(tuple(experiments), by_seed)
+
+
+def site(
+    runs: Iterable[SolveResult | str | Path] | None = None,
+    folder: str | Path = "site",
+    *,
+    output: str | Path = "runs",
+    metrics: Sequence[str] = (),
+    tolerances: Sequence[float] | None = None,
+    within: Sequence[float] | None = None,
+) -> Path:
+    """Write the site of a benchmark, static pages that compare solves, and return its first page.
+
+    Args:
+        runs: results, names of runs in `output`, or folders of runs; all solves in `output` by default.
+        folder: folder of the pages.
+        output: folder of all runs.
+        metrics: errors to go by, of which each problem has the first that it measures; by default its first error on
+            test data.
+        tolerances: errors that are goals; the first one is shown at first. 1e-4, 1e-2 and 1e-8 by default.
+        within: goals relative to the least error of any run on a problem; 0.01, 1 % above it, by default.
+
+    """
+    from narrowcast.runs.benchmark_site import TOLERANCES, WITHIN, write_site
+    from narrowcast.runs.solve_benchmark import read_benchmark, solve_folders
+
+    given = solve_folders(Path(output)) if runs is None else runs
+    folders = [find_run(each, Path(output)) if isinstance(each, str | Path) else each.folder for each in given]
+    benchmark = read_benchmark(folders, metrics)
+    return write_site(
+        benchmark, Path(folder), TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within
+    )
 
 
 def tune(

@@ -27,6 +27,7 @@ from narrowcast.cli.reproduce import reproduce
 from narrowcast.cli.run_experiment import run
 from narrowcast.cli.schema import schema
 from narrowcast.cli.show import show
+from narrowcast.cli.site import site
 from narrowcast.cli.submit import submit
 from narrowcast.cli.sync import sync
 from narrowcast.cli.tune import tune
@@ -65,6 +66,7 @@ def cli(log_format: str) -> None:
     narrowcast tune fedmf-ml1m-rates                  tune an experiment's hyperparameters
     narrowcast compare runs/a runs/b                  compare runs in a table and a plot
     narrowcast report runs/a runs/b                   compare runs in one HTML file
+    narrowcast site                                   compare solves in static pages
     narrowcast verify scolr-ml100k                    check a run's files, and repeat some rounds
     narrowcast export scolr-ml100k                    write the trained model to a file
     narrowcast reproduce colr-table4                  reproduce the table of a paper
@@ -77,7 +79,7 @@ def cli(log_format: str) -> None:
 
 
 _SUBCOMMANDS = (
-    *(run, show, list_kinds, schema, check, tune, compare, report, verify, export, reproduce),
+    *(run, show, list_kinds, schema, check, tune, compare, report, site, verify, export, reproduce),
     *(submit, jobs, manifest, doctor, data, keys, ui, sync),
 )
 for command in _SUBCOMMANDS:

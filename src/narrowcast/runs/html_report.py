@@ -13,6 +13,7 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.finished_run import FinishedRun
+from narrowcast.runs.html_page import html_page, pairs, section
 from narrowcast.runs.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -20,30 +21,6 @@ if TYPE_CHECKING:
 
     from narrowcast.runs.run_comparison import RunComparison
 
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin-top: 2rem; }}
-table {{ border-collapse: collapse; margin: .5rem 0; display: block; overflow-x: auto; }}
-th, td {{ padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; }}
-thead th {{ border-bottom: 1px solid #888; white-space: pre-line; vertical-align: bottom; }}
-tbody tr + tr td {{ border-top: 1px solid #eee; }}
-.number {{ text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }}
-caption {{ text-align: left; color: #555; caption-side: bottom; }}
-img {{ max-width: min(100%, 62rem); }} figure {{ margin: 1rem 0; }}
-pre {{ background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px; }}
-summary {{ cursor: pointer; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-"""
 _DPI = 110
 
 
@@ -62,49 +39,43 @@ def write_report(page: str, path: str | Path) -> Path:
 
 def run_report(result: FinishedRun[Any]) -> str:
     """Return the page of a run: metrics and costs, figures, the partition of the data, and the configuration."""
-    parts = [
-        f"<p>{escape(result.heading)}</p>",
-        _section("Results", _pairs(result.summary())),
-        *(_section(_title(name), _image(figure, _title(name))) for name, figure in result.figures().items()),
-    ]
+    figures = [section(_title(name), _image(figure, _title(name))) for name, figure in result.figures().items()]
+    return html_page(f"Run {result.name}", run_parts(result, figures))
+
+
+def run_parts(result: FinishedRun[Any], figures: Iterable[str]) -> list[str]:
+    """Return the parts of a run's page, with these figures, which are HTML."""
+    parts = [f"<p>{escape(result.heading)}</p>", section("Results", pairs(result.summary())), *figures]
     partition = result.folder / "partition" / "partition.png"
     if partition.is_file():
-        parts.append(_section("Data of the clients", _picture(partition.read_bytes(), "data of the clients")))
-    parts += [_section("Provenance", _pairs(result.provenance())), _configuration(result)]
-    return _page(f"Run {result.name}", parts)
+        parts.append(section("Data of the clients", _picture(partition.read_bytes(), "data of the clients")))
+    return [*parts, section("Provenance", pairs(result.provenance())), configuration(result.folder)]
 
 
 def comparison_report(comparison: RunComparison[Any]) -> str:
     """Return the page of a comparison: settings that differ, tables, the figure, and each run's configuration."""
     made = comparison.text_tables()
-    shown = [_section(title, table.html()) for title, table in made.items()]
-    figure = _section("Metrics and costs", _image(comparison.figure(), "metrics against costs, a line per run"))
+    shown = [section(title, table.html()) for title, table in made.items()]
+    figure = section("Metrics and costs", _image(comparison.figure(), "metrics against costs, a line per run"))
     shown.insert(1 + list(made).index("Results"), figure)
     if (of_clients := comparison.clients_figure()) is not None:
-        shown.append(_section("Distribution over clients", _image(of_clients, "metric by percentile of the clients")))
+        shown.append(section("Distribution over clients", _image(of_clients, "metric by percentile of the clients")))
     runs = [
-        f"<details><summary>{escape(label)}</summary>{_pairs(run.summary())}{_pairs(run.provenance())}"
-        f"{_configuration(run)}</details>"
+        f"<details><summary>{escape(label)}</summary>{pairs(run.summary())}{pairs(run.provenance())}"
+        f"{configuration(run.folder)}</details>"
         for label, run in zip(comparison.labels(), comparison.runs, strict=True)
     ]
     names = ", ".join(comparison.row_labels())
-    return _page(f"Comparison of {names}", [*shown, _section("Runs", "".join(runs))])
+    return html_page(f"Comparison of {names}", [*shown, section("Runs", "".join(runs))])
 
 
-def _configuration(result: FinishedRun[Any]) -> str:
-    path = result.folder / CONFIG
+def configuration(folder: Path) -> str:
+    """Return the content of a run's `config.yaml`, folded up; nothing if it is missing."""
+    path = folder / CONFIG
     if not path.is_file():
         return ""
     text = escape(read_limited(path))
-    return f"<details><summary>Configuration of {escape(result.name)}</summary><pre>{text}</pre></details>"
-
-
-def _page(title: str, parts: Iterable[str]) -> str:
-    return _HEAD.format(title=escape(title)) + "\n".join(parts) + "\n</body>\n</html>\n"
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+    return f"<details><summary>Configuration of {escape(folder.name)}</summary><pre>{text}</pre></details>"
 
 
 def _title(figure: str) -> str:
@@ -120,11 +91,6 @@ def _title(figure: str) -> str:
         "error_iteration": "Metrics by iteration",
         "error_time": "Metrics against the time of the solver",
     }[figure]
-
-
-def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><td>{escape(label)}</td><td>{escape(value)}</td></tr>" for label, value in rows)
-    return f"<table><tbody>{body}</tbody></table>"
 
 
 def _image(figure: Figure, description: str) -> str:

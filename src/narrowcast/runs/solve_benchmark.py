@@ -1,0 +1,248 @@
+"""Solves as a benchmark: which solver ran on which problem, and what each took to an error.
+
+A problem is one instance: equal settings with another seed make another one. Reading executes no code, and a run
+without a result, such as one whose solver diverged, counts with what its journal has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from narrowcast.platform.config import suggest
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.step import ITERATION_COLUMNS
+from narrowcast.platform.tracking import units
+from narrowcast.platform.tracking.curves import ITERATIONS, SOLVER_TIME, curve
+from narrowcast.platform.tracking.journal import Journal
+from narrowcast.platform.tracking.metric_direction import Declared, lower_is_better
+from narrowcast.platform.types import FloatArray
+from narrowcast.runs.run_folder import CONFIG, RESULT
+from narrowcast.runs.run_settings import differing_settings, settings_of
+from narrowcast.runs.solve_result import SolveResult, load_solve_result
+
+Settings = Mapping[str, Any]
+LIMITS = ("iterations", "solver_seconds", "tolerance")
+"""The settings that end a solve."""
+_ENDED = {
+    "solver_seconds": "out of time",
+    "iterations": "out of iterations",
+    "tolerance": "residual within tolerance",
+}
+
+
+@dataclass(frozen=True)
+class BenchmarkRun:
+    """A solve of a benchmark; `result` is None for one that failed, was stopped or is running."""
+
+    folder: Path
+    settings: Settings
+    history: pa.Table
+    result: SolveResult | None
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return self.folder.name
+
+    @property
+    def declared(self) -> Declared:
+        """The metrics that the problem declares as better when lower."""
+        return self.result.file.lower_is_better if self.result else None
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.settings.get("seed") or 0)
+
+    @property
+    def ended(self) -> str:
+        """Why the run ended, in a few words."""
+        if self.result is None:
+            return "no result"
+        return _ENDED.get(self.result.file.stopped_by, self.result.file.stopped_by)
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits of the run that are set."""
+        return {name: self.settings[name] for name in LIMITS if self.settings.get(name) is not None}
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return the settings of the problem or of the solver, without their first word."""
+        return {path.partition(".")[2]: value for path, value in self.settings.items() if path.startswith(f"{name}.")}
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The errors that were measured, those on test data first."""
+        names = [name for name in self.history.column_names if name not in ITERATION_COLUMNS]
+        return sorted((each for each in names if lower_is_better(each, self.declared)), key=_is_no_test)
+
+    def errors(self, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return iterations, time of the solver in seconds, and the metric, wherever that was measured."""
+        iterations, errors = curve(self.history, ITERATIONS, metric)
+        return iterations, curve(self.history, SOLVER_TIME, metric)[0], errors
+
+    def cost(self, metric: str, goal: float) -> tuple[float, int] | None:
+        """Return time and iterations until the metric was first measured at the goal or below, None if it was not."""
+        iterations, seconds, errors = self.errors(metric)
+        reached = np.flatnonzero(errors <= goal)
+        return (float(seconds[reached[0]]), int(iterations[reached[0]])) if len(reached) else None
+
+    def why(self, metric: str) -> str:
+        """Return how the run ended, its residual and its least error."""
+        iterations, seconds, errors = self.errors(metric)
+        said = [self.ended]
+        if self.result is not None:
+            file = self.result.file
+            said.append(f"{file.iterations} iterations in {units.format_short_seconds(file.solver_seconds)}")
+            said.append(f"residual {file.residual:.2g}")
+        elif len(iterations):
+            said[0] += f" after iteration {iterations[-1]:.0f}, {units.format_short_seconds(seconds[-1])}"
+        return ", ".join([*said, f"least error {errors.min():.2g}" if len(errors) else "no error measured"])
+
+
+@dataclass(frozen=True)
+class BenchmarkProblem:
+    """A problem and the runs on it by the label of their solver; `attributes` is what it can be filtered by."""
+
+    label: str
+    metric: str
+    attributes: Mapping[str, Any]
+    runs: Mapping[str, BenchmarkRun]
+
+    @cached_property
+    def least(self) -> float:
+        """The least error of any run, infinite if none was measured."""
+        return min((float(found.min(initial=np.inf)) for found in self._errors()), default=np.inf)
+
+    def _errors(self) -> Iterable[FloatArray]:
+        return (each.errors(self.metric)[2] for each in self.runs.values())
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Solves by problem and solver."""
+
+    problems: tuple[BenchmarkProblem, ...]
+    solvers: tuple[str, ...]
+
+    @cached_property
+    def runs(self) -> list[BenchmarkRun]:
+        """All runs, problem by problem."""
+        return [run for problem in self.problems for run in problem.runs.values()]
+
+
+def read_benchmark(folders: Iterable[Path], metrics: Sequence[str] = ()) -> Benchmark:
+    """Return the solves in these folders as a benchmark.
+
+    Args:
+        folders: folders of runs.
+        metrics: errors to go by, of which each problem has the first that it measures; by default its first error on
+            test data.
+
+    Raises:
+        UserError: no solve, two runs of one solver on one problem, or a metric that is none of the problem's errors.
+
+    """
+    runs = [_read(folder) for folder in folders]
+    if not runs:
+        raise UserError("no solves to compare; give the folder of at least one, or their folder with --output")
+    solvers = _labels([each.part("solver") for each in runs])
+    problems = _labels([each.part("problem") for each in runs])
+    if len({each.seed for each in runs}) > 1:
+        problems = [f"{label} seed={run.seed}" for label, run in zip(problems, runs, strict=True)]
+    found: dict[str, dict[str, BenchmarkRun]] = {}
+    for problem, solver, run in zip(problems, solvers, runs, strict=True):
+        other = found.setdefault(problem, {}).setdefault(solver, run)
+        if other is not run:
+            raise UserError(
+                f"{other.folder} and {run.folder} are {solver} on {problem} with one seed; give one of them"
+            )
+    made = [
+        BenchmarkProblem(label, _metric(label, of_problem, metrics), _attributes(of_problem), of_problem)
+        for label, of_problem in found.items()
+    ]
+    return Benchmark(tuple(sorted(made, key=_order)), tuple(sorted(set(solvers))))
+
+
+def solve_folders(output: Path) -> list[Path]:
+    """Return the folders of the solves in a folder of runs; those of experiments are left out."""
+    configs = sorted(output.glob(f"*/{CONFIG}"))
+    return [each.parent for each in configs if "solver.kind" in settings_of(each.parent)]
+
+
+def _read(folder: Path) -> BenchmarkRun:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder of a solve")
+    settings = settings_of(folder)
+    if "solver.kind" not in settings or "problem.kind" not in settings:
+        raise UserError(f"{folder}: not the folder of a solve, which a site compares; omit it")
+    if (folder / RESULT).is_file():
+        result = load_solve_result(folder)
+        return BenchmarkRun(folder, settings, result.history, result)
+    return BenchmarkRun(folder, settings, Journal.read(folder).rounds_table(), None)
+
+
+def _labels(parts: Sequence[Settings]) -> list[str]:
+    """Return the kind of each of these settings and those in which it differs from others of its kind.
+
+    A section that others lack is named without its settings, unless they differ too.
+    """
+    by_kind: dict[str, list[Settings]] = {}
+    for each in parts:
+        by_kind.setdefault(str(each["kind"]), []).append(each)
+    differing = {kind: differing_settings(of_kind) for kind, of_kind in by_kind.items()}
+
+    def label(its: Settings) -> str:
+        kind, words = str(its["kind"]), [str(its["kind"])]
+        for path in differing[kind]:
+            if (value := its.get(path)) is None or value is False:
+                continue
+            section = path.partition(".")[0]
+            values = {str(each[path]) for each in by_kind[kind] if path in each}
+            shown = f"{value:g}" if isinstance(value, float) else value
+            words.append(section if section != path and len(values) == 1 else f"{path}={shown}")
+        return " ".join(dict.fromkeys(words))
+
+    return [label(each) for each in parts]
+
+
+def _metric(label: str, runs: Mapping[str, BenchmarkRun], wanted: Sequence[str]) -> str:
+    measured = list(dict.fromkeys(name for each in runs.values() for name in each.metrics))
+    chosen = next((name for name in wanted or measured if name in measured), None)
+    if not any(each.history.num_rows for each in runs.values()):
+        return next(iter(wanted), "residual")  # no run got so far
+    if chosen is None:
+        known = f"its errors: {', '.join(measured)}" if measured else "it measures no error"
+        raise UserError(
+            f"no run on {label} has the error {' or '.join(wanted) or 'of any kind'}; {known}"
+            f"{suggest(wanted[0], measured) if wanted else ''}"
+        )
+    return chosen
+
+
+def _attributes(runs: Mapping[str, BenchmarkRun]) -> dict[str, Any]:
+    """Return the problem's sizes and its scalar settings; of a matrix to complete the oversampling too."""
+    first, *_ = runs.values()
+    sizes: Settings = next((each.result.file.sizes for each in runs.values() if each.result), {})
+    settings = {path: value for path, value in first.part("problem").items() if isinstance(value, int | float | str)}
+    found = {"kind": settings.pop("kind"), **sizes, **{name: settings[name] for name in settings if name not in sizes}}
+    if {"rows", "columns", "observed", "rank"} <= {*sizes}:
+        freedom = sizes["rank"] * (sizes["rows"] + sizes["columns"] - sizes["rank"])
+        found["entries per degree of freedom"] = round(sizes["observed"] / freedom, 2)
+    return {**found, "seed": first.seed}
+
+
+def _order(problem: BenchmarkProblem) -> list[tuple[str, float]]:
+    values = problem.attributes.values()
+    return [(each, 0.0) if isinstance(each, str) else ("", float(each)) for each in values]
+
+
+def _is_no_test(name: str) -> bool:
+    return not name.startswith("test.")
