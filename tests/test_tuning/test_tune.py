@@ -235,6 +235,19 @@ def test_bad_input_is_one_line(tmp_path: Path, text: str, words: tuple[str, ...]
     assert run_folders(tmp_path / "runs") == []
 
 
+def test_an_override_reaches_a_list_of_the_default_model() -> None:
+    from narrowcast.tuning.study_file import build_study
+
+    values = {
+        "experiment": {"data": "digits", "algorithm": "fedavg", "rounds": 1},
+        "study": {"objectives": {"validation.accuracy": "maximize"}},
+        "space": {"training.learning_rate": {"kind": "float", "low": 0.1, "high": 1.0}},
+    }
+    file = build_study(values, "study.yaml", ["experiment.model.hidden.0=9", "study.trials=3"])
+    assert file.build({}).model.hidden == (9,)  # type: ignore[attr-defined]
+    assert file.settings.trials == 3
+
+
 def test_an_experiment_is_not_a_study(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("data: digits\nmodel: mlp\nalgorithm: fedavg\n")
     assert_refused(narrowcast("tune", tmp_path / "mine.yaml", "--output", tmp_path), "mine.yaml is an experiment")

@@ -26,12 +26,16 @@ _TUNING_SEED = 100
 
 @dataclass(frozen=True)
 class Scenario:
-    """A band: `channel` has its fields, `seconds` the upload time of a round that codecs are tuned at."""
+    """A band: `channel` has its fields, `seconds` the upload time of a round that codecs are tuned at.
+
+    `share_of_clients`: clients a round as a fraction of those of the ablation's `full_bits`.
+    """
 
     name: str
     channel: str
     seconds: float
     overrides: tuple[str, ...] = ()
+    share_of_clients: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ _TIERS = Scenario(
     ),
 )
 _FEW = Scenario(
-    "few", "kind: rayleigh, access: shared", 0.0016, ("clients_per_round=6", "rounds=3000", "evaluate_every=3000")
+    "few", "kind: rayleigh, access: shared", 0.0016, ("clients_per_round=6", "rounds=3000", "evaluate_every=3000"), 0.1
 )
 _DEEP = Scenario("deep", "kind: rayleigh, access: shared, shadowing_decibel: 12", 0.016)
 _MNIST_SHARED = Scenario("shared", "kind: rayleigh, access: shared", 0.0234)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.run_plots import BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.channel_ablation import PERFECT, Ablation, Cell
@@ -18,6 +19,7 @@ from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
 CellResults = Mapping[Cell, Sequence[Mapping[str, Any]]]
 """The results of the seeds of each cell, in the order of the seeds."""
 _COLOURS = {"adapted": BLUE, "fixed": ORANGE, "rows": VERMILLION}
+_OFFSETS = {"adapted": 0.2, "fixed": 0.0, "rows": -0.2}
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,23 @@ class ChannelTable:
         return rows
 
     def plot(self, path: Path) -> None:
-        """Plot the accuracy of each cell, and the accuracy against the bits of the same cells."""
+        """Plot the accuracy of each cell, a line for each band, and the accuracy against the bits of the same cells."""
         title = f"Adaptation to the channel: {self.ablation.name.removeprefix('channel-')}"
         figure, (left, right) = new_figure(title, panels=2)
-        figure.set_size_inches(13, 1.5 + 0.22 * len(self._cells))
-        for place, cell in enumerate(self._cells):
+        places = {name: -place for place, name in enumerate(dict.fromkeys(map(_describe_band, self._cells)))}
+        figure.set_size_inches(13, 1.5 + 0.28 * len(places))
+        for cell in self._cells:
             values, colour = self._accuracy(cell), _COLOURS[cell.codec]
             spread = np.std(values, ddof=min(1, len(values) - 1))
-            left.errorbar(np.mean(values), -place, xerr=spread, fmt="o", color=colour, markersize=4, capsize=2)
+            place = places[_describe_band(cell)] + _OFFSETS[cell.codec]
+            left.errorbar(np.mean(values), place, xerr=spread, fmt="o", color=colour, markersize=4, capsize=2)
             right.plot(1 / self._compression(cell), np.mean(values), "o", color=colour, markersize=4)
-        left.set_yticks(-np.arange(len(self._cells)), [describe_cell(cell) for cell in self._cells], fontsize=7)
-        left.set(xlabel=f"test {self.ablation.metric} (%)")
-        right.set(xlabel="uplink, of full updates in float32", ylabel=f"test {self.ablation.metric} (%)")
+        left.set_yticks(list(places.values()), list(places), fontsize=8)
+        label = f"{metric_label(f'test.{self.ablation.metric}')} (%)"
+        left.set(xlabel=label)
+        right.set(xlabel="uplink, of full updates in float32", ylabel=label)
         right.set_xscale("log", base=2)
+        right.xaxis.set_major_formatter(lambda value, _: f"1/{1 / value:.0f}")
         for codec in dict.fromkeys(cell.codec for cell in self._cells):
             right.plot([], [], "o", color=_COLOURS[codec], label=codec)
         right.legend(fontsize=8, frameon=False)
@@ -82,11 +88,11 @@ class ChannelTable:
     def _compression(self, cell: Cell) -> float:
         """Return the bits of full updates in float32 over those of the cell, mean over its seeds."""
         bits = np.mean([result["uplink_bits"] / result["rounds"] for result in self.results[cell]])
-        return float(self.ablation.full_bits / bits)
+        return float(self.ablation.full_bits * cell.scenario.share_of_clients / bits)
 
     def _pairs(self) -> Iterator[tuple[str, FloatArray, FloatArray]]:
         for cell in self._cells:
-            where = describe_cell(replace(cell, codec="adapted")).removesuffix(", adapted")
+            where = _describe_band(cell)
             fixed, rows = replace(cell, codec="fixed"), replace(cell, codec="rows")
             if cell.codec == "adapted":
                 yield from self._pair(f"adapted less fixed: {where}", cell, fixed)
@@ -127,5 +133,10 @@ class ChannelTable:
 
 def describe_cell(cell: Cell) -> str:
     """Return the cell's name in tables."""
+    return f"{_describe_band(cell)}, {cell.codec}"
+
+
+def _describe_band(cell: Cell) -> str:
+    """Return the cell's name without its codec."""
     knowledge = cell.knowledge.name.replace("error-", "error ").replace("-db", " dB").replace("-", " ")
-    return f"{cell.scenario.name}, {1000 * cell.seconds:g} ms, {knowledge}, {cell.allocation}, {cell.codec}"
+    return f"{cell.scenario.name}, {1000 * cell.seconds:g} ms, {knowledge}, {cell.allocation}"

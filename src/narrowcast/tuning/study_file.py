@@ -39,6 +39,8 @@ _RENAMED = {"retest": "holdout", "patience_seconds": "storage_timeout_seconds", 
 """Keys of `study` in version 0.1, and their names now."""
 
 
+_EXPERIMENT = "experiment."
+"""Before the dotted path of an override of the experiment."""
 _AGREED = ("objectives", "constraints", "budget", "seeds")
 """Keys of `study` that all processes of a study, and those that resume it, must agree on."""
 
@@ -57,9 +59,8 @@ class StudySections(BaseModel):
 
 
 class _Overridable(BaseModel):
-    """The sections of which an override may change a part of the defaults."""
+    """The section of which an override may change a part of the defaults, as it may of the experiment's."""
 
-    experiment: Experiment
     study: StudySettings
 
 
@@ -145,13 +146,16 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     values.setdefault("name", Path(origin).stem)
     values["experiment"] = _experiment(values.get("experiment"), origin)
     values.setdefault("study", {})
+    inside, outside = list[str](), list[str]()
     for override in overrides:
+        (inside if override.startswith(_EXPERIMENT) else outside).append(override)
         if override.startswith("space."):
             raise UserError(f'"{override}": paths in a space have dots themselves; change the space in the file')
         if (key := override.partition("=")[0].partition(".")[0]) in Experiment.model_fields and key != "name":
             raise UserError(f'"{override}" is a setting of the experiment; write experiment.{override}')
     _rename_keys(values["study"], origin)
-    values = apply_overrides(values, overrides, Defaults(_Overridable, plugin_folders(origin)))
+    apply_overrides(values["experiment"], [each.removeprefix(_EXPERIMENT) for each in inside], defaults_for(origin))
+    values = apply_overrides(values, outside, Defaults(_Overridable, plugin_folders(origin)))
     _rename_keys(values["study"], origin)  # of the overrides
     sections = validate(StudySections, values, origin)
     experiment = {**sections.experiment, "name": sections.name}
