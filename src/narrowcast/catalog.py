@@ -48,6 +48,7 @@ from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
 from narrowcast.algorithms.federated.sfmf import SFMF
+from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
@@ -104,6 +105,7 @@ ALGORITHMS = Registry(
         "fedmavg": FedMAvg,
         "sfmf": SFMF,
         "fedpara": FedPara,
+        "submodel": Submodel,
         "colr": CoLR,
         "scolr": SCoLR,
         "adaptive_svd": AdaptiveSVD,

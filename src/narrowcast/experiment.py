@@ -125,18 +125,28 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed, start)
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()
-        download = getattr(self.algorithm, "download", None)
-        if self.radio and self.radio.downlink.kind == "broadcast" and download and download.differs_by_client:
-            raise UserError(
-                "radio.downlink = broadcast sends all clients the same, and algorithm.download with rows = touched or "
-                "a history sends each its own; use radio.downlink = unicast, or another download"
-            )
+        if self.radio and self.radio.downlink.kind == "broadcast":
+            self._check_one_transmission()
         if getattr(self.training, "shared_negatives", False) and not getattr(algorithm, "codes_row_lists", False):
             raise UserError(
                 "training.shared_negatives = true: only row lists of touched rows sent through a codec become shorter, "
                 "and this run sends none; leave it out"
             )
         return task
+
+    def _check_one_transmission(self) -> None:
+        """Raise `UserError` if clients are sent messages of which the longest does not contain the others."""
+        if not getattr(self.algorithm, "sends_one_model", True):
+            raise UserError(
+                f"radio.downlink = broadcast sends all clients the same, and algorithm.kind = {self.algorithm.kind} "
+                "as set here sends each its own part of the model; use radio.downlink = unicast, or nested slices"
+            )
+        download = getattr(self.algorithm, "download", None)
+        if download and download.differs_by_client:
+            raise UserError(
+                "radio.downlink = broadcast sends all clients the same, and algorithm.download with rows = touched or "
+                "a history sends each its own; use radio.downlink = unicast, or another download"
+            )
 
     @property
     def data_source(self) -> DataSource:

@@ -54,6 +54,7 @@ SERVER_STATE = {
         "fednova": "{kind: fednova, partial_share: 0.5}",
         "qffl": "qffl",
         "afl": "afl",
+        "submodel": "{kind: submodel, slices: disjoint, assignment: draw}",
         "adam": "{kind: fedavg, server_optimizer: adam, server_learning_rate: 0.03}",
     }.items()
 }

@@ -52,6 +52,9 @@ PUBLIC = {
     ("algorithms/federated/shared_basis.py", "'components' + name"),
     ("algorithms/federated/rank_policy.py", "'rank'"),
     ("algorithms/federated/fedmavg.py", "'senders'"),
+    ("algorithms/federated/client_widths.py", "'width'"),
+    ("algorithms/federated/unit_slices.py", "'units'"),
+    ("algorithms/federated/unit_slices.py", "'circle'"),
     ("algorithms/federated/coded_change.py", "'downlink codec'"),
     ("algorithms/federated/coded_download.py", "'download'"),
     ("algorithms/uploads/client_loop.py", "'codec'"),
@@ -83,7 +86,16 @@ OF_THE_CALLER = {
 DERIVED_FROM_0 = 7585169673735339510
 INITIAL_STATE = {
     f"algorithms/federated/{name}.py"
-    for name in ("adaptive_atomo", "adaptive_svd", "factor_averaging", "fedmf", "low_rank", "scaffold", "whole_model")
+    for name in (
+        "adaptive_atomo",
+        "adaptive_svd",
+        "factor_averaging",
+        "fedmf",
+        "low_rank",
+        "scaffold",
+        "submodel",
+        "whole_model",
+    )
 }
 CLIENT_SIDE = {
     "algorithms/federated/fedprox.py",

@@ -106,8 +106,9 @@ BAD = {
     "bare": (
         BARE,
         "bare:X",
-        "is not an algorithm: it lacks download_bits, local_call, rate_distortion, secure_sums, upload, upload_bits, "
-        "weighted_by_staleness; AlgorithmDefaults in narrowcast.platform.contracts has them: extend it",
+        "is not an algorithm: it lacks download_bits, local_calls, rate_distortion, relative_work, secure_sums, "
+        "upload_bits, upload_parts, weighted_by_staleness; AlgorithmDefaults in narrowcast.platform.contracts has "
+        "them: extend it",
     ),
 }
 

@@ -216,6 +216,17 @@ def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
     hold(len(lines) == 3, f"three clients have {len(lines)} different lines")
 
 
+def local_calls_divide_the_clients_of_a_chunk(case: Trained) -> None:
+    """Look at the chunks of the calls that the training of four clients consists of."""
+    algorithm, task, clients = case.algorithm, case.task, np.array([1, 3, 4, 6])
+    broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+    state = {name: values[clients] for name, values in algorithm.init_clients(task).items()}
+    calls = algorithm.local_calls(broadcast, ClientChunk(1, 0, clients, state), task)
+    if calls is not None:
+        trained = np.concatenate([call.chunk.clients for call in calls]).tolist()
+        hold(sorted(trained) == clients.tolist(), f"for clients {clients.tolist()} it trains {trained}")
+
+
 def with_limits_results_do_not_depend_on_placement_or_resume(case: Trained) -> None:
     """Give clients budgets from nothing to plenty, and lose some uploads."""
     algorithm, task, bits = case.algorithm, case.task, int(case.free.ledger.uplink_bits.max())
@@ -361,6 +372,7 @@ LAWS = (
     the_model_changes_and_the_bits_add_up,
     client_state_has_a_row_for_each_client,
     permuting_the_clients_of_a_chunk_changes_no_record,
+    local_calls_divide_the_clients_of_a_chunk,
     with_limits_results_do_not_depend_on_placement_or_resume,
     no_client_exceeds_its_budget,
     a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state,

@@ -14,6 +14,7 @@ from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, rating_ma
 from narrowcast.platform.client_contracts import MeasuresClients
 from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.hidden_units import HasHiddenUnits
 from narrowcast.platform.types import Arrays
 
 _MEANS = ("loss", "accuracy", "hr@10", "ndcg@10")  # metrics that are means over samples
@@ -121,6 +122,26 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
                 hold(math.isclose(mean, value, rel_tol=1e-5), f"{name} on {split} is {value!r}, of clients {mean!r}")
 
 
+def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
+    """Shuffle the units of each hidden layer, if the model declares them, and take half of them."""
+    model, data = case.model, case.data
+    if not isinstance(model, HasHiddenUnits):
+        return
+    server, hidden = model.init_server(data, 0), model.hidden_units(data)
+    hold(model.narrowed(hidden.counts) == model, "narrowed to its own counts of units it is another model")
+    random = np.random.default_rng(0)
+    shuffled = hidden.take(server, tuple(random.permutation(count) for count in hidden.counts))
+    for name, value in case.model.evaluate(shuffled, {}, data, "test").items():
+        before = case.metrics("test")[name]
+        hold(math.isclose(value, before, rel_tol=1e-5, abs_tol=1e-6), f"test.{name} was {before!r} and is {value!r}")
+    half = [-(-count // 2) for count in hidden.counts]
+    got = {name: values.shape for name, values in hidden.take(server, tuple(map(np.arange, half))).items()}
+    wanted = {name: values.shape for name, values in model.narrowed(half).init_server(data, 0).items()}
+    hold(got == wanted, f"half of its units have the shapes {got}, and the narrower model {wanted}")
+    sizes = [sum(map(math.prod, got.values())), hidden.n_values(server, half)]
+    hold(sizes[0] == sizes[1], f"half of its units have {sizes[0]} values, and n_values says {sizes[1]}")
+
+
 def _read_only(values: np.ndarray) -> np.ndarray:
     copy = np.array(values)
     copy.flags.writeable = False
@@ -134,4 +155,5 @@ LAWS = (
     metrics_are_finite_and_the_same_each_time,
     evaluating_changes_nothing,
     each_client_is_measured_on_its_own_samples,
+    the_order_of_hidden_units_changes_no_metric,
 )

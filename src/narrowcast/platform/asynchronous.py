@@ -105,9 +105,11 @@ def depart(live: LiveState, broadcast: Broadcast, clients: IntArray, now: float)
     uplink_bits = run.algorithm.upload_bits(broadcast.arrays, task, clients)
     assert uplink_bits is not None, "Run.check() has seen to it"
     profiles, downlink_bits = task.profiles.take(clients), download_bits(live, broadcast, clients)
+    examples = task.training.samples(task, clients) * task.training.epochs
+    work = run.algorithm.relative_work(broadcast.arrays, task, clients)
     seconds = run.plan.clock.client_seconds(
         profiles,
-        task.training.samples(task, clients) * task.training.epochs,
+        examples if work is None else examples * work,
         downlink_bits / profiles.downlink_bits_per_second,
         uplink_bits / profiles.uplink_bits_per_second,
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from narrowcast.platform.contracts import LocalCall
 from narrowcast.platform.errors import UnresumableFailure
@@ -53,17 +54,17 @@ class _ChunkCall:
     broadcast: Arrays
     chunk: Chunk
 
-    def local_call(self) -> LocalCall | None:
+    def local_calls(self) -> Sequence[LocalCall] | None:
         """Return the local training to do together with other runs, or None if the algorithm trains by itself."""
-        return self.run.algorithm.local_call(self.broadcast, self.chunk, self.run.task)
+        return self.run.algorithm.local_calls(self.broadcast, self.chunk, self.run.task)
 
-    def result(self, updates: LocalUpdates | None) -> ChunkResult:
+    def result(self, updates: Sequence[LocalUpdates] | None) -> ChunkResult:
         """Return the result of the chunk from its local training, or train it here if that was not done yet."""
         began = time.perf_counter()
         if updates is None:
             result = self.run.algorithm.train(self.broadcast, self.chunk, self.run.task)
         else:
-            result = self.run.algorithm.upload(self.broadcast, self.chunk, self.run.task, updates)
+            result = self.run.algorithm.upload_parts(self.broadcast, self.chunk, self.run.task, updates)
         return replace(result, seconds=time.perf_counter() - began)
 
 
@@ -76,11 +77,11 @@ def train_together(work: Sequence[tuple[Run, Sequence[TrainingCall]]]) -> list[l
     for index in range(max(map(len, chunks))):
         present = [(place, each[index]) for place, each in enumerate(chunks) if index < len(each)]
         with naming_chunk_size(present[0][1].chunk.round_index, sum(len(each.chunk.clients) for _, each in present)):
-            calls = {place: call for place, each in present if (call := each.local_call()) is not None}
-            updates: dict[int, LocalUpdates] = {}
-            if calls:
-                training = next(iter(calls.values())).task.training
-                updates = dict(zip(calls, training.train_together(list(calls.values())), strict=True))
+            calls = {place: found for place, each in present if (found := each.local_calls()) is not None}
+            updates: dict[int, Sequence[LocalUpdates]] = {}
+            if every := [call for found in calls.values() for call in found]:
+                trained = iter(every[0].task.training.train_together(every))
+                updates = {place: list(islice(trained, len(found))) for place, found in calls.items()}
             for place, each in present:
                 results[place].append(each.result(updates.get(place)))
     return results

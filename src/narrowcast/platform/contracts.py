@@ -238,8 +238,9 @@ class Radio(Protocol):
 class Algorithm(Protocol):
     """A federated algorithm: both halves, and no state of its own.
 
-    `rate_distortion`, `download_bits`, `upload_bits`, `weighted_by_staleness`, `local_call` with `upload`, and
-    `secure_sums` are optional: an algorithm that derives from `AlgorithmDefaults` overrides those that it offers.
+    `rate_distortion`, `download_bits`, `upload_bits`, `relative_work`, `weighted_by_staleness`, `local_calls` with
+    `upload_parts`, and `secure_sums` are optional: an algorithm that derives from `AlgorithmDefaults` overrides those
+    that it offers. One whose clients all train the same model overrides `local_call` and `upload` instead.
     """
 
     @property
@@ -300,12 +301,19 @@ class Algorithm(Protocol):
         """
         ...
 
-    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
-        """Return the local training that `train` begins with; None if this model is trained by another program."""
+    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray | None:
+        """Return each client's work on one sample, relative to that on the whole model, [C]; None if all do 1."""
         ...
 
-    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Return the rest of `train` after `local_call`: what the clients send and keep."""
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalCall] | None:
+        """Return the local training that `train` begins with; None if this model is trained by another program.
+
+        Each client of the chunk is in the chunk of one of the calls, which may differ in model, start and terms.
+        """
+        ...
+
+    def upload_parts(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+        """Return the rest of `train` after `local_calls`: what the clients send and keep, in the chunk's order."""
         ...
 
     @property
@@ -339,8 +347,22 @@ class AlgorithmDefaults:
         del partial, factor
         return None
 
+    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray | None:
+        """Return None: every client trains the whole model."""
+        del broadcast, task, clients
+        return None
+
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[LocalCall] | None:
+        """Return the one call of `local_call`, or None without it."""
+        call = self.local_call(broadcast, chunk, task)
+        return None if call is None else (call,)
+
+    def upload_parts(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+        """Return the result of `upload` for the one call of `local_call`."""
+        return self.upload(broadcast, chunk, task, *updates)
+
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
-        """Return None: `train` is one program of its own."""
+        """Return None: `train` is one program of its own; else the local training of all clients of the chunk."""
         del broadcast, chunk, task
         return None
 

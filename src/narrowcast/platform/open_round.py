@@ -49,8 +49,10 @@ class OpenRound:
     def seconds_until_done(self, examples: IntArray, uplink_bits: IntArray) -> FloatArray:
         """Return the seconds from the start of the round until each client's upload is in, [C] in cohort order."""
         upload_seconds = uplink_bits / self.link_allocation.uplink_bits_per_second
-        profiles = self.run.task.profiles.take(self.cohort)
-        return self.run.plan.clock.client_seconds(profiles, examples, self.download_seconds, upload_seconds)
+        run, profiles = self.run, self.run.task.profiles.take(self.cohort)
+        work = run.algorithm.relative_work(self.broadcast.arrays, run.task, self.cohort)
+        weighed = examples if work is None else examples * work
+        return run.plan.clock.client_seconds(profiles, weighed, self.download_seconds, upload_seconds)
 
 
 def make_chunks(

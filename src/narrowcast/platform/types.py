@@ -126,6 +126,20 @@ class Chunk:
     relayed: Any = None
     secrets: Arrays = field(default_factory=dict, repr=False)
 
+    def take(self, places: IntArray) -> Chunk:
+        """Return the clients at these places of the chunk, in that order; `relayed` and `secrets` stay behind."""
+
+        def of(values: NDArray[Any] | None) -> Any:
+            return None if values is None else values[places]
+
+        return Chunk(
+            self.round_index,
+            self.index,
+            self.clients[places],
+            {name: values[places] for name, values in self.state.items()},
+            *map(of, (self.budget_bits, self.lost, self.epochs, self.draws)),
+        )
+
     def affords(self, bits: IntArray) -> BoolArray:
         """Return whether each client may send that many bits, [C]."""
         return np.ones(len(self.clients), dtype=bool) if self.budget_bits is None else bits <= self.budget_bits

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates
 
@@ -15,21 +17,11 @@ def train_each(algorithm: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> l
     Budgets, losses and keys concern the protected upload: the plain algorithm sees none of them.
     """
     chunk = replace(chunk, budget_bits=None, lost=None, relayed=None, secrets={})
-    alone = [_one_client(chunk, place) for place in range(len(chunk.clients))]
+    alone = [chunk.take(np.array([place])) for place in range(len(chunk.clients))]
     if (call := algorithm.local_call(broadcast, chunk, task)) is not None:
         updates = task.training.train(call.server, chunk, task, call.terms)
         return [algorithm.upload(broadcast, one, task, _updates_of(updates, place)) for place, one in enumerate(alone)]
     return [algorithm.train(broadcast, one, task) for one in alone]
-
-
-def _one_client(chunk: Chunk, place: int) -> Chunk:
-    only = slice(place, place + 1)
-    return replace(
-        chunk,
-        clients=chunk.clients[only],
-        state={name: values[only] for name, values in chunk.state.items()},
-        epochs=None if chunk.epochs is None else chunk.epochs[only],
-    )
 
 
 def _updates_of(updates: LocalUpdates, place: int) -> LocalUpdates:

@@ -26,7 +26,7 @@ from narrowcast.algorithms.secure.unmasking import SumOpener, protected_sums
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, RateDistortion, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.secure_contracts import ClientKeyStore
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, IntArray
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,11 @@ class SecureAggregation(AlgorithmDefaults):
         """Return the plain algorithm's."""
         bits: IntArray | None = self.algorithm.download_bits(server, broadcast, task, recipients)
         return bits
+
+    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray | None:
+        """Return the plain algorithm's."""
+        work: FloatArray | None = self.algorithm.relative_work(broadcast, task, clients)
+        return work
 
     def relayed_bits(self, task: Task, cohort: IntArray, round_index: int, budget_bits: IntArray | None) -> IntArray:
         """Return each client's downlink bits besides the broadcast, [C]: keys, shares, ranks, the sum to open."""

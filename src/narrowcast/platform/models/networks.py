@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from narrowcast.platform import plugins
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
-from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis, units_of_chain
+from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
 from narrowcast.platform.patterns import Factory
 
 Width = Annotated[int, Field(ge=1, le=65536)]
@@ -44,6 +46,14 @@ class MLP(NeuralNetwork):
             layers += [nn.Linear(before, after), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(widths[-1], self.n_outputs(data)))
 
+    def hidden_units(self, data: Samples) -> HiddenUnits:
+        """Return the units of the hidden layers."""
+        return units_of_chain(skeleton(self, data))
+
+    def narrowed(self, counts: Sequence[int]) -> Self:
+        """Return the perceptron with hidden layers of these widths."""
+        return self.model_copy(update={"hidden": tuple(counts)})
+
 
 class CNN(NeuralNetwork):
     """Two 5 x 5 convolutions with 2 x 2 max-pooling, then one hidden layer, after LeNet-5.
@@ -68,6 +78,15 @@ class CNN(NeuralNetwork):
             nn.Flatten(), nn.Linear(second * (height // 4) * (width // 4), self.hidden), nn.ReLU(),
             nn.Linear(self.hidden, self.n_outputs(data)),
         )  # fmt: skip
+
+    def hidden_units(self, data: Samples) -> HiddenUnits:
+        """Return the channels of both convolutions and the units of the hidden layer."""
+        return units_of_chain(skeleton(self, data))
+
+    def narrowed(self, counts: Sequence[int]) -> Self:
+        """Return the network with these numbers of channels, and of units in the hidden layer."""
+        *channels, hidden = counts
+        return self.model_copy(update={"channels": tuple(channels), "hidden": hidden})
 
 
 class VGG9(NeuralNetwork):
@@ -123,6 +142,22 @@ class CharLSTM(NeuralNetwork):
                 f"model.kind = {self.kind} predicts tokens, but the targets of {data.name} are numbers; use mlp"
             )
         return _TokenScores(data.n_classes, self.n_outputs(data), self, every_position=data.targets == "tokens")
+
+    def hidden_units(self, data: Samples) -> HiddenUnits:
+        """Return the units of the LSTM layers, each with four gates; the embedding has none of them."""
+        del data
+        axes = dict[str, tuple[UnitAxis | None, ...]]({"embedding.weight": (None,)})
+        for layer in range(self.layers):
+            gates, before = UnitAxis(layer, blocks=4), UnitAxis(layer - 1) if layer else None
+            axes[f"lstm.weight_ih_l{layer}"] = (gates, before)
+            axes[f"lstm.weight_hh_l{layer}"] = (gates, UnitAxis(layer))
+            axes[f"lstm.bias_ih_l{layer}"] = axes[f"lstm.bias_hh_l{layer}"] = (gates,)
+        axes |= {"scores.weight": (None, UnitAxis(self.layers - 1)), "scores.bias": (None,)}
+        return HiddenUnits((self.hidden,) * self.layers, axes, ("scores.weight", "scores.bias"))
+
+    def narrowed(self, counts: Sequence[int]) -> Self:
+        """Return the model with LSTM layers of so many units, which is one number for all of them."""
+        return self.model_copy(update={"hidden": counts[0]})
 
 
 class TorchModule(NeuralNetwork):

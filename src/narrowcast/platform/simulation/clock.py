@@ -32,9 +32,16 @@ class Clock(BaseModel):
     idle_seconds: float = Field(60.0, ge=0, le=_MOST, description="duration of a round in which no client is available")
 
     def client_seconds(
-        self, profiles: Profiles, examples: IntArray, download_seconds: FloatArray, upload_seconds: FloatArray
+        self,
+        profiles: Profiles,
+        examples: IntArray | FloatArray,
+        download_seconds: FloatArray,
+        upload_seconds: FloatArray,
     ) -> FloatArray:
-        """Return the seconds from the start of the round until each client's upload has arrived, [C]."""
+        """Return the seconds from the start of the round until each client's upload has arrived, [C].
+
+        `examples` [C] are those trained in all epochs, times the work on each, relative to that on the whole model.
+        """
         simulated = examples * self.seconds_per_example / profiles.compute_speed
         return download_seconds + self.compute_slowdown * simulated + self.compute_overhead_seconds + upload_seconds
 

@@ -1,0 +1,62 @@
+"""The width of each client's slice of a network, and what a slice of each width costs to train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.models.hidden_units import HasHiddenUnits
+from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
+from narrowcast.platform.seeds import stream_keys, uniform_below
+from narrowcast.platform.types import FloatArray, IntArray
+
+Width = Annotated[float, Field(gt=0, le=1)]
+"""Share of the units of each hidden layer."""
+Assignment = Literal["turns", "draw", "compute", "link"]
+"""How clients come by their width: in turn by their number, by a draw in each round, or the widest they can afford."""
+
+
+def unit_counts(widths: Sequence[float], n_units: Sequence[int]) -> IntArray:
+    """Return the number of units at each width in each layer, [widths, layers]: the share, rounded down."""
+    return np.floor(np.outer(widths, n_units) + 1e-9).astype(np.int64)
+
+
+def drawn_widths(n_widths: int, clients: IntArray, seed: int, round_index: int) -> IntArray:
+    """Return a place of 0..n_widths-1 for each client, [C], drawn from the public seed in each round."""
+    keys = stream_keys(seed, "width", round_index, clients)
+    return uniform_below(keys, np.zeros(len(clients), dtype=np.int64), np.full(len(clients), n_widths))
+
+
+def affordable_widths(costs: FloatArray, budgets: FloatArray) -> IntArray:
+    """Return the place of the dearest width within each client's budget, [C]; of the cheapest one if none is.
+
+    Shapes: costs [widths]; budgets [C], in the same unit.
+    """
+    dearest_first = np.argsort(-costs, kind="stable")
+    affordable = costs[dearest_first] <= budgets[:, None]
+    affordable[:, -1] = True
+    return dearest_first[affordable.argmax(axis=1)]
+
+
+@lru_cache(maxsize=2)
+def relative_work(model: NeuralNetwork, widths: tuple[float, ...], data: Samples) -> FloatArray:
+    """Return the multiplications of a forward pass at each width, relative to those of the whole model, [widths]."""
+    assert isinstance(model, HasHiddenUnits), "check() of the algorithm has seen to it"
+    counts = unit_counts(widths, model.hidden_units(data).counts).tolist()
+    work = np.array([_multiplications(each, data) for each in (model, *map(model.narrowed, counts))], dtype=np.float64)
+    return work[1:] / work[0]
+
+
+def _multiplications(model: NeuralNetwork, data: Samples) -> int:
+    from torch.utils.flop_counter import FlopCounterMode  # imports for a third of a second
+
+    features = as_input(torch.from_numpy(np.array(data.train.features[:1])), model.torch_dtype).to("meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        skeleton(model, data)(features)
+    return int(counter.get_total_flops())

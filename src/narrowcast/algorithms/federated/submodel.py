@@ -1,0 +1,270 @@
+"""Sub-model training: clients train slices of a network's hidden units, as wide as each of them affords.
+
+References: Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv:2010.01264): `prefix`; Alam et al., FedRolex, NeurIPS 2022
+(arXiv:2212.01548): `rolling`; Caldas et al., Expanding the Reach of Federated Learning by Reducing Client Resource
+Requirements, 2018 (arXiv:1812.07210), Federated Dropout: `random`; Yuan et al., Distributed Learning of Neural Networks
+using Independent Subnet Training, VLDB 2022 (arXiv:1910.02120), IST: `disjoint`. Letters: x the server's model, y_u
+client u's slice after its local steps, w_u its weight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.dense import dense_wire_bits
+from narrowcast.algorithms.codecs.message_header import dtype_of
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.client_widths import (
+    Assignment,
+    Width,
+    affordable_widths,
+    drawn_widths,
+    relative_work,
+)
+from narrowcast.algorithms.federated.coded_download import DOWNLOAD
+from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
+from narrowcast.algorithms.federated.slice_part import SlicePart, labels_of
+from narrowcast.algorithms.federated.unit_slices import NESTED, Slices, UnitSlices
+from narrowcast.algorithms.federated.whole_model import broadcast_all, model_of
+from narrowcast.algorithms.local_training.joined_calls import network_of
+from narrowcast.algorithms.uploads.client_loop import chunk_result
+from narrowcast.algorithms.uploads.joined_parts import joined_updates, joined_uploads
+from narrowcast.algorithms.uploads.partial_sums import TENSORS, TensorSum, Weights, add_up, tensor_weights
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Recipients, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.hidden_units import HasHiddenUnits
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
+
+_ROUND = DOWNLOAD.name("round")
+
+
+class Submodel(AlgorithmDefaults, BaseModel):
+    """Clients train slices of the hidden units, and each entry moves by the mean of those that sent it.
+
+    x += server_learning_rate * sum w_u (y_u - x) / sum w_u, entry by entry, over the clients whose slice has the entry
+    and that delivered. Entries that nobody sent keep their value. A client downloads, trains and uploads its slice
+    alone, whose units follow from the public seed and the model, and the clock counts its share of the multiplications.
+
+    `slices`: `prefix` has the first units of every layer (HeteroFL), `rolling` a window that moves on by one unit in
+    each round (FedRolex), `random` units that a client draws in each round (Federated Dropout), `disjoint` the arcs of
+    a circle of shuffled units that follow one another over all clients (IST), `important` those with the largest sums
+    of squares of all entries that belong to them.
+
+    Differs from the papers: 1. a slice has the width's share of a layer's units rounded down; the released code of
+    HeteroFL and FedRolex rounds up. 2. `weights: equal` is theirs. 3. networks have no batch norm; HeteroFL keeps it
+    without running statistics. 4. IST has as many clients as slices, all of which take part; here clients that are not
+    sampled leave their arcs untrained in that round, and widths that add up to more than 1 overlap.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["submodel"] = "submodel"
+    widths: tuple[Width, ...] = Field(
+        (1.0, 0.5, 0.25), min_length=1, description="shares of each hidden layer's units that clients train"
+    )
+    assignment: Assignment = Field(
+        "turns",
+        description="width of a client: widths in turn by its number; a draw in each round; or the widest whose work "
+        "is at most its compute speed, or whose upload in float32 takes its uplink at most upload_seconds",
+    )
+    upload_seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="time that an upload may take, with assignment = link"
+    )
+    slices: Slices = Field("prefix", description="which of the units a client trains")
+    weights: Weights = "examples"
+    scaler: bool = Field(
+        False,
+        description="divide the outputs of hidden layers by the slice's share of their units in local training, before "
+        "the activation (HeteroFL, section 3)",
+    )
+    masked_labels: bool = Field(
+        False,
+        description="scores of classes that a client has no samples of are 0 in its local training, and their outputs "
+        "are averaged over the other clients alone (HeteroFL, section 3)",
+    )
+    server_learning_rate: ServerLearningRate = 1.0
+    codec: Stages = ()
+
+    @model_validator(mode="after")
+    def _links_have_a_time(self) -> Self:
+        if (self.assignment == "link") != (self.upload_seconds is not None):
+            raise ValueError("assignment = link goes with upload_seconds; give both or neither")
+        return self
+
+    @property
+    def counts_draws(self) -> bool:
+        """True: a client drawn k times has k times its weight in each mean."""
+        return True
+
+    @property
+    def sends_one_model(self) -> bool:
+        """Return whether the largest download of a cohort contains all others, so that one transmission serves all."""
+        return self.slices in NESTED
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for models without hidden units, widths without a unit, and codecs with state."""
+        model = task.model
+        if not isinstance(model, HasHiddenUnits):
+            raise UserError(
+                f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to slice; use mlp, "
+                "cnn or char_lstm"
+            )
+        slices = self._slices(task)
+        hidden = slices.hidden
+        if not hidden.counts:
+            raise UserError(f"algorithm.kind = {self.kind}: model.kind = {model.kind} has no hidden layer; give it one")
+        narrowest, fewest = min(self.widths), min(hidden.counts)
+        if not slices.counts.all():
+            raise UserError(
+                f"algorithm.widths = {narrowest:g} leaves no unit of a hidden layer of {fewest}; use at least "
+                f"1/{fewest}, or wider layers"
+            )
+        if stateful := [stage.kind for stage in self.codec if stage.remembers]:
+            raise UserError(
+                f"algorithm.codec has {stateful[0]}, which keeps state between rounds, but the slice of a client of "
+                f"{self.kind} may be another in every round; leave it out"
+            )
+        if self.scaler and any(axis.blocks > 1 for axes in hidden.axes.values() for axis in axes if axis):
+            raise UserError(
+                f"algorithm.scaler = true: the units of model.kind = {model.kind} have gates, which it is not defined "
+                "for; leave it out"
+            )
+        if self.masked_labels and task.data.targets != "classes":
+            raise UserError(
+                f"algorithm.masked_labels = true: the targets of {task.data.name} are {task.data.targets}, not "
+                "classes; leave it out"
+            )
+
+    def init(self, task: Task) -> Arrays:
+        """Return the model's parameters."""
+        return task.initial_parameters()
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters."""
+        return task.model.init_clients(task.data, task.private_seed.value)
+
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Return the whole model, of which each client is sent its slice, and the round."""
+        del task
+        sent = broadcast_all(server)
+        return Broadcast({**server, _ROUND: np.array(round_index)}, sent.full, update=None)
+
+    def download_bits(self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients) -> IntArray:
+        """Return the size of each recipient's slice, [C]."""
+        del server
+        return self._bits(broadcast.arrays, task, recipients.clients)
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the size of each client's upload, [C], which is that of its slice; None with a codec."""
+        if self.codec:
+            return None
+        return np.where(task.data.examples[clients] > 0, self._bits(broadcast, task, clients), 0)
+
+    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray:
+        """Return the multiplications of each client's slice, relative to those of the model, [C]."""
+        work = relative_work(network_of(task), self.widths, task.data)
+        return work[self._widths(broadcast, task, clients)]
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Add up the chunks' sums, and the weights of their entries."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return x with each entry moved by its mean change."""
+        del broadcast, task, round_index
+        sums, after = TensorSum.of(total), {}
+        for name, values in server.items():
+            weight = sums.component_weights[name]
+            mean = sums.tensors[name] / np.where(weight > 0, weight, 1.0).astype(values.dtype)
+            after[name] = np.where(weight > 0, values + self.server_learning_rate * mean, values)
+        return after
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return x."""
+        return model_of(server)
+
+    def weighted_by_staleness(self, partial: Arrays, factor: float) -> Arrays:
+        """Return a partial sum with its changes times `factor`, and the weights of entries unchanged."""
+        tensors = {name: values * factor for name, values in TENSORS.of(partial).items()}
+        return {**partial, **TENSORS.add(tensors)}
+
+    # Client half
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train the slices of a chunk's clients, and send what they learnt."""
+        calls = self.local_calls(broadcast, chunk, task)
+        updates = task.training.train_together(calls)
+        began = time.perf_counter()
+        return self.upload_parts(broadcast, chunk, task, updates).encoded_since(began)
+
+    def local_calls(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[LocalCall]:
+        """Return the training of each slice, from the model's entries, for the clients that share it."""
+        model = self.final(broadcast)
+        return [part.call(model, chunk, task, scaler=self.scaler) for part in self._parts(broadcast, chunk, task)]
+
+    def upload_parts(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: Sequence[LocalUpdates]) -> ChunkResult:
+        """Send y_u - x of each slice, and add up w_u (y_u - x) and w_u entry by entry."""
+        parts, coding, uploads = self._parts(broadcast, chunk, task), tensor_coding(Codec(self.codec)), []
+        model, in_all = self.final(broadcast), np.zeros(())
+        total: dict[str, NDArray[Any]] = {name: np.zeros_like(values) for name, values in model.items()}
+        weights = {name: np.zeros(values.shape) for name, values in model.items()}
+        for part, trained in zip(parts, updates, strict=True):
+            clients = chunk.take(part.places)
+            received, sent = send_tensors(clients, task, trained, coding)
+            own = TensorSum.weighted(received, tensor_weights(self.weights, task, clients, sent.delivered))
+            part.add(total, weights, own.tensors, float(own.weight))
+            uploads.append(sent)
+            in_all += own.weight
+        places, sums = [part.places for part in parts], TensorSum(total, in_all, weights).arrays()
+        return chunk_result(chunk, joined_updates(places, updates), joined_uploads(places, uploads), sums)
+
+    def _parts(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[SlicePart]:
+        """Return the clients of a chunk by slice, and by their labels where others are masked."""
+        slices, width_of = self._slices(task), partial(self._widths, broadcast, task)
+        units = slices.of_clients(chunk.clients, width_of, self.final(broadcast), task.seed, chunk.round_index)
+        labels = labels_of(task.data, chunk.clients) if self.masked_labels else None
+        groups: dict[tuple[bytes, ...], list[int]] = {}
+        for place, own in enumerate(units):
+            key = (*(each.tobytes() for each in own), b"" if labels is None else labels[place].tobytes())
+            groups.setdefault(key, []).append(place)
+        return [
+            SlicePart(slices.hidden, np.array(places), units[places[0]], None if labels is None else labels[places[0]])
+            for places in groups.values()
+        ]
+
+    def _slices(self, task: Task) -> UnitSlices:
+        assert isinstance(task.model, HasHiddenUnits), "check() has seen to it"
+        return UnitSlices(self.slices, self.widths, task.model.hidden_units(task.data))
+
+    def _widths(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
+        """Return the place of each client's width in `widths`, [C]."""
+        if self.assignment == "turns":
+            return clients % len(self.widths)
+        if self.assignment == "draw":
+            return drawn_widths(len(self.widths), clients, task.seed, int(broadcast[_ROUND]))
+        if self.assignment == "compute":
+            work = relative_work(network_of(task), self.widths, task.data)
+            return affordable_widths(work, task.profiles.compute_speed[clients])
+        budgets = task.profiles.uplink_bits_per_second[clients] * (self.upload_seconds or 0.0)
+        return affordable_widths(self._bits_at_widths(broadcast, task).astype(np.float64), budgets)
+
+    def _bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
+        """Return the size of each client's slice, uncoded, [C]."""
+        return self._bits_at_widths(broadcast, task)[self._widths(broadcast, task, clients)]
+
+    def _bits_at_widths(self, broadcast: Arrays, task: Task) -> IntArray:
+        """Return the size of a slice of each width, uncoded, [widths]."""
+        model, slices = self.final(broadcast), self._slices(task)
+        values = np.array([slices.hidden.n_values(model, counts) for counts in slices.counts.tolist()])
+        return dense_wire_bits(values, dtype_of(model))
