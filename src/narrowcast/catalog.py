@@ -14,6 +14,7 @@ from narrowcast.algorithms.channel.radio import ALLOCATIONS, CHANNELS, DOWNLINKS
 from narrowcast.algorithms.codecs.stages import STAGES as CODECS
 from narrowcast.algorithms.completion.afgd import AFGD
 from narrowcast.algorithms.completion.alps import ALPS
+from narrowcast.algorithms.completion.als import ALS
 from narrowcast.algorithms.completion.asd import ASD
 from narrowcast.algorithms.completion.cgiht import CGIHT
 from narrowcast.algorithms.completion.entry_completion import EntryCompletion
@@ -190,6 +191,7 @@ SOLVERS = Registry(
         "scaled_asd": ScaledASD,
         "lmafit": LMaFit,
         "power_factorisation": PowerFactorisation,
+        "als": ALS,
         "niht": NIHT,
         "cgiht": CGIHT,
         "alps": ALPS,

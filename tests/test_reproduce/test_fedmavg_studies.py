@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 from sklearn.metrics import normalized_mutual_info_score
 
+from narrowcast.algorithms.completion.completion_problem import HeldOut
 from narrowcast.platform.models.cluster_agreement import accuracy_of_clusters, mutual_information
-from narrowcast.reproduce import fedmavg_clustering, fedmavg_items, sfmf_excerpt
+from narrowcast.reproduce import fedmavg_central, fedmavg_clustering, fedmavg_items, sfmf_excerpt
 from narrowcast.reproduce.fedmavg_table import item_runs, judge_items, plot_items
+from narrowcast.reproduce.light_run import light_run
 from narrowcast.reproduce.long_runs import Queue
+from narrowcast.reproduce.results_csv import key_of
 from narrowcast.reproduce.sfmf_table import judge_sfmf
+from narrowcast.solve_run import load_solve
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -29,10 +33,28 @@ def test_no_run_of_the_tables_is_missing() -> None:
         assert not list(queue.missing()), study
 
 
+def test_the_central_solve_has_the_ratings_of_the_clients_and_its_row_is_what_it_gives() -> None:
+    rows = Queue([fedmavg_items.STUDY], [RESULTS]).rows
+    central = fedmavg_central.CENTRAL
+    results = [rows[key_of(central.tuning(decay), 100)] for decay in fedmavg_central.DECAYS]
+    spec, seed = central.test(results), 3
+    problem = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"]).problem_source.load()
+    clients = fedmavg_items.cell("m = 10").test([{"final": {}}]).configured(seed, "one").data_source.load()
+    assert isinstance(problem.held_out, HeldOut) and isinstance(problem.validation, HeldOut)
+    for split, held in (("test", problem.held_out), ("validation", problem.validation)):
+        part = clients.part(split)
+        assert np.array_equal(part.items, held.row) and np.array_equal(part.users, held.column)
+        assert np.array_equal(part.values, held.value)
+    found = light_run(spec, seed)["final"]
+    assert found["test.rmse"] == pytest.approx(rows[key_of(spec, seed)]["final"]["test.rmse"], abs=1e-9)
+    assert "test.rmse" not in light_run(spec, seed, test=False)["final"]
+
+
 def test_the_table_of_items_has_all_settings_and_differences(tmp_path: Path) -> None:
     rows = Queue([fedmavg_items.STUDY], [RESULTS]).rows
     verdicts = {each.what: each for each in judge_items(rows)}
     assert {cell.name for cell in fedmavg_items.CELLS} < set(verdicts)
+    assert verdicts["central, alternating least squares"].ours == "0.8979 ± 0.0028"
     assert verdicts["m = 10"].ours.startswith("0.978")
     assert verdicts["m = 10 less m = 610"].verdict.endswith("at 1/61.6 of its uplink")
     assert verdicts["m = 610, rated rows, quantised less m = 610"].verdict.startswith("level")

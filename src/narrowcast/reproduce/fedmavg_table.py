@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
-from narrowcast.reproduce import fedmavg_clustering
+from narrowcast.reproduce import fedmavg_central, fedmavg_clustering
 from narrowcast.reproduce.fedmavg_items import (
     CELLS,
     DECAYS,
@@ -26,7 +26,7 @@ from narrowcast.reproduce.fedmavg_items import (
 from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import compare_paired, holm
+from narrowcast.reproduce.significance import compare_paired, holm, paired_interval
 from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
 
 MARGIN = 0.005
@@ -72,6 +72,14 @@ def item_runs(rows: Rows) -> dict[ItemCell, ItemRuns]:
     return found
 
 
+def central_runs(rows: Rows) -> ItemRuns | None:
+    """Return the central solves, None unless they are all finished."""
+    cell = fedmavg_central.CENTRAL
+    results = tried(rows, cell, fedmavg_central.DECAYS)
+    runs = finished(rows, cell.test(results), TEST_SEEDS) if results else []
+    return ItemRuns(cell.best(results), runs) if runs else None
+
+
 def judge_items(rows: Rows) -> list[PaperVerdict]:
     """Give the error and the traffic of every cell, and the differences of `_PAIRS`, seed by seed."""
     found = item_runs(rows)
@@ -83,6 +91,8 @@ def judge_items(rows: Rows) -> list[PaperVerdict]:
         )
         verdicts.append(PaperVerdict(cell.name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
     by_name = {cell.name: each for cell, each in found.items()}
+    if (central := central_runs(rows)) is not None:
+        verdicts.insert(0, _central_verdict(central, found))
     pairs = [
         (by_name[one], by_name[other], f"{one} less {other}") for one, other in _PAIRS if {one, other} <= {*by_name}
     ]
@@ -97,6 +107,19 @@ def judge_items(rows: Rows) -> list[PaperVerdict]:
     return verdicts
 
 
+def _central_verdict(central: ItemRuns, found: Mapping[ItemCell, ItemRuns]) -> PaperVerdict:
+    """Give the error of the central solves, and the distance of the nearest federated cell from it, seed by seed."""
+    said = f"decay {central.decay:g}"
+    if found:
+        cell, nearest = min(found.items(), key=lambda each: float(np.mean(each[1].errors)))
+        interval = paired_interval(nearest.errors, central.errors)
+        said += (
+            f"; the nearest, {cell.name}, is {interval.mean:+.4f} ({interval.low:+.4f} to {interval.high:+.4f}) away"
+        )
+    name, shown = fedmavg_central.CENTRAL.name, mean_and_spread(central.errors, 4)
+    return PaperVerdict(name, "", shown, said, by_seed=central.errors)
+
+
 def plot_items(rows: Rows, path: Path) -> None:
     """Plot each cell's error beside its uplink and its time on the clock, the cells one below the other."""
     found = {cell: each for cell, each in item_runs(rows).items() if cell.part != STEPS or cell.clients != USERS}
@@ -106,6 +129,11 @@ def plot_items(rows: Rows, path: Path) -> None:
         left.errorbar([float(np.mean(each.errors))], [-place], xerr=spread, color=colour, marker="o", capsize=3)
         right.plot([each.mean("uplink_bits") / 8e6], [-place], "o", color=colour)
         right.plot([each.mean("simulated_seconds")], [-place], "x", color=colour)
+    if (central := central_runs(rows)) is not None:
+        mean, spread = float(np.mean(central.errors)), float(np.std(central.errors, ddof=1))
+        left.axvspan(mean - spread, mean + spread, color=VERMILLION, alpha=0.2, linewidth=0)
+        left.axvline(mean, color=VERMILLION, linestyle="--", label="central")
+        left.legend(fontsize=7, frameon=False, loc="lower left")
     left.set_yticks([-place for place in range(len(found))], [cell.name for cell in found], fontsize=7)
     right.set_yticks([-place for place in range(len(found))], [""] * len(found))
     left.set(xlabel="RMSE of held-out ratings")

@@ -13,7 +13,9 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
+from narrowcast.reproduce.light_solve import light_solve
 from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.runs.packaged import names_solve
 
 
 class LightRun:
@@ -55,6 +57,8 @@ class LightRun:
 
 def light_run(spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> dict[str, Any]:
     """Run a specification by itself and return its result."""
+    if names_solve(spec.experiment):
+        return light_solve(spec, seed, test=test)
     light, began = LightRun(spec, seed, rounds, test=test), time.perf_counter()
     try:
         for outcome in light.experiment.backend.run(light.run, start(light.run)):

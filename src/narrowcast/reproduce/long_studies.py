@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from narrowcast.reproduce import (
     decay,
+    fedmavg_central,
     fedmavg_clustering,
     fedmavg_items,
     fedprox_synthetic,
@@ -252,8 +253,14 @@ STUDIES: Mapping[str, Plan] = {
     "scaffold-similarity": _cells(
         "scaffold-similarity", scaffold_similarity.cells(), scaffold_similarity.RATES, scaffold_similarity.TEST_SEEDS
     ),
-    fedmavg_items.STUDY: _cells(
-        fedmavg_items.STUDY, fedmavg_items.CELLS, fedmavg_items.DECAYS, fedmavg_items.TEST_SEEDS
+    fedmavg_items.STUDY: _in_turn(
+        [
+            _cells(fedmavg_items.STUDY, cells, decays, fedmavg_items.TEST_SEEDS)
+            for cells, decays in (
+                ((fedmavg_central.CENTRAL,), fedmavg_central.DECAYS),
+                (fedmavg_items.CELLS, fedmavg_items.DECAYS),
+            )
+        ]
     ),
     fedmavg_clustering.STUDY: _clustering,
     sfmf_excerpt.STUDY: _sfmf,

@@ -17,7 +17,7 @@ Measure = Literal["accuracy", "convergence", "times", "components"]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One setting, run once per seed: a packaged experiment and overrides as on the command line.
+    """One setting, run once per seed: a packaged experiment or solve and overrides as on the command line.
 
     `label` begins the name of the run's folder. Seeds are counted from `first_seed`, and there are at most `most_seeds`
     of them. With `data_seed` the seed of a data set's split and partition follows that of the run, else it is 0.

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
+from narrowcast.algorithms.completion.als import ALS
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.entry_completion import EntryCompletion
 from narrowcast.algorithms.completion.image_completion import ImageCompletion
@@ -121,6 +122,26 @@ def test_ratings_are_completed_better_than_by_the_means_of_items() -> None:
     assert problem.bounds == (1, 5)
     nothing = {"left": np.zeros((1682, 1)), "right": np.zeros((943, 1))}
     assert problem.measure(nothing)["test.rmse"] == pytest.approx(np.sqrt(np.mean((problem.offset - test.value) ** 2)))
+
+
+def test_a_ridge_chosen_on_validation_ratings_beats_plain_least_squares() -> None:
+    ratings = ExplicitRatings(set="ml-100k", validation_share=0.1)
+    problem = RatingCompletion(ratings=ratings).load()
+    matrix = ratings.model_copy(update={"seed": 0}).load()
+    assert problem.observed.count == 70_000
+    found = {}
+    for weight_decay in (0.0, 0.15):
+        solver = ALS(rank=10, weight_decay=weight_decay)
+        state = solver.init(problem, 0)
+        for _ in range(8):
+            state, _ = solver.step(problem, state)
+        answer = solver.answer(state)
+        found[weight_decay] = problem.measure(answer)
+        held = matrix.part("validation")
+        predicted = (answer["left"][held.items] * answer["right"][held.users]).sum(axis=1) + matrix.training_mean
+        rmse = np.sqrt(np.mean((predicted.clip(1, 5) - held.values) ** 2))
+        assert found[weight_decay]["validation.rmse"] == pytest.approx(rmse)
+    assert found[0.15]["validation.rmse"] < 0.95 < found[0.0]["validation.rmse"] - 0.1
 
 
 def test_the_seed_of_ratings_is_their_own_or_that_of_the_problem() -> None:

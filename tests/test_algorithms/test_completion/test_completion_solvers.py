@@ -11,6 +11,7 @@ import pytest
 import dense_completion
 from narrowcast.algorithms.completion.afgd import AFGD, projected
 from narrowcast.algorithms.completion.alps import ALPS
+from narrowcast.algorithms.completion.als import ALS
 from narrowcast.algorithms.completion.asd import ASD
 from narrowcast.algorithms.completion.cgiht import CGIHT
 from narrowcast.algorithms.completion.completion_problem import Completion
@@ -42,6 +43,7 @@ SOLVERS: list[Any] = [
     ScaledGD(),
     LMaFit(),
     PowerFactorisation(),
+    ALS(),
     GaussNewton(),
     NIHT(),
     CGIHT(),
@@ -80,7 +82,10 @@ def small() -> Completion:
 each_solver = pytest.mark.parametrize("solver", SOLVERS, ids=lambda each: each.kind)
 
 
-@pytest.mark.parametrize("solver", [each for each in SOLVERS if each.kind != "soft_impute"], ids=lambda each: each.kind)
+EXACT_ON_LOW_RANK = [ALS(weight_decay=0), *(each for each in SOLVERS if each.kind not in ("soft_impute", "als"))]
+
+
+@pytest.mark.parametrize("solver", EXACT_ON_LOW_RANK, ids=lambda each: each.kind)
 def test_every_solver_solves_an_easy_problem(solver: Any, easy: Completion) -> None:
     state, report = solve(solver, easy, 600, 1e-10)
     found = easy.measure(solver.answer(state))

@@ -50,24 +50,24 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monk
                 observed.sampled(left, right),
                 observed.times(observed.values, right),
                 observed.transposed_times(observed.values, left),
-                observed.row_corrections(observed.values, right),
+                observed.row_fits(observed.values, right),
             ]
         )
     for others in found[1:]:
         assert all(np.array_equal(one, other) for one, other in zip(found[0], others, strict=True))
 
 
-def test_row_corrections_are_least_squares() -> None:
+def test_row_fits_are_least_squares() -> None:
     observed, dense, mask = drawn(20, 30, 0.5)
     right = np.random.default_rng(3).standard_normal((30, 4))
-    found = observed.row_corrections(observed.values, right)
+    found = observed.row_fits(observed.values, right)
     for i in range(20):
         assert np.allclose(found[i], np.linalg.lstsq(right[mask[i]], dense[i, mask[i]])[0], rtol=1e-10)
 
 
 def test_rows_without_entries_are_left_as_they_are() -> None:
     observed = observe(4, 3, [2], [1], [5.0])
-    assert np.array_equal(observed.row_corrections(observed.values, np.ones((3, 2)))[[0, 1, 3]], np.zeros((3, 2)))
+    assert np.array_equal(observed.row_fits(observed.values, np.ones((3, 2)))[[0, 1, 3]], np.zeros((3, 2)))
     assert np.array_equal(observed.times(observed.values, np.ones((3, 1)))[:, 0], [0, 0, 5, 0])
 
 

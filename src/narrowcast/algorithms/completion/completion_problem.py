@@ -32,9 +32,10 @@ class Completion:
     """A matrix of which some entries are observed; an answer is `left` [m, k] and `right` [n, k].
 
     `truth` is the whole matrix where it is known: factors (left, right) of a matrix of low rank, or a dense array.
-    Where it is not, `held_out` has entries to test with. `rank` is the rank of the matrix where that is known, and
-    `peak` the largest possible value, which a PSNR is relative to. Ratings have an `offset`, which
-    was subtracted from the observed values, and `bounds`, to which predictions are clipped.
+    Where it is not, `held_out` has entries to test with, and `validation` others to choose a solver's settings by.
+    `rank` is the rank of the matrix where that is known, `peak` the largest possible value, which a PSNR is relative
+    to. Ratings have an `offset`, which was subtracted from the observed values, and `bounds`, to which predictions are
+    clipped.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Completion:
     observed: ObservedMatrix
     truth: tuple[FloatArray, FloatArray] | FloatArray | None = None
     held_out: HeldOut | None = None
+    validation: HeldOut | None = None
     rank: int | None = None
     symmetric: bool = False
     peak: float | None = None
@@ -71,7 +73,7 @@ class Completion:
         `test.relative_error` is the relative Frobenius error, `test.unseen_error` that on the other entries, and
         `test.column_sum_error` the Euclidean norm of the errors of the column sums, which Engels and Morse's programs
         report as the Frobenius distance. `test.psnr` in dB where values have a peak. With held-out entries
-        `test.rmse`.
+        `test.rmse`, with entries for validation `validation.rmse`.
         """
         left, right = answer["left"], answer["right"]
         observed = self.observed
@@ -88,8 +90,9 @@ class Completion:
             if self.peak is not None:
                 rmse = error / math.sqrt(observed.rows * observed.columns)
                 found["test.psnr"] = 20 * math.log10(self.peak / rmse) if rmse else math.inf
-        if self.held_out is not None:
-            found["test.rmse"] = self._held_out_rmse(self.held_out, left, right)
+        for split, entries in (("test", self.held_out), ("validation", self.validation)):
+            if entries is not None:
+                found[f"{split}.rmse"] = self._held_out_rmse(entries, left, right)
         return found
 
     def _whole_errors(self, left: FloatArray, right: FloatArray) -> tuple[float, float, float]:

@@ -97,12 +97,12 @@ class ObservedMatrix:
         _in_threads(work, np.linspace(0, self.columns, threads + 1).astype(np.int64))
         return out
 
-    def row_corrections(self, residual: FloatArray, right: FloatArray) -> FloatArray:
-        """Return the x_i [m, k] that minimise the sum of (residual_ij - <x_i, right_j>)^2 over the entries of row i."""
-        residual, right, out = _read(residual), _read(right), np.empty((self.rows, right.shape[1]))
+    def row_fits(self, values: FloatArray, right: FloatArray, ridge: float = 0.0) -> FloatArray:
+        """Return the x_i [m, k] that minimise the sum of (values_ij - <x_i, right_j>)^2 + ridge |x_i|^2 over row i."""
+        values, right, out = _read(values), _read(right), np.empty((self.rows, right.shape[1]))
 
         def work(a: int, b: int) -> None:
-            sampled_kernels.row_corrections(*self._pattern, residual, right, out, a, b)
+            sampled_kernels.row_fits(*self._pattern, values, right, ridge, out, a, b)
 
         self._by_rows(work, out)
         return out

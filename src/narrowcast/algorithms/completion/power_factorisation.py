@@ -27,9 +27,9 @@ class PowerFactorisation(FactorSolver):
         observed = problem.observed
         basis, triangle = np.linalg.qr(state["right"])
         left = state["left"] @ triangle.T
-        left = left + observed.row_corrections(state["residual"], basis)
+        left = left + observed.row_fits(state["residual"], basis)
         turned = observed.transposed
         left_basis, triangle = np.linalg.qr(left)
         right = basis @ triangle.T
-        right = right + turned.row_corrections(turned.residual(right, left_basis), left_basis)
+        right = right + turned.row_fits(turned.residual(right, left_basis), left_basis)
         return {"left": left_basis, "right": right, "residual": observed.residual(left_basis, right)}

@@ -14,7 +14,8 @@ from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 class RatingCompletion(BaseModel):
     """Ratings of items by users: the training ratings are observed, less their mean, and the test ratings held out.
 
-    Rows are items and columns users. Predictions are clipped to the range of the training ratings.
+    Ratings for validation are held out too, where the split has some. Rows are items and columns users. Predictions are
+    clipped to the range of the training ratings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,12 +36,16 @@ class RatingCompletion(BaseModel):
         if ratings.seed is None:
             ratings = ratings.model_copy(update={"seed": self.seed})
         matrix = ratings.load()
-        train, test, mean = matrix.part("train"), matrix.part("test"), matrix.training_mean
+        train, test, validation = (matrix.part(split) for split in ("train", "test", "validation"))
+        mean = matrix.training_mean
         return Completion(
             matrix.name,
             matrix.source,
             observe(matrix.n_items, matrix.n_users, train.items, train.users, train.values - mean),
             held_out=HeldOut(test.items, test.users, test.values) if len(test.values) else None,
+            validation=HeldOut(validation.items, validation.users, validation.values)
+            if len(validation.values)
+            else None,
             offset=mean,
             bounds=(float(train.values.min()), float(train.values.max())),
         )

@@ -149,10 +149,11 @@ def _solve(gram: Any, x: Any) -> None:
 
 
 @compiled(reorder=True)
-def row_corrections(indptr: Any, indices: Any, residual: Any, right: Any, out: Any, first: int, last: int) -> None:
-    """Set out_i to the least-squares solution of <x, right_j> = residual_ij over the entries of each row first..last-1.
+def row_fits(indptr: Any, indices: Any, values: Any, right: Any, ridge: float, out: Any, first: int, last: int) -> None:
+    """Set out_i to the least-squares solution of <x, right_j> = values_ij over the entries of each row first..last-1.
 
-    Normal equations by Cholesky; a row with too few entries has its diagonal raised by 1e-14 of its trace.
+    `ridge` times |x|^2 is added for each entry. Normal equations by Cholesky; a row with too few entries has its
+    diagonal raised by 1e-14 of its trace.
     """
     rank = right.shape[1]
     gram = np.empty((rank, rank))
@@ -163,10 +164,12 @@ def row_corrections(indptr: Any, indices: Any, residual: Any, right: Any, out: A
             for b in range(a + 1):
                 gram[a, b] = 0.0
         for k in range(indptr[i], indptr[i + 1]):
-            j, d = np.int64(indices[k]), residual[k]
+            j, d = np.int64(indices[k]), values[k]
             for a in range(rank):
                 v = right[j, a]
                 x[a] += d * v
                 for b in range(a + 1):
                     gram[a, b] += v * right[j, b]
+        for a in range(rank):
+            gram[a, a] += ridge * (indptr[i + 1] - indptr[i])
         _solve(gram, x)

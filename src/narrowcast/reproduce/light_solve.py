@@ -1,0 +1,27 @@
+"""A solve without a folder and a store, with the result that `light_run` has for an experiment."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from narrowcast.platform.iterations import begin, iterations
+from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.runs.solve_outputs import answer_sha256
+from narrowcast.solve_run import load_solve
+
+
+def light_solve(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any]:
+    """Solve a specification and return its result, whose rounds are iterations; without `test` no test metrics."""
+    began = time.perf_counter()
+    solve = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"])
+    problem = solve.problem_source.load()
+    solve.solver.check(problem)
+    *_, last = iterations(problem, solve.solver, solve, begin(problem, solve.solver, seed))
+    assert last.state is not None
+    return {
+        "rounds": last.step,
+        "final": {name: each for name, each in last.metrics.items() if test or not name.startswith("test")},
+        "model_sha256": answer_sha256(solve.solver.answer(last.state.arrays)),
+        "wall_seconds": round(time.perf_counter() - began, 2),
+    }
