@@ -55,6 +55,8 @@ from narrowcast.algorithms.local_training.factorisation_sgd import Factorisation
 from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
 from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
 from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
+from narrowcast.algorithms.sdp.mixing import Mixing
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
@@ -178,6 +180,9 @@ PROBLEMS = Registry(
         "rating_completion": RatingCompletion,
         "image_completion": ImageCompletion,
         "entry_completion": EntryCompletion,
+        "max_cut": MaxCutFile,
+        "random_max_cut": RandomMaxCut,
+        "torus_max_cut": TorusMaxCut,
     },
 )
 SOLVERS = Registry(
@@ -199,6 +204,7 @@ SOLVERS = Registry(
         "matrix_irls": MatrixIRLS,
         "gauss_newton": GaussNewton,
         "soft_impute": SoftImpute,
+        "mixing": Mixing,
     },
 )
 

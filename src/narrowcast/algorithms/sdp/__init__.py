@@ -1,0 +1,1 @@
+"""Low-rank semidefinite programs: problems, factored solvers, certificates and rounding."""

@@ -1,0 +1,128 @@
+"""The Mixing method and Mixing++: one vertex's vector at a time, in closed form."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
+from narrowcast.algorithms.sdp.vector_kernels import chosen_updates, sweep, weighted_sums
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.solver_contracts import Report
+from narrowcast.platform.types import Arrays, FloatArray
+
+logger = logging.getLogger(__name__)
+
+Selection = Literal["cyclic", "uniform", "importance", "greedy"]
+_WINDOW = 8
+"""Iterations over which adaptive momentum measures the rate of convergence."""
+_SPREAD = 1.02
+"""Largest ratio of the rates of two halves of a window that counts as one rate."""
+_MOST_MOMENTUM = 0.4999
+
+
+class Mixing(BaseModel):
+    """Replaces v_i by -(g_i / |g_i| + momentum v_i), normalised, where g_i = sum_j w_ij v_j; n updates an iteration.
+
+    The residual is that of the first-order conditions, |g_i + |g_i| v_i| over |g_i|, both as norms over the vertices
+    at the time of their update. Without momentum no update increases the objective.
+
+    With `momentum` the method is, near a solution, overrelaxation of Gauss-Seidel by w = 1 / (1 - momentum), which
+    needs w < 2. `adaptive` therefore chooses w by Young's formula from the measured rate: a rate r at w belongs to
+    the factor p = (r + w - 1)^2 / (r w^2) of plain sweeps, for which w = 2 / (1 + sqrt(1 - p)) is the best. It is only
+    raised, and lowered if the residual has grown.
+
+    Source: Wang, Chang and Kolter, arXiv:1706.00476, algorithm 1; with momentum, the Mixing method++ of
+    arXiv:2106.08775; `uniform`, `importance` and `greedy` of Erdogdu, Ozdaglar, Parrilo and Vanli, Mathematical
+    Programming 195, 2022, section 3. Differs from the papers: 1. the first vectors are uniform on the sphere, not
+    normalised points of a cube; 2. a vertex with g_i = 0 keeps its vector; 3. the momentum 0.45 of Mixing++'s code is
+    a field, and `adaptive` is new; 4. norms and products are kept in trees, so that a chosen update costs
+    O(degree (k + log n)).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["mixing"] = "mixing"
+    rank: int | None = Field(None, ge=1, description="columns k of the vectors; null: the least k > sqrt(2 n)")
+    selection: Selection = Field(
+        "cyclic",
+        description="order of the updates: in turn, drawn uniformly, drawn by |g_i|, or the largest decrease first",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=0.5)] | Literal["adaptive"] = Field(
+        0.0, description="weight of the former vector in its update, below 0.5; adaptive: from the measured rate"
+    )
+
+    def check(self, problem: Any) -> None:
+        """Raise `UserError` for another problem than MAXCUT; warn of a rank that may be too low for its solution."""
+        if not isinstance(problem, MaxCut):
+            raise UserError(f"mixing solves problems of MAXCUT, not {problem.name}; use the problem max_cut")
+        if self.momentum == "adaptive" and self.selection != "cyclic":
+            raise UserError(f"adaptive momentum needs selection: cyclic, got {self.selection}; give it as a number")
+        if self.rank is not None and self.rank < problem.sufficient_rank:
+            logger.warning(
+                "rank %d is below %d, which some solution needs at most; the relaxation may not be reached",
+                self.rank,
+                problem.sufficient_rank,
+            )
+
+    def init(self, problem: MaxCut, seed: int) -> Arrays:
+        """Return vectors uniform on the sphere."""
+        self.check(problem)
+        size = problem.graph.vertices
+        drawn = generator(seed, "mixing start").standard_normal((size, self.rank or math.isqrt(2 * size) + 1))
+        return {
+            "vectors": drawn / np.linalg.norm(drawn, axis=1, keepdims=True),
+            "momentum": np.array(0.0 if self.momentum == "adaptive" else self.momentum),
+            "residuals": np.zeros(0),
+            "iteration": np.array(0),
+            "seed": np.array(seed, dtype=np.uint64),
+        }
+
+    def step(self, problem: MaxCut, state: Arrays) -> tuple[Arrays, Report]:
+        """Return the state after n updates."""
+        graph, vectors = problem.graph, np.array(state["vectors"])
+        arrays = (graph.indptr, graph.indices, graph.weights, vectors)
+        momentum, iteration = float(state["momentum"]), int(state["iteration"])
+        if self.selection == "cyclic":
+            error, scale = sweep(*arrays, np.arange(graph.vertices), momentum)
+        else:
+            random = generator(int(state["seed"]), "mixing order", iteration)
+            if self.selection == "uniform":
+                order = random.integers(0, graph.vertices, graph.vertices)
+                error, scale = sweep(*arrays, order, momentum)
+            else:
+                sums, drawn = weighted_sums(*arrays), random.random(graph.vertices)
+                greedy = self.selection == "greedy"
+                error, scale = chosen_updates(*arrays, sums, drawn, greedy, momentum)
+        residual = math.sqrt(error / scale) if scale else 0.0
+        new = {**state, "vectors": vectors, "iteration": np.array(iteration + 1)}
+        if self.momentum == "adaptive":
+            new |= _adapted(momentum, np.append(state["residuals"], residual))
+        return new, Report(residual, "converged" if residual == 0 else "running")
+
+    def answer(self, state: Arrays) -> Arrays:
+        """Return `vectors` [n, k], of unit norm."""
+        return {"vectors": state["vectors"]}
+
+
+def _adapted(momentum: float, residuals: FloatArray) -> Arrays:
+    """Return the momentum of the next iteration, and the residuals of this window so far."""
+    if len(residuals) < 2 * _WINDOW + 1:
+        return {"residuals": residuals}
+    early, late = residuals[_WINDOW] / residuals[0], residuals[-1] / residuals[_WINDOW]
+    rate = late ** (1 / _WINDOW)
+    relaxation = 1 / (1 - momentum)
+    if late > 1 and early > 1:
+        return {"momentum": np.array(0.9 * momentum), "residuals": np.zeros(0)}
+    settled = max(early, late) <= _SPREAD**_WINDOW * min(early, late)
+    if settled and rate < 1 and rate > relaxation - 1:
+        plain = min((rate + relaxation - 1) ** 2 / (rate * relaxation**2), 1.0)
+        best = 2 / (1 + math.sqrt(1 - plain))
+        momentum = max(momentum, min(1 - 1 / best, _MOST_MOMENTUM))
+        return {"momentum": np.array(momentum), "residuals": np.zeros(0)}
+    return {"residuals": residuals[_WINDOW:]}
