@@ -11,7 +11,7 @@ import pytest
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.evaluation import model_sha256
-from narrowcast.platform.interruption import STOPPING, interruptible, uninterrupted
+from narrowcast.platform.interruption import STOPPING, interruptible, stop_waits, uninterrupted
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
@@ -33,6 +33,24 @@ def test_a_signal_waits_for_the_end_of_the_block_and_is_then_heard_once(number: 
         assert heard == [number]
     finally:
         signal.signal(number, before)
+
+
+def test_a_signal_waits_until_a_block_delivers_it() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        with uninterrupted():
+            with uninterrupted():
+                assert not stop_waits()
+                signal.raise_signal(signal.SIGINT)
+                assert stop_waits()
+            assert stop_waits()
+            with interruptible():
+                assert heard == [signal.SIGINT]
+                assert not stop_waits()
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_file_is_written_whole_before_an_interrupt_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ _Handler = Callable[[int, FrameType | None], object] | int
 
 STOPPING = threading.Event()
 """Set once the process is asked to stop, because Python discards an interrupt that is raised in a callback."""
+_WAITING = threading.Event()
+"""Set while a signal may be deferred."""
 
 
 @dataclass(eq=False)
@@ -25,6 +27,7 @@ class _Deferred:
 
     def __call__(self, *_: object) -> None:
         self.arrived = True
+        _WAITING.set()
 
     def chain(self) -> list[_Deferred]:
         """Return this handler and those of the enclosing blocks."""
@@ -52,6 +55,7 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler.successor)
         arrived = [number for number, handler in deferred.items() if handler.arrived]
         if arrived:
+            _WAITING.clear()
             signal.raise_signal(arrived[0])
 
 
@@ -67,6 +71,7 @@ def interruptible() -> Iterator[None]:
     try:
         for number, handler in deferred.items():
             signal.signal(number, handler.chain()[-1].successor)
+        _WAITING.clear()
         for number, handler in deferred.items():
             arrived = [each for each in handler.chain() if each.arrived]
             for each in arrived:
@@ -77,3 +82,8 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in deferred.items():
             signal.signal(number, handler)
+
+
+def stop_waits() -> bool:
+    """Return whether an `interruptible` block may have a signal to deliver, which is quick to ask."""
+    return (STOPPING.is_set() or _WAITING.is_set()) and threading.current_thread() is threading.main_thread()

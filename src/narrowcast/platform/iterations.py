@@ -12,7 +12,7 @@ import numpy as np
 
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
-from narrowcast.platform.interruption import interruptible
+from narrowcast.platform.interruption import interruptible, stop_waits
 from narrowcast.platform.solver_contracts import Problem, Solver, Status
 from narrowcast.platform.state import Interrupted
 from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, arrays_under
@@ -151,44 +151,54 @@ def iterations(
     Measurements of the answer are not part of the time of the solver. Raise `Interrupted` if stopped between two
     iterations, and `RunFailed` if the residual is no longer finite, or if the solver diverges.
     """
-    kept_at, measured_for, recorded = host_time().monotonic(), 0.0, state.iteration
+    kept_at, recorded = host_time().monotonic(), state.iteration
     wall = 0.0 if state.iteration else state.solver_seconds  # the first row has the time of the first state too
-    while end_of(stopping, state) is None:
-        try:
-            with interruptible():
-                pass
-        except KeyboardInterrupt:
+    ended = end_of(stopping, state) is not None
+    while not ended:
+        metrics: Mapping[str, float] = {}
+        measured_for, stopped = 0.0, False
+        with one_thread():  # once for all iterations up to one that is recorded: each change costs microseconds
+            due = False
+            while not due and not (stopped := _is_stopped()):
+                began = time.perf_counter()
+                arrays, report = solver.step(problem, state.arrays)
+                seconds = time.perf_counter() - began
+                state = SolveState(
+                    state.iteration + 1, arrays, state.solver_seconds + seconds, float(report.residual), report.status
+                )
+                wall += seconds
+                if not math.isfinite(state.residual) or state.status == "diverged":
+                    raise RunFailed(
+                        f"the solver diverged: residual {state.residual:g} after iteration {state.iteration}; use "
+                        "smaller steps, a lower rank, or another solver"
+                    )
+                ended = end_of(stopping, state) is not None
+                if ended or stopping.evaluates(state.iteration):
+                    began = time.perf_counter()
+                    metrics = measured(problem, solver, state)
+                    measured_for = time.perf_counter() - began
+                    wall += measured_for
+                due = ended or bool(metrics) or stopping.records(state.iteration)
+        if stopped:
             if state.iteration > recorded:  # a resume needs the journal up to the state that it begins with
                 yield Iteration(state.iteration, state.residual, state.solver_seconds, {}, wall, 0.0, None)
-            raise Interrupted([state]) from None
-        began = time.perf_counter()
-        with one_thread():
-            arrays, report = solver.step(problem, state.arrays)
-        seconds = time.perf_counter() - began
-        state = SolveState(
-            state.iteration + 1, arrays, state.solver_seconds + seconds, float(report.residual), report.status
-        )
-        if not math.isfinite(state.residual) or state.status == "diverged":
-            raise RunFailed(
-                f"the solver diverged: residual {state.residual:g} after iteration {state.iteration}; use smaller "
-                "steps, a lower rank, or another solver"
-            )
-        metrics: Mapping[str, float] = {}
-        wall += seconds
-        ended = end_of(stopping, state) is not None
-        if ended or stopping.evaluates(state.iteration):
-            began = time.perf_counter()
-            with one_thread():
-                metrics = measured(problem, solver, state)
-            measured_for = time.perf_counter() - began
-            wall += measured_for
-        if not (ended or metrics or stopping.records(state.iteration)):
-            continue
+            raise Interrupted([state])
         kept = None
         if ended or stopping.keeps(state.iteration, host_time().monotonic() - kept_at):
             kept, kept_at = _copied(state), host_time().monotonic()
         yield Iteration(state.iteration, state.residual, state.solver_seconds, metrics, wall, measured_for, kept)
-        recorded, wall, measured_for = state.iteration, 0.0, 0.0
+        recorded, wall = state.iteration, 0.0
+
+
+def _is_stopped() -> bool:
+    """Return whether the run was asked to stop, and has to between two iterations."""
+    if not stop_waits():
+        return False
+    try:
+        with interruptible():
+            return False
+    except KeyboardInterrupt:
+        return True
 
 
 def _copied(state: SolveState) -> SolveState:
