@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "cluster": {"platform", "cluster"},
     "runs": {*_BELOW, "runs"},
     "tuning": {*_BELOW, "runs", "tuning"},
+    "benchmarking": {*_BELOW, "runs", "benchmarking"},
     "reproduce": {*_BELOW, "runs", "reproduce"},
 }
 ONLY_IN = {"ray": "cluster", "optuna": "tuning", "mlflow": "platform/tracking"}
@@ -74,7 +75,17 @@ def test_imports_keep_to_the_rules(path: Path) -> None:
 
 def test_the_rules_see_the_rooms() -> None:
     rooms = {path.relative_to(ROOT).parts[0] for path in modules()}
-    assert {"platform", "algorithms", "cluster", "tuning", "runs", "reproduce", "cli", "catalog.py"} <= rooms
+    assert {
+        "platform",
+        "algorithms",
+        "cluster",
+        "tuning",
+        "benchmarking",
+        "runs",
+        "reproduce",
+        "cli",
+        "catalog.py",
+    } <= rooms
 
 
 HEAVY = {"torch", "ray", "mlflow", "numba", "matplotlib", "pandas", "optuna", "sklearn", "scipy", "requests", "plotly"}

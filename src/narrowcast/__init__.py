@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from narrowcast.api.cluster_job import ClusterJob
-    from narrowcast.api.functions import compare, iterations, load_run, rounds, run, site, solve, submit, tune
+    from narrowcast.api.functions import (
+        benchmark,
+        compare,
+        iterations,
+        load_run,
+        rounds,
+        run,
+        site,
+        solve,
+        submit,
+        tune,
+    )
     from narrowcast.api.namespaces import Namespace
     from narrowcast.experiment import Experiment
     from narrowcast.platform.errors import RunFailed, UserError
@@ -53,6 +64,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "run",
     "solve",
     "tune",
+    "benchmark",
     "compare",
     "site",
     "submit",
@@ -90,7 +102,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "problems",
     "solvers",
 ]
-_FUNCTIONS = ("run", "solve", "tune", "compare", "site", "submit", "load_run", "rounds", "iterations")
+_FUNCTIONS = ("run", "solve", "tune", "benchmark", "compare", "site", "submit", "load_run", "rounds", "iterations")
 _HOMES = {
     **dict.fromkeys(_FUNCTIONS, "narrowcast.api.functions"),
     "Experiment": "narrowcast.experiment",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -70,6 +71,15 @@ class Solve(Identified, metaclass=_Checked):
             json_schema_extra=ITERATIONS,
         )
     )
+    spacing: Annotated[
+        FiniteFloat | None, Role(identity=False, not_tuned="trials are compared after the same iterations")
+    ] = Field(
+        None,
+        gt=1,
+        le=100,
+        description="ratio of one recorded and measured iteration to the next, such as 1.1, in place of record_every "
+        "and evaluate_every; null: these",
+    )
     checkpoint_every: CheckpointEvery = Field(None, json_schema_extra=ITERATIONS)
     checkpoint_seconds: CheckpointSeconds = 10.0
     checkpoints_kept: CheckpointsKept = 2
@@ -94,11 +104,18 @@ class Solve(Identified, metaclass=_Checked):
 
     def records(self, iteration: int) -> bool:
         """Return whether this iteration is recorded."""
-        return iteration % self.record_every == 0
+        return iteration % self.record_every == 0 if self.spacing is None else self._is_spaced(iteration)
 
     def evaluates(self, iteration: int) -> bool:
         """Return whether the answer is measured after this iteration."""
-        return iteration % self.evaluate_every == 0
+        return iteration % self.evaluate_every == 0 if self.spacing is None else self._is_spaced(iteration)
+
+    def _is_spaced(self, iteration: int) -> bool:
+        """Return whether a power of `spacing` is in (iteration - 1, iteration]; those up to 1 are of iteration 1."""
+        if iteration <= 1:
+            return iteration == 1
+        before, now = (math.floor(math.log(each, self.spacing or 1.0)) for each in (iteration - 1, iteration))
+        return now > before
 
     def keeps(self, iteration: int, seconds: float) -> bool:
         """Return whether a checkpoint is due after this iteration, the given wall time after the last one."""

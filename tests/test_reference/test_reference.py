@@ -22,7 +22,7 @@ from narrowcast.experiment import Experiment, load_experiment
 from narrowcast.platform.config import read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.reference.field_tables import in_yaml, prose
-from narrowcast.reference.file_schemas import experiment_schema, solve_schema, study_schema
+from narrowcast.reference.file_schemas import benchmark_schema, experiment_schema, solve_schema, study_schema
 from narrowcast.reference.reference_pages import reference_pages
 from narrowcast.registry import REGISTRIES
 from narrowcast.tuning.study_file import StudySections
@@ -34,7 +34,8 @@ pages = cache(reference_pages)
 
 @cache
 def schema_of(name: str) -> dict[str, Any]:
-    return {"experiment": experiment_schema, "solve": solve_schema, "study": study_schema}[name]()
+    schemas = {"experiment": experiment_schema, "solve": solve_schema, "benchmark": benchmark_schema}
+    return {**schemas, "study": study_schema}[name]()
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -76,7 +77,7 @@ def test_the_reference_has_all_registries() -> None:
     assert {path.split("/")[0] for path in pages() if "/" in path} == set(REGISTRIES)
 
 
-@pytest.mark.parametrize("name", ["experiment", "solve", "study"])
+@pytest.mark.parametrize("name", ["experiment", "solve", "benchmark", "study"])
 def test_schemas_are_schemas_and_describe_every_property(name: str) -> None:
     schema = schema_of(name)
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -93,7 +94,9 @@ def test_schemas_are_schemas_and_describe_every_property(name: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(PACKAGED.rglob("*.yaml")), ids=lambda path: path.stem)  # type: ignore[attr-defined]
 def test_schemas_take_the_packaged_files(path: Any) -> None:
-    schema = schema_of({"studies": "study", "solves": "solve"}.get(path.parent.name, "experiment"))
+    schema = schema_of(
+        {"studies": "study", "solves": "solve", "benchmarks": "benchmark"}.get(path.parent.name, "experiment")
+    )
     jsonschema.validate(read_yaml(path.read_text(), path.name), schema)
 
 
@@ -138,7 +141,7 @@ def test_the_schema_takes_classes_of_ones_own() -> None:
         jsonschema.validate({**GOOD, "algorithm": algorithm}, schema_of("experiment"))
 
 
-@pytest.mark.parametrize("name", ["experiment", "solve", "study"])
+@pytest.mark.parametrize("name", ["experiment", "solve", "benchmark", "study"])
 def test_the_command_prints_a_schema(name: str) -> None:
     printed = CliRunner().invoke(cli, ["schema", name])
     assert printed.exit_code == 0

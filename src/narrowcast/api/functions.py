@@ -1,4 +1,4 @@
-"""The functions of the public API: run, solve, tune, compare, site, submit, load_run, rounds and iterations.
+"""The functions of the public API: run, solve, tune, benchmark, compare, site, submit, load_run, rounds and iterations.
 
 They raise `UserError` for bad input and `RunFailed` for a run that could not be finished. All of them may be called
 from a script, a notebook, a thread, or a coroutine (`await asyncio.to_thread(nc.run, ...)` keeps its loop responsive).
@@ -22,9 +22,10 @@ from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.extras import check_installed
 from narrowcast.runs.any_result import load_any
 from narrowcast.runs.result import Result
-from narrowcast.runs.run_folder import find_run
+from narrowcast.runs.run_folder import find_run, runs_in
 
 if TYPE_CHECKING:
+    from narrowcast.benchmarking.benchmark_result import BenchmarkResult
     from narrowcast.experiment import Experiment
     from narrowcast.platform.iterations import Iteration
     from narrowcast.platform.outcome import Outcome
@@ -165,7 +166,7 @@ def compare(
     That of solves is a `SolveComparison`; solves and experiments have no common table.
 
     Args:
-        runs: results, names of runs in `output`, or folders of runs.
+        runs: results, names of runs in `output`, folders of runs, or folders of several, such as a benchmark's.
         output: folder of all runs.
         by_seed: group runs that differ only in their seeds, as means with standard deviations.
 
@@ -174,7 +175,12 @@ def compare(
     from narrowcast.runs.solve_comparison import SolveComparison
     from narrowcast.runs.solve_result import SolveResult
 
-    results = [load_run(each, output=output) if isinstance(each, str | Path) else each for each in runs]
+    results: list[Any] = []
+    for each in runs:
+        if isinstance(each, str | Path):
+            results += [load_any(folder) for folder in runs_in(find_run(each, Path(output)))]
+        else:
+            results.append(each)
     solves = [each for each in results if isinstance(each, SolveResult)]
     experiments = [each for each in results if isinstance(each, Result)]
     if solves and experiments:
@@ -253,6 +259,46 @@ def tune(
         return run_study(prepared, display)
 
 
+def benchmark(
+    benchmark: str | Path,
+    overrides: Overrides | None = None,
+    *,
+    problems: Sequence[str] = (),
+    solvers: Sequence[str] = (),
+    backend: Backend | None = None,
+    address: str | None = None,
+    retry: bool = False,
+    output: str | Path = "runs",
+    progress: bool = True,
+) -> BenchmarkResult:
+    """Solve every problem of a benchmark with each of its solvers, and return the result.
+
+    Args:
+        benchmark: the name of a packaged benchmark, or the path of a YAML file.
+        overrides: values by dotted path, such as `{"solve.solver_seconds": 5, "workers": 2}`.
+        problems: patterns of the problems to solve, such as `n1000-*`; all by default.
+        solvers: patterns of the solvers to use.
+        backend: `local` for this process or `ray` for workers on Ray.
+        address: a running Ray cluster to join; implies Ray.
+        retry: begin instances anew that failed, or whose solver did not take the problem.
+        output: folder of all runs and benchmarks. Calling `benchmark` again goes on with those that have not ended.
+        progress: False for no output.
+
+    """
+    from rich.console import Console
+
+    from narrowcast.benchmarking.benchmark_display import BenchmarkDisplay
+    from narrowcast.benchmarking.benchmark_file import load_benchmark
+    from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
+
+    given = {"backend": "ray" if address is not None else backend, "address": address}
+    options = {name: value for name, value in given.items() if value is not None}
+    chosen = load_benchmark(str(benchmark), _as_text({**options, **(overrides or {})})).only(problems, solvers)
+    prepared = prepare_benchmark(chosen, Path(output), retry=retry)
+    with BenchmarkDisplay(chosen.instances, prepared.left, Console(quiet=not progress)) as display:
+        return run_benchmark(prepared, display)
+
+
 def submit(
     source: Source,
     overrides: Overrides | None = None,
@@ -263,13 +309,13 @@ def submit(
     environment: Mapping[str, str] | None = None,
     send_package: bool = False,
 ) -> ClusterJob:
-    """Submit an experiment or a study to a Ray cluster and return its job, without waiting for it.
+    """Submit a run, a study or a benchmark to a Ray cluster and return its job, without waiting for it.
 
     Submitting the same request again follows the job while it runs, and resumes it from its last checkpoint if it
     failed or was stopped.
 
     Args:
-        source: an experiment, or the name or path of a study.
+        source: an experiment, or the name or path of a solve, study or benchmark.
         overrides: values by dotted path.
         address: the dashboard of the cluster's head, as `http://HEAD:8265`.
         name: the name of the job and of its run; by default from the configuration.

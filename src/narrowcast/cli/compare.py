@@ -40,7 +40,8 @@ def compare(
 ) -> None:
     """Compare finished runs by accuracy, bits and time: the settings that differ, tables, and a plot.
 
-    RUN is the name of a run in the output folder, or the path of a run's folder. Runs that differ only in their seeds
+    RUN is the name of a run in the output folder, or the path of a run's folder, or that of a folder of runs, such as a
+    benchmark's. Runs that differ only in their seeds
     are one row, mean ± standard deviation, and one line with a band in the plot. Solves are compared with solves, by
     the metrics of their answers, iterations and the time of the solver.
 

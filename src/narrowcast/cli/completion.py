@@ -25,6 +25,14 @@ def studies(context: click.Context, parameter: click.Parameter, incomplete: str)
     return _matching(summaries(STUDIES).items(), incomplete)
 
 
+def benchmarks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the packaged benchmarks, or let the shell complete the path of a file."""
+    del context, parameter
+    from narrowcast.runs.packaged import BENCHMARKS, summaries
+
+    return _matching(summaries(BENCHMARKS).items(), incomplete)
+
+
 def names_of_runs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the runs of the output folder that the command names, or let the shell complete a path."""
     del parameter

@@ -15,6 +15,7 @@ from narrowcast.platform.errors import UserError
 _FILES = {
     "experiment": "packaged experiments: narrowcast run NAME",
     "solve": "packaged solves: narrowcast run NAME",
+    "benchmark": "packaged benchmarks of solvers: narrowcast benchmark NAME",
     "study": "packaged studies: narrowcast tune NAME",
     "target": "tables and figures of papers: narrowcast reproduce NAME",
 }
@@ -88,9 +89,10 @@ def _named(topic: str) -> Mapping[str, str]:
 
         papers = {name: each.what for name, each in TARGETS.items()}
         return papers | {name: each.what for name, each in STUDY_TARGETS.items()}
-    from narrowcast.runs.packaged import EXPERIMENTS, SOLVES, STUDIES, summaries
+    from narrowcast.runs.packaged import BENCHMARKS, EXPERIMENTS, SOLVES, STUDIES, summaries
 
-    return summaries({"experiment": EXPERIMENTS, "solve": SOLVES, "study": STUDIES}[topic])
+    folders = {"experiment": EXPERIMENTS, "solve": SOLVES, "benchmark": BENCHMARKS, "study": STUDIES}
+    return summaries(folders[topic])
 
 
 def _first_line(found: type) -> str:

@@ -12,6 +12,7 @@ from typing import NoReturn, TextIO, cast
 import click
 
 from narrowcast import __version__
+from narrowcast.cli.benchmark import benchmark
 from narrowcast.cli.check import check
 from narrowcast.cli.compare import compare
 from narrowcast.cli.data import data
@@ -64,6 +65,7 @@ def cli(log_format: str) -> None:
     narrowcast run scolr-ml100k algorithm.rank=16     run it with another rank
     narrowcast run my.yaml --backend local            run your own file, without Ray
     narrowcast tune fedmf-ml1m-rates                  tune an experiment's hyperparameters
+    narrowcast benchmark completion-65                solve 65 problems with eleven solvers
     narrowcast compare runs/a runs/b                  compare runs in a table and a plot
     narrowcast report runs/a runs/b                   compare runs in one HTML file
     narrowcast site                                   compare solves in static pages
@@ -79,7 +81,7 @@ def cli(log_format: str) -> None:
 
 
 _SUBCOMMANDS = (
-    *(run, show, list_kinds, schema, check, tune, compare, report, site, verify, export, reproduce),
+    *(run, show, list_kinds, schema, check, tune, benchmark, compare, report, site, verify, export, reproduce),
     *(submit, jobs, manifest, doctor, data, keys, ui, sync),
 )
 for command in _SUBCOMMANDS:

@@ -8,9 +8,9 @@ import click
 
 
 @click.command()
-@click.argument("file", type=click.Choice(["experiment", "solve", "study"]), default="experiment")
+@click.argument("file", type=click.Choice(["experiment", "solve", "benchmark", "study"]), default="experiment")
 def schema(file: str) -> None:
-    """Print the JSON Schema of an experiment, solve or study file, for editors that complete and check YAML.
+    """Print the JSON Schema of an experiment, solve, benchmark or study file, for editors that complete and check YAML.
 
     \b
     narrowcast schema > experiment.schema.json
@@ -18,7 +18,6 @@ def schema(file: str) -> None:
     Then write this as the first line of an experiment file in the same folder:
     # yaml-language-server: $schema=experiment.schema.json
     """  # noqa: D301 - click wants the character
-    from narrowcast.reference.file_schemas import experiment_schema, solve_schema, study_schema
+    from narrowcast.reference import file_schemas
 
-    schemas = {"experiment": experiment_schema, "solve": solve_schema, "study": study_schema}
-    click.echo(json.dumps(schemas[file](), indent=2))
+    click.echo(json.dumps(getattr(file_schemas, f"{file}_schema")(), indent=2))

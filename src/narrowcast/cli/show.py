@@ -15,9 +15,12 @@ from narrowcast.cli.terminal import console
 @click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
-    """List the packaged experiments and solves, or print EXPERIMENT, or a solve, with all defaults filled in."""
+    """List the packaged experiments and solves, or print EXPERIMENT, or a solve, with all defaults filled in.
+
+    A benchmark is printed as its file has it.
+    """
     from narrowcast.experiment import load_experiment, packaged_experiments
-    from narrowcast.runs.packaged import SOLVES, names_solve, summaries
+    from narrowcast.runs.packaged import SOLVES, names_solve, read_benchmark, summaries
 
     if experiment is None:
         table = Table("experiment", "description", box=None, pad_edge=False)
@@ -28,5 +31,8 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
     from narrowcast.platform.config import write_yaml
     from narrowcast.solve_run import load_solve
 
+    if (benchmark := read_benchmark(experiment, overrides)) is not None:
+        write_yaml(benchmark, sys.stdout)
+        return
     shown = load_solve(experiment, overrides) if names_solve(experiment) else load_experiment(experiment, overrides)
     write_yaml(shown.plain(), sys.stdout)

@@ -11,7 +11,7 @@ from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
 
 
 @click.command()
-@click.argument("source", metavar="EXPERIMENT|STUDY", shell_complete=experiments)
+@click.argument("source", metavar="EXPERIMENT|STUDY|BENCHMARK", shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @ADDRESS
 @click.option(
@@ -28,7 +28,7 @@ from narrowcast.cli.jobs import ADDRESS, follow_to_the_end
 def submit(
     source: str, overrides: tuple[str, ...], address: str, *, send_package: bool, no_wait: bool, **job_options: Any
 ) -> None:
-    """Run EXPERIMENT, or tune STUDY, as a job on a Ray cluster, and follow it to its end.
+    """Run EXPERIMENT, tune STUDY, or run BENCHMARK, as a job on a Ray cluster, and follow it to its end.
 
     \b
     narrowcast submit scolr-ml1m --address http://HEAD:8265

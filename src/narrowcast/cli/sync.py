@@ -11,13 +11,17 @@ from narrowcast.cli.terminal import FOLDER
 
 
 @click.command()
-@click.argument("run_name", metavar="RUN", shell_complete=names_of_runs)
+@click.argument("run_name", metavar="RUN|FOLDER", shell_complete=names_of_runs)
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @click.option("--tracking-uri", help="The MLflow store, if it is not the one that the run started with.")
 def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
-    """Send the metrics of RUN that MLflow does not have, because its store was unavailable."""
-    from narrowcast.runs.late_delivery import send_missing
-    from narrowcast.runs.run_folder import find_run
+    """Send the metrics of RUN that MLflow does not have, because its store was unavailable.
 
-    sent = send_missing(find_run(run_name, output), tracking_uri)
-    click.echo(f"{run_name}: {sent} rounds sent, MLflow is up to date")
+    Of a FOLDER of runs, such as that of a benchmark, send those of every run.
+    """
+    from narrowcast.runs.late_delivery import send_missing
+    from narrowcast.runs.run_folder import find_run, runs_in
+
+    for folder in runs_in(find_run(run_name, output), "tracking.json"):
+        sent = send_missing(folder, tracking_uri)
+        click.echo(f"{folder.name}: {sent} rounds sent, MLflow is up to date")

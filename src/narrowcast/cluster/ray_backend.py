@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from pydantic import ConfigDict, Field
@@ -15,6 +16,7 @@ from narrowcast.cluster.placement import Node, Policy
 from narrowcast.cluster.ray_internals import on_this_machine_only
 from narrowcast.cluster.ray_token import check_token, ensure_token
 from narrowcast.cluster.resources import HostResources
+from narrowcast.cluster.worker_pool import JobFunction, WorkerPool
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.extras import check_installed
@@ -57,11 +59,20 @@ class RayBackend(HostResources):
                 f"backend.clients_per_actor = {self.clients_per_actor}: a host trains whole chunks, and chunk_size is "
                 f"{run.plan.chunk_size}; set chunk_size={self.clients_per_actor} too"
             )
+        self._check_room(self._hosts(run), self._local_cpus(run), "client hosts", "backend.actors")
+
+    def check_workers(self, field: str) -> None:
+        """Do the same for `actors` workers, of which `field` has the number."""
+        check_installed("ray", f"{field} on Ray")
+        assert self.actors != "auto"
+        self._check_room(self.actors, self._cpus_for(self.actors), "workers", field)
+
+    def _check_room(self, hosts: int, local_cpus: int, what: str, field: str) -> None:
         check_token()
-        address, hosts = self._address(), self._hosts(run)
+        address = self._address()
         if address == "local":
-            here = {"CPU": self._local_cpus(run), "GPU": torch.cuda.device_count()}
-            self._fits(hosts, [Node("", here)], "this machine")
+            here = {"CPU": local_cpus, "GPU": torch.cuda.device_count()}
+            self._fits(hosts, [Node("", here)], "this machine", what, field)
             return
         from narrowcast.cluster.ray_session import alive_nodes, probe
 
@@ -69,7 +80,7 @@ class RayBackend(HostResources):
             probe(address)
         with self.cluster(1):
             nodes = alive_nodes()
-        self._fits(hosts, nodes, f"the cluster at {address}")
+        self._fits(hosts, nodes, f"the cluster at {address}", what, field)
 
     def _hosts(self, run: Run) -> int:
         """Return the number of client hosts that the run asks for."""
@@ -83,7 +94,7 @@ class RayBackend(HostResources):
             return -(-cohort // self.clients_per_actor)
         return -(-cohort // plan.chunk_size) if self.actors == "auto" else self.actors
 
-    def _fits(self, hosts: int, nodes: Sequence[Node], where: str) -> None:
+    def _fits(self, hosts: int, nodes: Sequence[Node], where: str, what: str, field: str) -> None:
         offered = {kind for node in nodes for kind, there in node.offers.items() if there}
         for name in self.resources_per_actor:
             if name not in offered:
@@ -95,8 +106,8 @@ class RayBackend(HostResources):
         if (capacity := sum(node.room_for(self.need(), hosts) for node in nodes)) < needed:
             each = " and ".join(f"{amount:g} {kind}" for kind, amount in self.need().items() if amount)
             raise UserError(
-                f"{hosts} client hosts that need {each} each: {where} has room for {capacity}; lower backend.actors or "
-                "what each needs, or set backend.actors=auto"
+                f"{hosts} {what} that need {each} each: {where} has room for {capacity}; lower {field} or what "
+                "each needs" + (", or set backend.actors=auto" if field == "backend.actors" else "")
             )
 
     def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
@@ -110,13 +121,24 @@ class RayBackend(HostResources):
 
     def _local_cpus(self, run: Run) -> int:
         """Return the CPUs that a cluster on this machine declares: enough for all hosts, which share the real ones."""
-        cores = os.cpu_count() or 1
         if self.actors == "auto" and self.clients_per_actor is None:
-            return cores
-        return max(cores, math.ceil(self._hosts(run) * self.cpus_per_actor))
+            return os.cpu_count() or 1
+        return self._cpus_for(self._hosts(run))
+
+    def _cpus_for(self, hosts: int) -> int:
+        return max(os.cpu_count() or 1, math.ceil(hosts * self.cpus_per_actor))
 
     def _address(self) -> str:
         return self.address or os.environ.get("RAY_ADDRESS") or "local"
+
+    @contextmanager
+    def worker_pool(self, function: JobFunction, shared: Any) -> Iterator[WorkerPool]:
+        """Start `actors` workers for jobs, on a cluster that is started or joined for them."""
+        assert self.actors != "auto"
+        with self.cluster(self._cpus_for(self.actors)):
+            from narrowcast.cluster.ray_worker_pool import RayWorkerPool
+
+            yield RayWorkerPool(function, shared, self.actors, cpus=self.cpus_per_actor, gpus=self.gpus_per_actor)
 
     @contextmanager
     def cluster(self, local_cpus: int) -> Iterator[None]:

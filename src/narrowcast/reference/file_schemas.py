@@ -1,4 +1,4 @@
-"""JSON Schemas of experiment, solve and study files, for editors and for the reference pages."""
+"""JSON Schemas of experiment, solve, benchmark and study files, for editors and for the reference pages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from narrowcast import __version__
+from narrowcast.benchmarking.benchmark_file import BenchmarkFile
 from narrowcast.catalog import REGISTRIES as OF_EXPERIMENTS
 from narrowcast.experiment import Experiment
 from narrowcast.platform.kinds import MARK, Registry
@@ -41,6 +42,15 @@ def solve_schema() -> Schema:
     schema = _schema_of(Solve)
     schema["properties"]["replicas"] = _REPLICAS
     return _document(schema, "narrowcast solve")
+
+
+def benchmark_schema() -> Schema:
+    """Return the JSON Schema (draft 2020-12) of a benchmark file."""
+    schema = _schema_of(BenchmarkFile)
+    for section, registry in (("problems", "problem"), ("solvers", "solver")):
+        schema["properties"][section]["additionalProperties"] = {MARK: registry}
+    schema["required"].remove("name")
+    return _document(schema, "narrowcast benchmark")
 
 
 def study_schema() -> Schema:

@@ -12,7 +12,7 @@ from narrowcast.api.namespaces import REGISTRY_NAMES
 from narrowcast.catalog import MODEL_DEFAULTS, TRAINING_DEFAULTS
 from narrowcast.platform.kinds import Registry
 from narrowcast.reference.field_tables import Schema, in_yaml, prose, references, table
-from narrowcast.reference.file_schemas import experiment_schema, solve_schema, study_schema
+from narrowcast.reference.file_schemas import benchmark_schema, experiment_schema, solve_schema, study_schema
 from narrowcast.registry import REGISTRIES
 
 _TITLES = {
@@ -67,6 +67,12 @@ A solve is a YAML file with these sections; `problem` and `solver` are required.
 JSON Schema. See [problems and solvers](../solve.md).
 
 """
+_BENCHMARK = """# Benchmark files
+
+A benchmark is a YAML file with these sections; `problems` and `solvers` are required. `narrowcast schema benchmark`
+prints its JSON Schema. See [benchmarks of solvers](../solve.md).
+
+"""
 _STUDY = """# Study files
 
 A study is a YAML file with these sections. `narrowcast schema study` prints its JSON Schema.
@@ -76,7 +82,7 @@ _INDEX = """# Reference of experiment and study files
 
 The pages of this chapter are generated from the fields of the classes: every field with its type and range, its unit,
 its default and a description. A unit is empty for counts, ratios and names. See [experiment files](experiment.md) for
-all sections of a run, [solve files](solve.md) for those of a solve, and [study files](study.md) for those of a study.
+all sections of a run, and the pages of [solve](solve.md), [benchmark](benchmark.md) and [study](study.md) files.
 
 | section | kinds |
 |---|---|
@@ -100,6 +106,7 @@ def reference_pages() -> dict[str, str]:
     pages = {
         "experiment.md": _EXPERIMENT + _fields(experiment, definitions, ""),
         "solve.md": _SOLVE + _fields(solve, definitions, ""),
+        "benchmark.md": _BENCHMARK + _fields(benchmark_schema(), definitions, ""),
         "study.md": _STUDY + _fields(searched, definitions, ""),
     }
     index = _INDEX
@@ -111,7 +118,7 @@ def reference_pages() -> dict[str, str]:
         for kind, found in kinds.items():
             pages[f"{name}/{kind}.md"] = _kind_page(registry, kind, found, definitions)
     tree = "".join(f"{name}/index\n" for name in _TITLES)
-    pages["index.md"] = f"{index}{_TREE}experiment\nsolve\nstudy\n{tree}```\n"
+    pages["index.md"] = f"{index}{_TREE}experiment\nsolve\nbenchmark\nstudy\n{tree}```\n"
     return pages
 
 

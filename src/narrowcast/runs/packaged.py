@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 EXPERIMENTS = files("narrowcast") / "experiments"
 STUDIES = EXPERIMENTS / "studies"
 SOLVES = EXPERIMENTS / "solves"
+BENCHMARKS = EXPERIMENTS / "benchmarks"
 _RENAMED = {"executor": "backend"}  # top-level keys of version 0.1
 
 
@@ -56,9 +57,11 @@ def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
 
 
 def _refuse_other(word: str, what: str) -> None:
-    """Raise `UserError` for the name of a study in place of an experiment, or the reverse, and for an override."""
+    """Raise `UserError` for the name of a file of another kind, such as a study for an experiment, or an override."""
     if what == "experiment" and word in summaries(STUDIES):
         raise _is_a_study(word, word)
+    if what in ("experiment", "study") and word in summaries(BENCHMARKS):
+        raise is_a_benchmark(word, word)
     if what == "study" and word in summaries(EXPERIMENTS):
         raise is_an_experiment(word, word)
     if re.match(r"[\w.]+=", word):
@@ -67,6 +70,11 @@ def _refuse_other(word: str, what: str) -> None:
 
 def _is_a_study(origin: str, name: str) -> UserError:
     return UserError(f"{origin} is a study, not an experiment; tune it with: narrowcast tune {name}")
+
+
+def is_a_benchmark(origin: str, name: str) -> UserError:
+    """Return the error for a benchmark in place of an experiment or a study."""
+    return UserError(f"{origin} is a benchmark of solvers; run it with: narrowcast benchmark {name}")
 
 
 def is_an_experiment(origin: str, name: str) -> UserError:
@@ -86,6 +94,8 @@ def read_values(name_or_path: str) -> tuple[dict[str, Any], str]:
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
     if values.keys() & {"study", "space"}:
         raise _is_a_study(origin, name_or_path)
+    if values.keys() & {"problems", "solvers"}:
+        raise is_a_benchmark(origin, name_or_path)
     return values, origin
 
 
@@ -126,13 +136,25 @@ def _announce(old: str, new: str, origin: str) -> None:
 
 def read_study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
     """Return the values of a study, packaged or from a file; None if the source has no section `study`."""
-    packaged = STUDIES / f"{source}.yaml"
-    if "/" not in source and packaged.is_file():
-        values = read_yaml(packaged.read_text(), source)
-    else:
-        values = read_yaml(read_limited(Path(source)), source) if Path(source).is_file() else None
-    if not isinstance(values, dict) or "study" not in values:
+    values = _read_section(source, STUDIES, "study")
+    if values is None:
         return None
     if isinstance(values.get("experiment"), str):
         values["experiment"] = {"base": values["experiment"]}
     return apply_overrides(values, overrides)
+
+
+def read_benchmark(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values of a benchmark, packaged or from a file; None if the source has no section `problems`."""
+    values = _read_section(source, BENCHMARKS, "problems")
+    return None if values is None else apply_overrides(values, overrides)
+
+
+def _read_section(source: str, folder: Traversable, section: str) -> dict[str, Any] | None:
+    """Return the values of a file of the folder, or of a path; None if they have no such section."""
+    packaged = folder / f"{source}.yaml"
+    if "/" not in source and packaged.is_file():
+        values = read_yaml(packaged.read_text(), source)
+    else:
+        values = read_yaml(read_limited(Path(source)), source) if Path(source).is_file() else None
+    return values if isinstance(values, dict) and section in values else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class PreparedSolve:
     store_uri: str
     resuming: bool = False
     outdated: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """More tags of the run in MLflow."""
 
     @property
     def config(self) -> Solve:
@@ -55,6 +57,7 @@ class PreparedSolve:
             "seed": str(self.solve.seed),
             "git_commit": git_commit() or "unknown",
             "narrowcast_version": __version__,
+            **self.labels,
         }
 
     def keep_inputs(self) -> None:
@@ -90,8 +93,11 @@ def prepare_solve(solve: Solve, output: Path, problem: Problem | None = None) ->
     return PreparedSolve(solve, problem, state, *new_place(solve, output))
 
 
-def resume_solve(folder: Path, changed: Solve | None) -> PreparedSolve:
-    """Check a solve that is to be resumed; `changed` may differ only in settings that results do not depend on."""
+def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = None) -> PreparedSolve:
+    """Check a solve that is to be resumed; `changed` may differ only in settings that results do not depend on.
+
+    `problem` is loaded here unless given.
+    """
     check_resumable(folder, changed)
     saved = load_solve(str(folder / CONFIG))
     solve = changed or saved
@@ -106,9 +112,9 @@ def resume_solve(folder: Path, changed: Solve | None) -> PreparedSolve:
             "iterations"
         )
     if kept is None:
-        problem, state = _begun(solve)
+        problem, state = _begun(solve, problem)
     else:
-        problem, state = _checked(solve), kept[0]
+        problem, state = _checked(solve, problem), kept[0]
     return PreparedSolve(solve, problem, state, folder, checked_store(solve, folder.parent), resuming=True)
 
 

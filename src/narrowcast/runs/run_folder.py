@@ -28,6 +28,12 @@ def find_run(run: str | Path, output: Path) -> Path:
     return output / run if (output / run).is_dir() or not Path(run).is_dir() else Path(run)
 
 
+def runs_in(folder: Path, file: str = RESULT) -> list[Path]:
+    """Return the folder of a run itself; of a folder of runs, such as a benchmark's, those that have the file."""
+    within = [] if (folder / CONFIG).is_file() else sorted(each.parent for each in folder.glob(f"*/{file}"))
+    return within or [folder]
+
+
 def free_folder(output: Path, name: str) -> Path:
     """Return OUTPUT/NAME, or OUTPUT/NAME-2 and so on if that exists."""
     folder, number = output / name, 1

@@ -117,13 +117,15 @@ def _result_or_failure(prepared: Recordable, on_round: OnRound) -> dict[str, Any
         return error
 
 
-def run(prepared: Recordable, on_round: OnRound, *, keep_checkpoints: bool = True) -> dict[str, Any]:
+def run(
+    prepared: Recordable, on_round: OnRound, *, keep_checkpoints: bool = True, monitored: bool = True
+) -> dict[str, Any]:
     """Run to the end and return the content of `result.json`.
 
     If it fails or is interrupted, the last checkpoint stays for a resume. Without `keep_checkpoints`, those on this
-    machine, which may be gigabytes, are removed once the result is written.
+    machine, which may be gigabytes, are removed once the result is written. `monitored` runs record the machine's load.
     """
-    with recorded(prepared, on_round) as recorder:
+    with recorded(prepared, on_round, monitored=monitored) as recorder:
         outcomes = prepared.steps()
         with closing(outcomes), uninterrupted():
             try:

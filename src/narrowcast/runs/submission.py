@@ -1,4 +1,4 @@
-"""From an experiment or a study to a Ray job: a small folder of all that the cluster does not have, and a command."""
+"""From a run, a study or a benchmark to a Ray job: a folder of what the cluster does not have, and a command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from narrowcast.platform.config import plugin_folders, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import set_value
 from narrowcast.platform.redaction import hide_secrets, redact, redact_values
-from narrowcast.runs.packaged import names_solve, read_experiment, read_study
+from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study
 from narrowcast.solve_run import Solve, load_solve
 
 _CONFIG = "config.yaml"
@@ -77,6 +77,8 @@ def prepare(
     variables = dict(_variable(each) for each in environment)
     if (study := read_study(source, overrides)) is not None:
         return _prepare_study(study, source, name, where, variables)
+    if (benchmark := read_benchmark(source, overrides)) is not None:
+        return _prepare_benchmark(benchmark, source, name, where, variables)
     load = load_solve if names_solve(source) else load_experiment
     experiment = load(source, overrides)
     if isinstance(experiment, Experiment) and "backend" not in experiment.model_fields_set:
@@ -157,14 +159,42 @@ def _prepare_study(
         files |= {"files/base.yaml": Path(base)}
         files |= plugins.files_of(read_experiment(base)[0], plugin_folders(base))
         set_value(study, "experiment.base", "files/base.yaml")
+    _set_store(study, "experiment.tracking.uri", "a study's")
+    return _of_several_runs("tune", study, source, files, name, output, variables)
+
+
+def _prepare_benchmark(
+    benchmark: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
+) -> Submission:
+    if "backend" not in benchmark:
+        benchmark["backend"] = "ray"
+    benchmark["address"] = None  # the cluster that the job is on
+    _set_store(benchmark, "solve.tracking.uri", "a benchmark's")
+    files = plugins.files_of(benchmark, plugin_folders(source))
+    return _of_several_runs("benchmark", benchmark, source, files, name, output, variables)
+
+
+def _set_store(values: dict[str, Any], path: str, whose: str) -> None:
+    """Set the store of this machine's environment, if it has one."""
     if uri := with_password(os.environ.get("MLFLOW_TRACKING_URI")):
         if hide_secrets(uri) != uri:
-            raise UserError("a study's store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
-        set_value(study, "experiment.tracking.uri", uri)
-    sha256 = _sha256([redact_values(study), str(output), _digests_of(files)])
-    name = name or f"{study.get('name', Path(source).stem)}-{sha256[:8]}"
-    command = shlex.join(["python", "-m", "narrowcast", "tune", _CONFIG, "--output", str(output)])
-    return Submission(name, {**study, "name": name}, files, command, sha256, output, variables, None)
+            raise UserError(f"{whose} store with a password: set MLFLOW_TRACKING_URI on the head, and not here")
+        set_value(values, path, uri)
+
+
+def _of_several_runs(
+    command: str,
+    values: Mapping[str, Any],
+    source: str,
+    files: Mapping[str, Path],
+    name: str | None,
+    output: PurePosixPath,
+    variables: Mapping[str, str],
+) -> Submission:
+    sha256 = _sha256([redact_values(values), str(output), _digests_of(files)])
+    name = name or f"{values.get('name', Path(source).stem)}-{sha256[:8]}"
+    words = shlex.join(["python", "-m", "narrowcast", command, _CONFIG, "--output", str(output)])
+    return Submission(name, {**values, "name": name}, files, words, sha256, output, variables, None)
 
 
 def _files_of(experiment: Experiment | Solve) -> list[tuple[str, Path]]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from narrowcast import __version__
 from narrowcast.cluster.ray_backend import RayBackend
-from narrowcast.cluster.ray_worker_pool import RayWorkerPool
 from narrowcast.cluster.worker_pool import LocalPool, WorkerPool, dispatch
 from narrowcast.platform.config import flatten
 from narrowcast.platform.disk import make_folders
@@ -122,15 +118,10 @@ def _ray_backend(file: StudyFile) -> RayBackend:
     )
 
 
-@contextmanager
-def _worker_pool(file: StudyFile, shared: SharedData) -> Iterator[WorkerPool]:
-    settings = file.settings
-    if settings.backend == "local":
-        yield LocalPool(run_trials, shared)
-        return
-    cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
-    with _ray_backend(file).cluster(max(os.cpu_count() or 1, math.ceil(settings.parallel * cpus))):
-        yield RayWorkerPool(run_trials, shared, settings.parallel, cpus=cpus, gpus=gpus)
+def _worker_pool(file: StudyFile, shared: SharedData) -> AbstractContextManager[WorkerPool]:
+    if file.settings.backend == "local":
+        return nullcontext(LocalPool(run_trials, shared))
+    return _ray_backend(file).worker_pool(run_trials, shared)
 
 
 def _mlflow_run(prepared: PreparedStudy) -> str:

@@ -32,10 +32,17 @@ _FILE = "journal.jsonl"
 ROUNDS, CLIENTS, CLIENT_METRICS = "rounds.parquet", "clients.parquet", "client_metrics.parquet"
 
 
+class AtWork(UserError):  # noqa: N818 - the error of a lock
+    """Another process has the lock of a run."""
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the run against every other process that would run or send it; raise `UserError` if one has the lock."""
-    path = folder / _FILE
+def locked(folder: Path, file: str = _FILE) -> Iterator[None]:
+    """Lock the run against every other process that would run or send it; raise `AtWork` if one has the lock.
+
+    The lock is on `file`, which is created if it is missing.
+    """
+    path = folder / file
     if not path.exists():
         disk().append(path, b"")
         disk().sync(folder)
@@ -46,7 +53,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def read_locked(folder: Path) -> Iterator[None]:
-    """Keep the run from being written within the block; raise `UserError` if a process is at work on it."""
+    """Keep the run from being written within the block; raise `AtWork` if a process is at work on it."""
     path = folder / _FILE
     if not path.exists():
         yield
@@ -60,7 +67,7 @@ def _lock(held: IO[bytes], folder: Path, kind: int) -> None:
     try:
         fcntl.flock(held, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"another process is at work on {folder}; wait until it ends, or stop it") from None
+        raise AtWork(f"another process is at work on {folder}; wait until it ends, or stop it") from None
 
 
 @dataclass

@@ -171,7 +171,12 @@ def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> st
     known = client.get_experiment_by_name(name)
     if known is not None:
         return str(known.experiment_id)
-    created = str(client.create_experiment(name, artifact_location=artifacts))
+    try:
+        created = str(client.create_experiment(name, artifact_location=artifacts))
+    except MlflowException:  # another process has just created it
+        if (known := client.get_experiment_by_name(name)) is None:
+            raise
+        return str(known.experiment_id)
     set_up_view(client, created)
     return created
 

@@ -1,0 +1,56 @@
+"""The instances of a benchmark that have not ended, as the queue that `dispatch` gives workers their jobs from."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from narrowcast.benchmarking.benchmark_file import Instance
+from narrowcast.benchmarking.benchmark_folder import BenchmarkFolder
+from narrowcast.benchmarking.instance_runner import InstanceEnd, InstanceJob
+
+_ATTEMPTS = 3
+"""Attempts at an instance whose worker dies, which the instance may cause by its memory."""
+Observer = Callable[[Instance, InstanceEnd | None], None]
+"""Is called with an instance when it begins, with None, and when it ends."""
+
+
+class InstanceQueue:
+    """Waiting instances, in the order given."""
+
+    def __init__(self, name: str, left: Sequence[Instance], folder: BenchmarkFolder, observe: Observer) -> None:
+        self._name, self._folder, self._observe = name, folder, observe
+        self._waiting = deque(left)
+        self._by_name = {each.name: each for each in left}
+        self._attempts: Counter[str] = Counter()
+
+    def next_job(self) -> InstanceJob | None:
+        """Note that the next instance begins, and return it."""
+        if not self._waiting:
+            return None
+        instance = self._waiting.popleft()
+        self._attempts[instance.name] += 1
+        self._folder.note(instance, "begun")
+        self._observe(instance, None)
+        labels = {"benchmark": self._name, "benchmark.problem": instance.problem, "benchmark.solver": instance.solver}
+        return InstanceJob(instance, self._folder.path, labels)
+
+    def answer_to(self, message: InstanceEnd) -> None:
+        """Note the end of an instance."""
+        instance = self._by_name[message.name]
+        self._folder.note(instance, message.state, message.reason)
+        self._observe(instance, message)
+
+    def worker_died(self, job: InstanceJob, reason: str) -> None:
+        """Queue the instance again, which resumes it; after some attempts it has failed."""
+        if self._attempts[job.instance.name] < _ATTEMPTS:
+            self._waiting.append(job.instance)
+            return
+        self.answer_to(InstanceEnd(job.instance.name, "failed", f"{reason}, {_ATTEMPTS} times"))
+
+    def heartbeat(self) -> None:
+        """Do nothing: no other process needs to know of these instances."""
+
+    def is_finished(self) -> bool:
+        """Return True: no instances come from elsewhere."""
+        return True
