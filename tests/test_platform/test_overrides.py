@@ -88,7 +88,7 @@ def test_replicas_and_studies_reach_as_far(tmp_path: Any) -> None:
         "space: {fleet.uplink_mbit_per_second.median: {kind: float, low: 0.1, high: 1}}\n"
     )
     study = load_study(str(path), ["experiment.fleet.compute_speed.sigma=0.1"])
-    fleet = study.experiment_with({"fleet.uplink_mbit_per_second.median": 0.5}).fleet
+    fleet = study.run_with({"fleet.uplink_mbit_per_second.median": 0.5}).fleet
     assert (fleet.uplink_mbit_per_second.median, fleet.uplink_mbit_per_second.sigma) == (0.5, 1.0)
     assert (fleet.compute_speed.median, fleet.compute_speed.sigma) == (1.0, 0.1)
 

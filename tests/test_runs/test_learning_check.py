@@ -12,7 +12,8 @@ from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import LearnedNothing
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.runs import learning_check
-from narrowcast.tuning.trial_runner import SharedData, TrialBatch, TrialSpec, run_trials
+from narrowcast.tuning.trial_messages import TrialBatch, TrialSpec
+from narrowcast.tuning.trial_runner import SharedData, run_trials
 
 # MLflow's queries make SQLAlchemy warn.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

@@ -282,10 +282,10 @@ def test_metrics_are_in_percent_if_the_model_declares_them_as_shares() -> None:
     assert labelled("validation.hr@10", 0.5, file.shares) == "validation HR@10 50.00 %"
 
 
-def test_a_study_of_a_solve_is_refused_in_one_line() -> None:
+def test_a_solve_in_place_of_an_experiment_is_refused_in_one_line() -> None:
     from narrowcast.platform.errors import UserError
     from narrowcast.tuning.study_file import build_study
 
     values = {"experiment": "completion-ill-conditioned", "study": {}, "space": {"solver.rank": [1, 2]}}
-    with pytest.raises(UserError, match="names a problem and a solver, and studies search experiments only"):
+    with pytest.raises(UserError, match="experiment has a problem and a solver; write it as the section solve"):
         build_study(values, "study.yaml")

@@ -52,13 +52,9 @@ def _facts(end: InstanceEnd) -> str:
     if end.state != "finished":
         return f"{end.state}: {end.reason}"
     result, final = end.result, end.result["final"]
-    name = (
-        next(iter(each["metric"] for each in result["targets"]), None)
-        or primary_metric(final)
-        or next(iter(final), None)
-    )
-    measured = (
-        [f"{metric_label(name)} {format_metric(name, final.get(name), result['shares'])}"] if name in final else []
-    )
+    names = [*(each["metric"] for each in result["targets"]), primary_metric(final), *final]
+    shown = [
+        f"{metric_label(name)} {format_metric(name, final[name], result['shares'])}" for name in names if name in final
+    ]
     seconds = format_short_seconds(result["solver_seconds"])
-    return "  ".join([*measured, f"{result['iterations']} iterations (ended by {result['stopped_by']})", seconds])
+    return "  ".join([*shown[:1], f"{result['iterations']} iterations (ended by {result['stopped_by']})", seconds])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import click
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 @click.option("--name", help="Name of the study; a new name starts a new study.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs and studies.")
 def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output: Path, **given: str | None) -> None:
-    """Tune the hyperparameters of an experiment: STUDY is a YAML file, or the name of a packaged study.
+    """Tune the settings of an experiment or a solve: STUDY is a YAML file, or the name of a packaged study.
 
-    The file has three sections: the experiment, the study (objectives, sampler, pruner, trials) and the space. Without
-    STUDY the packaged studies are listed. Any value of the first two can be set on the command line.
+    The file has three sections: the experiment or the solve, the study (objectives, sampler, pruner, trials) and the
+    space. Without STUDY the packaged studies are listed. Any value of the first two can be set on the command line.
 
     \b
     narrowcast tune scolr-ml100k-rank-bits --dry-run           print the space and the estimated time
@@ -46,7 +47,7 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
     narrowcast tune my-study.yaml --storage postgresql://host/studies   the same command on several machines
 
     The same command continues an interrupted or killed study. Trials are selected on validation; the best trials then
-    run with new seeds and are measured on test. OUTPUT/NAME/best.yaml is an experiment for narrowcast run.
+    run with new seeds and are measured on test. OUTPUT/NAME/best.yaml is a file for narrowcast run.
     """  # noqa: D301 - click wants the character
     from narrowcast.tuning.study_file import load_study, packaged_studies
 
@@ -118,15 +119,17 @@ def _print_result(file: StudyFile, result: StudyResult) -> None:
 
 
 def _holdout_table(result: StudyResult) -> Table:
-    """Return the hold-out evaluations: mean and standard deviation over the seeds of validation and test metrics."""
+    """Return the hold-out evaluations: mean and standard deviation of the metrics over the seeds, and mean costs."""
     from narrowcast.platform.tracking.metric_labels import is_share, metric_label
-    from narrowcast.platform.tracking.units import format_bits
+    from narrowcast.tuning.study_result import format_value
+    from narrowcast.tuning.study_settings import final_costs, metric_names, trial_metrics
 
     seeds = len(result.holdout[0].seeds)
     table = Table(title=f"Hold-out evaluation, {seeds} new seeds", title_justify="left", box=None, pad_edge=False)
-    names = [name for name in result.holdout[0].rows[0] if name.startswith(("validation.", "test."))]
+    names = metric_names(result.holdout[0].rows[0])
+    costs = final_costs(result.holdout[0].rows[0])
     measured = (f"{metric_label(name)} (%)" if is_share(name, result.shares) else metric_label(name) for name in names)
-    for head in ("trial", *measured, "uplink", "downlink", "total"):
+    for head in ("trial", *measured, *costs):
         table.add_column(head, justify="right")
     for each in result.holdout:
         cells = []
@@ -134,8 +137,8 @@ def _holdout_table(result: StudyResult) -> Table:
             mean, spread = (100 * value if is_share(name, result.shares) else value for value in each.metric(name))
             shown = [f"{value:.2f}" if is_share(name, result.shares) else f"{value:.4g}" for value in (mean, spread)]
             cells.append(" ± ".join(shown if seeds > 1 else shown[:1]))
-        traffic = [each.metric(name)[0] for name in ("total_uplink_bits", "total_downlink_bits")]
-        table.add_row(str(each.trial.number), *cells, *map(format_bits, (*traffic, sum(traffic))))
+        spent = [format_value(cost, fmean(trial_metrics(row)[cost] for row in each.rows)) for cost in costs.values()]
+        table.add_row(str(each.trial.number), *cells, *spent)
     return table
 
 
@@ -158,13 +161,14 @@ def _print_estimate(file: StudyFile) -> None:
         )
         table.add_row(path, values, ", ".join(f"{k} = {v}" for k, v in dimension.when.items()) or "always")
     console().print(table)
-    cost, settings = estimate(file, shared), file.settings
+    cost, settings, steps = estimate(file, shared), file.settings, file.subject.steps
     on_test = f", then {format_seconds(cost.holdout_seconds)} on test" if cost.holdout_seconds else ""
     click.echo(
-        f"\n{cost.trials} trials x {cost.rounds} rounds x {settings.seeds} seeds, {settings.workers} at a time: a "
-        f"round takes {1000 * cost.round_seconds:.1f} ms here (up to {1000 * cost.slowest_round_seconds:.1f}) and an "
+        f"\n{cost.trials} trials x {cost.steps} {steps} x {settings.seeds} seeds, {settings.workers} at a time: one "
+        f"{steps.removesuffix('s')} takes {1000 * cost.step_seconds:.1f} ms here (up to "
+        f"{1000 * cost.slowest_step_seconds:.1f}) and an "
         f"evaluation {1000 * cost.evaluation_seconds:.0f} ms, so about {format_seconds(cost.seconds)} without pruning"
         f"{on_test}"
     )
     click.echo("\n# a sampled configuration")
-    write_yaml(file.experiment_with(cost.params).plain(), sys.stdout)
+    write_yaml(file.run_with(cost.params).plain(), sys.stdout)

@@ -35,7 +35,9 @@ class Problem(Described, Protocol):
 class ProblemSource(Protocol):
     """A problem as a file names it: a frozen model whose fields are its settings.
 
-    A field `seed: int | None = None` follows the seed of the run unless it is set.
+    A field `seed: int | None = None` follows the seed of the run unless it is set. A source whose every seed draws a
+    problem that has nothing in common with the others has a class attribute `drawn = True`: a study may then choose
+    settings by metrics of test, since other seeds test the choice.
     """
 
     @property

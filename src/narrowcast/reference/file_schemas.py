@@ -48,7 +48,9 @@ def benchmark_schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of a benchmark file."""
     schema = _schema_of(BenchmarkFile)
     for section, registry in (("problems", "problem"), ("solvers", "solver")):
-        schema["properties"][section]["additionalProperties"] = {MARK: registry}
+        patterns = schema["properties"][section]["patternProperties"]
+        patterns |= {pattern: {MARK: registry} for pattern in patterns}
+        schema["properties"][section]["additionalProperties"] = False
     schema["required"].remove("name")
     return _document(schema, "narrowcast benchmark")
 
@@ -62,10 +64,13 @@ def study_schema() -> Schema:
         "additionalProperties": False,
         "properties": {"base": base, **experiment["properties"]},
     }
-    schema["properties"]["experiment"] |= {"anyOf": [{"type": "string"}, section]}
-    del schema["properties"]["experiment"]["type"], schema["properties"]["experiment"]["additionalProperties"]
+    solve = _schema_of(Solve)
+    of_solve = {**section, "properties": {"base": base, **solve["properties"]}}
+    for name, values in (("experiment", section), ("solve", of_solve)):
+        described = {key: schema["properties"][name][key] for key in ("description", "default")}
+        schema["properties"][name] = {**described, "anyOf": [{"type": "string"}, values]}
     schema["required"].remove("name")
-    schema["$defs"] |= experiment.get("$defs", {})
+    schema["$defs"] |= solve.get("$defs", {}) | experiment.get("$defs", {})
     document = _document(schema, "narrowcast study")
     for name in OF_EXPERIMENTS.keys() & document["$defs"].keys():  # a section without a kind has that of the base
         document["$defs"][name]["anyOf"].append({"type": "object", "not": {"required": ["kind"]}})

@@ -102,7 +102,7 @@ def reference_pages() -> dict[str, str]:
     """Return the text of every page by its path in the reference's folder."""
     experiment, solve, study = experiment_schema(), solve_schema(), study_schema()
     definitions: dict[str, Schema] = {**study["$defs"], **solve["$defs"], **experiment["$defs"]}
-    searched = {**study, "properties": {**study["properties"], "experiment": _EXPERIMENT_OF_A_STUDY}}
+    searched = {**study, "properties": {**study["properties"], **_RUN_OF_A_STUDY}}
     pages = {
         "experiment.md": _EXPERIMENT + _fields(experiment, definitions, ""),
         "solve.md": _SOLVE + _fields(solve, definitions, ""),
@@ -122,9 +122,15 @@ def reference_pages() -> dict[str, str]:
     return pages
 
 
-_EXPERIMENT_OF_A_STUDY = {
-    "anyOf": [{"type": "string"}, {"type": "object"}],
-    "description": "experiment of every trial: its name, or `base` with values on top, or all of its sections",
+_RUN_OF_A_STUDY = {
+    name: {
+        "anyOf": [{"type": "string"}, {"type": "object"}],
+        "description": f"{text}: its name, or `base` with values on top, or all of its sections",
+    }
+    for name, text in (
+        ("experiment", "experiment of every trial"),
+        ("solve", "solve of every trial, in place of an experiment"),
+    )
 }
 
 

@@ -139,8 +139,9 @@ def read_study(source: str, overrides: Sequence[str]) -> dict[str, Any] | None:
     values = _read_section(source, STUDIES, "study")
     if values is None:
         return None
-    if isinstance(values.get("experiment"), str):
-        values["experiment"] = {"base": values["experiment"]}
+    for section in ("experiment", "solve"):
+        if isinstance(values.get(section), str):
+            values[section] = {"base": values[section]}
     return apply_overrides(values, overrides)
 
 

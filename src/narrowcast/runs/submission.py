@@ -154,12 +154,13 @@ def _prepare_study(
     study: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
 ) -> Submission:
     files = plugins.files_of(study, plugin_folders(source))
-    base = study.get("experiment", {}).get("base")
+    section = "solve" if "solve" in study else "experiment"
+    base = study.get(section, {}).get("base")
     if base is not None and Path(base).is_file():
         files |= {"files/base.yaml": Path(base)}
         files |= plugins.files_of(read_experiment(base)[0], plugin_folders(base))
-        set_value(study, "experiment.base", "files/base.yaml")
-    _set_store(study, "experiment.tracking.uri", "a study's")
+        set_value(study, f"{section}.base", "files/base.yaml")
+    _set_store(study, f"{section}.tracking.uri", "a study's")
     return _of_several_runs("tune", study, source, files, name, output, variables)
 
 

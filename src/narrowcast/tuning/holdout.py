@@ -16,8 +16,9 @@ from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking.study_run import TrialRun
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import StudyFolder
+from narrowcast.tuning.study_settings import metric_names
+from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
 from narrowcast.tuning.trial_record import TrialRecord
-from narrowcast.tuning.trial_runner import Evaluation, TrialBatch, TrialSpec
 
 _ATTEMPTS = 3  # of a run whose worker dies
 
@@ -36,8 +37,9 @@ class HoldoutEvaluation:
         return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
 
     def means(self) -> dict[str, float]:
-        """Return all test metrics, averaged over the seeds."""
-        return {name: self.metric(name)[0] for name in self.rows[0] if name.startswith("test.")}
+        """Return all test metrics, averaged over the seeds; all metrics of a problem that has none of test."""
+        names = metric_names(self.rows[0])
+        return {name: self.metric(name)[0] for name in [each for each in names if each.startswith("test.")] or names}
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values for `result.json`."""

@@ -40,23 +40,23 @@ class Pruner(Protocol):
 class _PrunerFields(BaseModel):
     """Trials are compared at equal rounds, equal uplink, equal traffic both ways or equal simulated time (`axis`).
 
-    A step is a round, or `every` bits or seconds of the other axes.
+    Those of solves are compared at equal iterations, or at equal time of the solver. A step is a round or an iteration,
+    or `every` bits or seconds of the other axes.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    axis: Literal["rounds", "uplink_bits", "total_bits", "simulated_seconds"] = Field(
-        "rounds", description="resource at whose equal use trials are compared"
+    axis: Literal["rounds", "uplink_bits", "total_bits", "simulated_seconds", "iterations", "solver_seconds"] = Field(
+        "rounds", description="resource at whose equal use trials are compared; rounds of a solve are its iterations"
     )
     every: float | None = Field(
-        None, gt=0, description="size of a step in units of the axis, bits or seconds; none for rounds"
+        None, gt=0, description="size of a step in units of the axis, bits or seconds; none for rounds and iterations"
     )
     on: str | None = Field(None, description="objective to prune by, if there are several")
 
     @model_validator(mode="after")
     def _has_a_step(self) -> _PrunerFields:
-        if (self.every is None) != (self.axis == "rounds"):
-            wanted = "takes no every" if self.axis == "rounds" else "needs every, the size of a step"
+        counted = self.axis in ("rounds", "iterations")
+        if (self.every is None) != counted:
+            wanted = "takes no every" if counted else "needs every, the size of a step"
             raise ValueError(f"axis = {self.axis} {wanted}")
         return self
 
@@ -148,7 +148,7 @@ class LearningCurve:
     """The values of one trial by step; between two evaluations the curve keeps the earlier value."""
 
     def __init__(self, axis: str, every: float | None) -> None:
-        self._column = {"rounds": "round", "uplink_bits": "total_uplink_bits"}.get(axis, axis)
+        self._column = {"rounds": "round", "iterations": "round", "uplink_bits": "total_uplink_bits"}.get(axis, axis)
         self._every = every
         self.points: list[Point] = []
         self._held: float | None = None

@@ -203,13 +203,17 @@ class PerTrialSeededSampler(BaseSampler):
 
 
 def _with_log_costs(study: Study, costs: Sequence[bool]) -> Study:
-    """Return a copy of the study in memory whose costs are decimal logarithms."""
+    """Return a copy of the study in memory whose costs are decimal logarithms; a cost of 0 counts as the least one."""
     view = create_study(directions=study.directions)
-    for trial in study.get_trials(deepcopy=False):
+    trials = study.get_trials(deepcopy=False)
+    complete = [each.values for each in trials if each.state == TrialState.COMPLETE]
+    least = [min([1.0, *(value for value in column if value > 0)]) for column in zip(*complete, strict=True)]
+    for trial in trials:
         seen = copy(trial)
         if trial.state == TrialState.COMPLETE:
             seen.values = [
-                math.log10(max(value, 1.0)) if cost else value for value, cost in zip(trial.values, costs, strict=True)
+                math.log10(max(value, floor)) if cost else value
+                for value, cost, floor in zip(trial.values, costs, least, strict=True)
             ]
         view.add_trial(seen)
     return view

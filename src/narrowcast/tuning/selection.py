@@ -10,6 +10,8 @@ from narrowcast.platform.types import FloatArray
 from narrowcast.tuning.study_settings import COSTS, StudySettings
 from narrowcast.tuning.trial_record import TrialRecord
 
+_DECADES = 100.0
+
 
 def objective_values(trials: Sequence[TrialRecord], objectives: Mapping[str, str]) -> FloatArray:
     """Return the objectives' values, [trials, objectives], negated where minimised, so that higher is better."""
@@ -28,14 +30,24 @@ def pareto_front(trials: Sequence[TrialRecord], objectives: Mapping[str, str]) -
     return [usable[index] for index in front]
 
 
+def is_logarithmic(name: str, trials: Sequence[TrialRecord]) -> bool:
+    """Return whether an objective is shown and weighed by its logarithm: a cost, or of solves one over two decades."""
+    values = np.abs([trial.metrics[name] for trial in trials])
+    if not (values > 0).all():
+        return False
+    of_solves = all("iterations" in trial.metrics for trial in trials)
+    return name in COSTS or (of_solves and bool(values.max(initial=1.0) > _DECADES * values.min(initial=1.0)))
+
+
 def knee(front: Sequence[TrialRecord], objectives: Mapping[str, str]) -> TrialRecord:
     """Return the trial with the largest sum of objectives, each scaled from 0 to 1 along the front.
 
-    Costs are scaled by their logarithm. Of a front of one or two trials, return the first.
+    Costs, and errors of solves over more than two decades, are scaled by their logarithm. Of a front of one or two
+    trials, return the first.
     """
     values = objective_values(front, objectives)
     for column, name in enumerate(objectives):
-        if name in COSTS and (np.abs(values[:, column]) > 0).all():
+        if is_logarithmic(name, front):
             values[:, column] = np.sign(values[:, column]) * np.log(np.abs(values[:, column]))
     span = values.max(axis=0) - values.min(axis=0)
     scaled = (values - values.min(axis=0)) / np.where(span > 0, span, 1)

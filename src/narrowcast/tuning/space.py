@@ -149,9 +149,12 @@ Dimension = Annotated[
 class Space:
     """The dimensions, each after those that it depends on; raise `UserError` if there is no such order."""
 
-    def __init__(self, dimensions: Mapping[str, FloatRange | IntRange | Choice]) -> None:
+    def __init__(
+        self, dimensions: Mapping[str, FloatRange | IntRange | Choice], model: type[BaseModel] = Experiment
+    ) -> None:
+        """Order the dimensions; the fields of `model` say which of them cannot be tuned."""
         for path in dimensions:
-            if (why := role_of(Experiment, path.partition(".")[0]).not_tuned) is not None:
+            if (why := role_of(model, path.partition(".")[0]).not_tuned) is not None:
                 raise UserError(f"space.{path} cannot be tuned: {why}")
         self.dimensions = dict(dimensions)
         for path, dimension in dimensions.items():

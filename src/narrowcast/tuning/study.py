@@ -19,7 +19,6 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.study_run import StudyStore
-from narrowcast.runs.earlier_runs import new_fields
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.run_folder import make_writable
 from narrowcast.tuning.holdout import HoldoutEvaluation, HoldoutQueue
@@ -31,7 +30,6 @@ from narrowcast.tuning.study_folder import JOURNAL, StudyFolder
 from narrowcast.tuning.study_plots import draw_study
 from narrowcast.tuning.study_result import StudyResult, why_no_trial_is_complete
 from narrowcast.tuning.study_trials import Observer, StudyTrials
-from narrowcast.tuning.trial_runner import SharedData, run_trials
 
 _JOIN_SECONDS = 10.0
 
@@ -42,19 +40,19 @@ class PreparedStudy:
 
     file: StudyFile
     client: StudyClient
-    shared: SharedData
+    shared: Any
     folder: StudyFolder
     uri: str
     storage: str
 
 
-def check_study(file: StudyFile) -> SharedData:
-    """Check the study's values on the experiment, its metrics and its cluster; return the data, read for that."""
+def check_study(file: StudyFile) -> Any:
+    """Check the study's values on the run, its metrics and its cluster; return what workers share, read for that."""
     base = file.build({})
-    shared = SharedData(base.data_source, base.data_source.load())
+    shared = file.subject.load(base)
     file.check(shared)
-    backend = _ray_backend(file) if file.settings.backend == "ray" else base.backend
-    backend.check(shared.run_of(base))
+    backend = _ray_backend(file) if file.settings.backend == "ray" else None
+    file.subject.check_place(base, shared, backend, file.settings.trials_together)
     return shared
 
 
@@ -69,9 +67,8 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     check_store(uri)
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
-    base = file.build({})
-    former = "" if base.client_seed is not None else file.digest(without=new_fields(base))
-    client = StudyClient(file.name, opened, file.settings, file.space, file.digest(), former=former)
+    digest, former = file.digest(), file.former_digest()
+    client = StudyClient(file.name, opened, file.settings, file.space, digest, former=former)
     file = replace(file, one_seed=client.of_earlier_version)
     make_folders(folder.path)
     folder.write_yaml("study.yaml", file.plain())
@@ -118,10 +115,10 @@ def _ray_backend(file: StudyFile) -> RayBackend:
     )
 
 
-def _worker_pool(file: StudyFile, shared: SharedData) -> AbstractContextManager[WorkerPool]:
+def _worker_pool(file: StudyFile, shared: Any) -> AbstractContextManager[WorkerPool]:
     if file.settings.backend == "local":
-        return nullcontext(LocalPool(run_trials, shared))
-    return _ray_backend(file).worker_pool(run_trials, shared)
+        return nullcontext(LocalPool(file.subject.run_trials, shared))
+    return _ray_backend(file).worker_pool(file.subject.run_trials, shared)
 
 
 def _mlflow_run(prepared: PreparedStudy) -> str:

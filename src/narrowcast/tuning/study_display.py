@@ -25,7 +25,7 @@ class StudyDisplay:
 
     def __init__(self, file: StudyFile, n_trials: int, console: Console) -> None:
         self._name, self._objectives, self._shares = file.name, list(file.settings.objectives), file.shares
-        self._n_trials, self._console = n_trials, console
+        self._n_trials, self._console, self._steps = n_trials, console, file.subject.steps
         self._running: dict[int, TrialRecord] = {}
         self._ended: list[TrialRecord] = []
         self._began = time.monotonic()
@@ -62,7 +62,7 @@ class StudyDisplay:
 
     def _line(self, trial: TrialRecord) -> str:
         done = sum(each.state != "lost" for each in self._ended)
-        head = f"[{done}/{self._n_trials}] trial {trial.number}  {trial.state} after {trial.rounds} rounds"
+        head = f"[{done}/{self._n_trials}] trial {trial.number}  {trial.state} after {trial.rounds} {self._steps}"
         reached = [labelled(name, trial.metrics[name], self._shares) for name in self._objectives if trial.metrics]
         return "  ".join(filter(None, (head, *reached, trial.reason, format_params(trial.params))))
 
@@ -71,7 +71,7 @@ class StudyDisplay:
         counted = ", ".join(f"{count} {state}" for state, count in states.items()) or "started"
         title = f"{self._name}: {counted}, {format_seconds(time.monotonic() - self._began)}"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for head in ("trial", "state", "rounds", *map(metric_label, self._objectives), "parameters"):
+        for head in ("trial", "state", self._steps, *map(metric_label, self._objectives), "parameters"):
             table.add_column(head, no_wrap=head != "parameters")
         for trial in (*self._ended[-_ROWS:], *self._running.values()):
             reached = [self._value(trial, name) for name in self._objectives]

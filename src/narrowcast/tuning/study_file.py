@@ -1,4 +1,4 @@
-"""A study file: an experiment, a study (objectives, sampler, ...), and the space of values to search."""
+"""A study file: an experiment or a solve, a study (objectives, sampler, ...), and the space of values to search."""
 
 from __future__ import annotations
 
@@ -10,27 +10,23 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from narrowcast.experiment import Experiment, build_experiment, defaults_for, load_experiment
 from narrowcast.platform import plugins
 from narrowcast.platform.config import plugin_folders, read_yaml, validate
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.evaluation import measure
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import redact_values
-from narrowcast.platform.state import start
-from narrowcast.platform.tracking.metric_direction import Declared, declared_by
-from narrowcast.platform.tracking.metric_labels import shares_of
+from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.runs import packaged
-from narrowcast.runs.earlier_runs import of_one_seed, with_earlier_defaults
+from narrowcast.tuning.experiment_subject import ExperimentSubject
+from narrowcast.tuning.solve_subject import SolveSubject
 from narrowcast.tuning.space import Dimension, Space
 from narrowcast.tuning.study_settings import StudySettings
-from narrowcast.tuning.trial_runner import SharedData
+from narrowcast.tuning.subject import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -39,37 +35,41 @@ _RENAMED = {"retest": "holdout", "patience_seconds": "storage_timeout_seconds", 
 """Keys of `study` in version 0.1, and their names now."""
 
 
-_EXPERIMENT = "experiment."
-"""Before the dotted path of an override of the experiment."""
+_OF_RUNS = {"data", "algorithm"}
+"""Sections of an experiment, and of no solve or study."""
 _AGREED = ("objectives", "constraints", "budget", "seeds")
 """Keys of `study` that all processes of a study, and those that resume it, must agree on."""
 
 
 class StudySections(BaseModel):
-    """A study file: an experiment, the values searched, and the settings of the search."""
+    """A study file: an experiment or a solve, the values searched, and the settings of the search."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(max_length=80, description="name of the study; in a file, by default the file's")
-    experiment: dict[str, Any] = Field(
-        description="experiment of every trial: its name, or `base` with values on top, or all of its sections"
+    experiment: dict[str, Any] | None = Field(
+        None, description="experiment of every trial: its name, or `base` with values on top, or all of its sections"
+    )
+    solve: dict[str, Any] | None = Field(
+        None, description="the same, for trials that are solves; in place of experiment"
     )
     study: StudySettings = Field(description="objectives, sampler, pruner, budget and workers")
     space: dict[str, Dimension] = Field(min_length=1, description="values to search, by dotted path in the experiment")
 
 
 class _Overridable(BaseModel):
-    """The section of which an override may change a part of the defaults, as it may of the experiment's."""
+    """The section of which an override may change a part of the defaults, as it may of the run's."""
 
     study: StudySettings
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study file: `values` are its nested plain values, `experiment` those of the whole experiment."""
+    """A study file: `values` are its nested plain values, `base` those of the whole experiment or solve."""
 
     name: str
-    experiment: dict[str, Any]
+    subject: Subject
+    base: dict[str, Any]
     settings: StudySettings
     space: Space
     values: dict[str, Any]
@@ -79,56 +79,53 @@ class StudyFile:
 
     @cached_property
     def shares(self) -> Declared:
-        """The metrics that the experiment's model declares as shares."""
-        return shares_of(self.build({}).model)
+        """The metrics that are declared as shares."""
+        return self.subject.shares(self.build({}))
 
-    def experiment_with(self, params: Mapping[str, Any], **more: Any) -> Experiment:
-        """Return the experiment with a trial's parameters, as `narrowcast run` takes it."""
-        chosen = deepcopy(self.experiment)
+    def run_with(self, params: Mapping[str, Any], **more: Any) -> Any:
+        """Return the experiment or solve with a trial's parameters, as `narrowcast run` takes it."""
+        chosen = deepcopy(self.base)
         for path, value in self.space.values(params).items():
-            set_value(chosen, path, deepcopy(value), defaults_for(self.origin))
-        experiment = build_experiment({**chosen, **more}, self.origin)
-        return of_one_seed(experiment) if self.one_seed else experiment
+            set_value(chosen, path, deepcopy(value), self.subject.defaults(self.origin))
+        run = self.subject.build({**chosen, **more}, self.origin)
+        return self.subject.as_begun(run) if self.one_seed else run
 
-    def build(self, params: Mapping[str, Any], seed: int = 0) -> Experiment:
+    def build(self, params: Mapping[str, Any], seed: int = 0) -> Any:
         """Return the same for a worker, with a seed so many above the file's."""
-        seed += int(self.experiment.get("seed", 0))
-        experiment = self.experiment_with(params, seed=seed, backend={"kind": "local"})
-        # A worker keeps no checkpoint to resume from, and the last round returns a state in any case.
-        return experiment.model_copy(update={"checkpoint_every": experiment.rounds})
+        return self.subject.of_worker(self.run_with(params, seed=seed + int(self.base.get("seed", 0))))
 
     def plain(self) -> dict[str, Any]:
         """Return the file's values without passwords."""
         return redact_values(self.values)
 
-    def digest(self, without: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """Return the sha256 of what all processes of a study must agree on.
+    def digest(self) -> str:
+        """Return the sha256 of what all processes of a study must agree on."""
+        return self._digest_of(self.subject.identity(self.build({})))
 
-        `without` fields that have these values it is that of an earlier version, with the defaults of that time.
-        """
-        base = with_earlier_defaults(self.build({})) if without else self.build({})
-        identity = {
-            path: value for path, value in base.identity().items() if path not in without or without[path] != value
-        }
+    def former_digest(self) -> str:
+        """Return the digest that an earlier version gave the study, empty if none can have begun it."""
+        identity = self.subject.former_identity(self.build({}))
+        return "" if identity is None else self._digest_of(identity)
+
+    def _digest_of(self, identity: Mapping[str, Any]) -> str:
         whole = {
-            "experiment": identity | {"rounds": base.rounds},
+            self.subject.section: identity,
             "space": {path: each.model_dump(mode="json") for path, each in self.space.dimensions.items()},
             "study": self.settings.model_dump(mode="json", include=set(_AGREED)),
         }
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
-    def check(self, shared: SharedData) -> None:
-        """Try every end of the space on the experiment; raise `UserError` for the first that it does not accept."""
+    def check(self, shared: Any) -> None:
+        """Try every end of the space on the run; raise `UserError` for the first that it does not accept."""
         base = self.build({})
         for label, params in self.space.probes():
             try:
-                experiment = self.build(params)
-                if experiment.data_source == base.data_source:
-                    experiment.task(shared.data)
+                self.subject.check(self.build(params), shared)
             except UserError as error:
                 raise UserError(f"{self.origin}: {label}: {str(error).removeprefix(f'{self.origin}: ')}") from error
-        run = shared.run_of(base)
-        self.settings.check_measured(measure(run, start(run)), declared_by(base.model))
+        subject = self.subject
+        selectable, measured = subject.selectable(base, shared)
+        self.settings.check_measured(subject.section, selectable, measured, subject.costs, subject.declared(base))
 
 
 def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:
@@ -141,27 +138,31 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     """Validate the nested plain values of a study file, after the overrides; raise `UserError`."""
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
-    if not values.keys() & {"experiment", "study", "space"} and values.keys() & {"data", "algorithm"}:
+    if values.keys().isdisjoint(("experiment", "solve", "study", "space")) and values.keys() & _OF_RUNS:
         raise packaged.is_an_experiment(origin, origin)
+    if {"experiment", "solve"} <= values.keys():
+        raise UserError(f"{origin}: a study has an experiment or a solve, not both; remove one of the sections")
     values.setdefault("name", Path(origin).stem)
-    values["experiment"] = _experiment(values.get("experiment"), origin)
+    subject: Subject = SolveSubject() if "solve" in values else ExperimentSubject()
+    values[subject.section] = _base(values.get(subject.section), subject, origin)
     values.setdefault("study", {})
-    inside, outside = list[str](), list[str]()
+    of_run, inside, outside = f"{subject.section}.", list[str](), list[str]()
     for override in overrides:
-        (inside if override.startswith(_EXPERIMENT) else outside).append(override)
+        (inside if override.startswith(of_run) else outside).append(override)
         if override.startswith("space."):
             raise UserError(f'"{override}": paths in a space have dots themselves; change the space in the file')
-        if (key := override.partition("=")[0].partition(".")[0]) in Experiment.model_fields and key != "name":
-            raise UserError(f'"{override}" is a setting of the experiment; write experiment.{override}')
+        if (key := override.partition("=")[0].partition(".")[0]) in subject.model.model_fields and key != "name":
+            raise UserError(f'"{override}" is a setting of the {subject.section}; write {subject.section}.{override}')
     _rename_keys(values["study"], origin)
-    apply_overrides(values["experiment"], [each.removeprefix(_EXPERIMENT) for each in inside], defaults_for(origin))
+    defaults = subject.defaults(origin)
+    apply_overrides(values[subject.section], [each.removeprefix(of_run) for each in inside], defaults)
     values = apply_overrides(values, outside, Defaults(_Overridable, plugin_folders(origin)))
     _rename_keys(values["study"], origin)  # of the overrides
     sections = validate(StudySections, values, origin)
-    experiment = {**sections.experiment, "name": sections.name}
-    space = Space(sections.space)
+    base = {**getattr(sections, subject.section), "name": sections.name}
+    space = Space(sections.space, subject.model)
     sections.study.n_trials(space)  # raises for a grid over an infinite range
-    return StudyFile(sections.name, experiment, sections.study, space, values, origin)
+    return StudyFile(sections.name, subject, base, sections.study, space, values, origin)
 
 
 def _rename_keys(study: Any, origin: str) -> None:
@@ -172,23 +173,24 @@ def _rename_keys(study: Any, origin: str) -> None:
             study[name] = _merged(study.get(name, {}), study.pop(former))
 
 
-def _experiment(section: Any, origin: str) -> dict[str, Any]:
-    """Return the values of the section: an experiment's name, or values on top of the `base` that it names."""
+def _base(section: Any, subject: Subject, origin: str) -> dict[str, Any]:
+    """Return the values of the section: a run's name, or values on top of the `base` that it names."""
+    name = subject.section
     if isinstance(section, str):
         section = {"base": section}
     if not isinstance(section, dict):
-        raise UserError(f"{origin}: experiment: name a packaged one or a file, or write one here; got {section!r}")
+        raise UserError(f"{origin}: {name}: name a packaged one or a file, or write one here; got {section!r}")
     base = section.pop("base", None)
     values = packaged.read_experiment(str(base))[0] if base is not None else {}
+    of_solve, given = ({"problem", "solver"} & (values.keys() | section.keys())), (values.keys() | section.keys())
+    if of_solve and name == "experiment":
+        raise UserError(f"{origin}: experiment has a problem and a solver; write it as the section solve")
+    if name == "solve" and given & _OF_RUNS:
+        raise UserError(f"{origin}: solve has the sections of an experiment; write it as the section experiment")
     if base is not None and plugins.files_of(values, plugin_folders(str(base))):
-        load_experiment(str(base))  # imports its classes from its own folder
-    if {"problem", "solver"} & (values.keys() | section.keys()):
-        raise UserError(
-            f"{origin}: experiment names a problem and a solver, and studies search experiments only; compare settings "
-            'of a solve as replicas, such as "narrowcast run FILE replicas.solver.rank=[2,3,4]"'
-        )
+        subject.build(values, str(base))  # imports its classes from its own folder
     if "replicas" in {**values, **section}:
-        raise UserError(f"{origin}: experiment.replicas: a study has study.seeds and study.trials_together instead")
+        raise UserError(f"{origin}: {name}.replicas: a study has study.seeds and study.trials_together instead")
     return _merged(values, section)
 
 

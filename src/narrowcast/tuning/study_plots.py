@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from optuna import Study
@@ -28,7 +28,7 @@ from narrowcast.platform.tracking.metric_labels import is_share, metric_label
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, log_axis, new_figure
 from narrowcast.platform.tracking.units import BYTE_UNITS, TIME_UNITS, axis_unit
 from narrowcast.platform.types import FloatArray
-from narrowcast.tuning.selection import pareto_front
+from narrowcast.tuning.selection import is_logarithmic, pareto_front
 from narrowcast.tuning.space import Choice
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_settings import COSTS
@@ -69,6 +69,8 @@ def draw_study(study: Study, rows: Sequence[TrialRecord], file: StudyFile, chose
 
 def _scaled(name: str, values: FloatArray, shares: Declared) -> tuple[FloatArray, str]:
     """Return values in the unit of their axis, and the axis's label."""
+    if name == "iterations":
+        return values, metric_label(name)
     if name in COSTS:
         unit = axis_unit(BYTE_UNITS if name.endswith("bits") else TIME_UNITS, float(np.max(values, initial=0.0)))
         return values / unit.size, f"{metric_label(name)} ({unit.symbol})"
@@ -101,7 +103,7 @@ def _history(title: str, rows: Sequence[TrialRecord], file: StudyFile) -> Figure
             panel.scatter(number[~complete], values[~complete], s=14, color=ORANGE, marker="x", label="pruned")
         best = np.maximum.accumulate if direction == "maximize" else np.minimum.accumulate
         panel.step(number[complete], best(values[complete]), where="post", color=VERMILLION, label="best so far")
-        if name in COSTS and (values > 0).all():
+        if is_logarithmic(name, shown):
             log_axis(panel, values, "y")
         panel.set(xlabel="trial", ylabel=label)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -141,7 +143,7 @@ def _columns(rows: Sequence[TrialRecord], file: StudyFile) -> list[_Column]:
         columns.append(_Column(_wrapped(path), *placed))
     for name in objectives:
         values, label = _scaled(name, np.array([row.metrics[name] for row in rows]), file.shares)
-        placed = _measured(values.tolist(), log=name in COSTS and bool((values > 0).all()))
+        placed = _measured(values.tolist(), log=is_logarithmic(name, rows))
         columns.append(_Column(label, *placed))
     return columns
 
@@ -154,7 +156,8 @@ def _parallel(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: 
     figure.set_size_inches(max(7, 1.7 * len(columns)), 4.8)
     first = next(iter(file.settings.objectives))
     values, first_label = _scaled(first, np.array([row.metrics[first] for row in rows]), file.shares)
-    colours = ScalarMappable(Normalize(float(values.min()), float(values.max())), colormaps["viridis"])
+    scale = LogNorm if is_logarithmic(first, rows) else Normalize
+    colours = ScalarMappable(scale(float(values.min()), float(values.max())), colormaps["viridis"])
     lines = np.stack([each.places for each in columns], axis=1)
     for place in np.argsort(values):
         row = rows[int(place)]
@@ -231,8 +234,10 @@ def _pareto(title: str, rows: Sequence[TrialRecord], file: StudyFile, chosen: Tr
         axes.scatter(
             x[here], y[here], s=130, color=VERMILLION, marker="*", zorder=4, label=f"chosen: trial {chosen.number}"
         )
-    if across in COSTS and (x > 0).all():
+    if is_logarithmic(across, rows):
         log_axis(axes, x)
+    if is_logarithmic(down, rows):
+        log_axis(axes, y, "y")
     axes.set(xlabel=x_label, ylabel=y_label)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
@@ -266,7 +271,8 @@ def _page(study: Study, rows: Sequence[TrialRecord], file: StudyFile, path: Path
     """Write interactive figures of a study on one page that needs no network."""
     objectives = file.settings.objectives
     several = len(objectives) > 1
-    labels = [metric_label(name) + (f" ({name.rpartition('_')[2]})" if name in COSTS else "") for name in objectives]
+    units = {name: f" ({name.rpartition('_')[2]})" if "_" in name else "" for name in COSTS}
+    labels = [metric_label(name) + units.get(name, "") for name in objectives]
     pictures: list[Any] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -277,14 +283,14 @@ def _page(study: Study, rows: Sequence[TrialRecord], file: StudyFile, path: Path
                 on_front = "Best" in (trace.hovertemplate or "")
                 trace.marker.update(colorscale=_REDS if on_front else _BLUES)
             if len(objectives) == 2:
-                across, up = ("log" if name in COSTS else "linear" for name in objectives)
+                across, up = ("log" if is_logarithmic(name, rows) else "linear" for name in objectives)
                 front.update_xaxes(type=across).update_yaxes(type=up)
             pictures.append(front)
         for column, (name, direction) in enumerate(objectives.items()):
             target = (lambda trial, column=column: trial.values[column]) if several else None
             history = show.plot_optimization_history(study, target=target, target_name=labels[column])
             history.update_xaxes(tickformat="d", dtick=max(1, len(study.trials) // 10))
-            pictures.append(history.update_yaxes(type="log") if name in COSTS else history)
+            pictures.append(history.update_yaxes(type="log") if is_logarithmic(name, rows) else history)
             if columns := _columns(rows, file):
                 pictures.append(_parallel_page(columns, rows, file, name))
             try:

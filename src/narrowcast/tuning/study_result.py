@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
-from narrowcast.platform.tracking.units import format_bits, format_seconds
+from narrowcast.platform.tracking.units import format_bits, format_seconds, format_short_seconds
 from narrowcast.tuning.study_settings import COSTS
 from narrowcast.tuning.trial_record import TrialRecord
 
@@ -35,7 +35,7 @@ class StudyResult:
     elsewhere: int = 0
     files: Sequence[Path] = field(default_factory=tuple)
     shares: Declared = None
-    """The metrics that the experiment's model declares as shares."""
+    """The metrics that are declared as shares."""
 
     def __repr__(self) -> str:
         states = Counter(each.state for each in self.records)
@@ -53,7 +53,7 @@ class StudyResult:
 
     @property
     def best(self) -> TrialRecord | None:
-        """Return the chosen trial; `best.yaml` in the folder is its experiment."""
+        """Return the chosen trial; `best.yaml` in the folder is its experiment or solve."""
         return self.best_trials[0] if self.best_trials else None
 
     @property
@@ -99,7 +99,7 @@ class StudyResult:
         sought = " and ".join(f"{metric_label(name)} ({direction})" for name, direction in objectives.items())
         lines = [
             f"A study of {sought}: {', '.join(f'{count} {state}' for state, count in states.items())} trials. "
-            "Its figures are under Artifacts, in `plots`; `best.yaml` there is the experiment of the chosen trial."
+            "Its figures are under Artifacts, in `plots`; `best.yaml` there is the file of the chosen trial."
         ]
         if self.best is not None:
             reached = ", ".join(labelled(name, self.best.metrics[name], self.shares) for name in objectives)
@@ -131,6 +131,10 @@ def why_no_trial_is_complete(name: str, trials: Sequence[TrialRecord]) -> str:
 
 def format_value(name: str, value: float, shares: Declared = None) -> str:
     """Return a metric or cost with its unit; `shares` are the metrics that the model declares as such."""
+    if name == "iterations":
+        return f"{value:,.0f}"
+    if name == "solver_seconds":
+        return format_short_seconds(value)
     if name in COSTS:
         return format_bits(value) if name.endswith("bits") else format_seconds(value)
     return format_metric(name, value, shares)

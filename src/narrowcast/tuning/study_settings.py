@@ -14,13 +14,18 @@ from narrowcast.tuning.pruning import AnyPruner, Direction, NoPruning
 from narrowcast.tuning.samplers import TPE, AnySampler
 from narrowcast.tuning.space import Space
 
-COSTS = {
+EXPERIMENT_COSTS = {
     "uplink_bits": "total_uplink_bits",
     "downlink_bits": "total_downlink_bits",
     "total_bits": "total_bits",
     "simulated_seconds": "simulated_seconds",
 }
-"""The costs of a trial, and the column of its rounds with the cost so far."""
+"""The costs of a trial of an experiment, and the column of its rounds with the cost so far."""
+SOLVE_COSTS = {"iterations": "iteration", "solver_seconds": "solver_seconds"}
+"""The same of a solve."""
+COSTS = {**EXPERIMENT_COSTS, **SOLVE_COSTS}
+_OF_STEPS = ("round", "iteration", "residual", "solver_seconds", "wall_seconds", "logged_at_ms")
+"""Columns of a solve's rows that are no metrics of the problem."""
 
 
 class Bound(BaseModel):
@@ -57,7 +62,8 @@ class StudySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     objectives: dict[str, Direction] = Field(
-        min_length=1, description="validation metrics and costs, each with maximize or minimize"
+        min_length=1,
+        description="metrics and costs, each with maximize or minimize; of experiments those of validation",
     )
     constraints: dict[str, Bound] = Field({}, description="bounds on metrics and costs of a trial")
     budget: dict[str, float] = Field(
@@ -125,26 +131,42 @@ class StudySettings(BaseModel):
         only = next(iter(self.objectives)) if len(self.objectives) == 1 else None
         return getattr(self.pruner, "on", None) or only
 
-    def check_measured(self, measured: Collection[str], declared: Declared = None) -> None:
+    def check_measured(
+        self,
+        what: str,
+        selectable: Collection[str],
+        measured: Collection[str],
+        costs: Collection[str],
+        declared: Declared = None,
+    ) -> None:
         """Raise `UserError` for a name that no run reports or that selection must not see, and for a wrong direction.
 
-        `declared`: the metrics that the model declares as better when lower.
+        Args:
+            what: experiment or solve.
+            selectable: the metrics that trials may be chosen by.
+            measured: all metrics.
+            costs: the costs of a trial.
+            declared: the metrics that are declared as better when lower.
+
         """
-        known = [*sorted(name for name in measured if name.startswith("validation.")), *COSTS]
+        known = [*selectable, *costs]
         for section in ("objectives", "constraints", "budget"):
             for name in getattr(self, section):
-                allowed = list(COSTS) if section == "budget" else known
+                allowed = list(costs) if section == "budget" else known
                 if name in allowed:
                     continue
-                if name.startswith("test."):
+                if name.startswith("test.") and name in measured:
                     raise UserError(
                         f"study.{section}.{name}: trials are chosen on validation; the best ones are measured on test "
                         "afterwards (study.holdout)"
                     )
                 raise UserError(
-                    f"study.{section}.{name}: no run of this experiment reports it; it reports "
+                    f"study.{section}.{name}: no run of this {what} reports it; it reports "
                     f"{', '.join(allowed)}{suggest(name, allowed)}"
                 )
+        axis = getattr(self.pruner, "axis", "rounds")
+        if axis not in ("rounds", *costs):
+            raise UserError(f"study.pruner.axis = {axis}: no run of this {what} has it; use rounds, {', '.join(costs)}")
 
         for name, direction in self.objectives.items():
             lower = name in COSTS or lower_is_better(name, declared)
@@ -160,8 +182,25 @@ class StudySettings(BaseModel):
         return self.trials or 50
 
 
+def metric_names(row: Mapping[str, Any]) -> list[str]:
+    """Return the metrics in an evaluation's row, without its steps, times and costs."""
+    if "iteration" in row:
+        return [name for name in row if name not in _OF_STEPS]
+    return [name for name in row if name.startswith(("validation.", "test."))]
+
+
+def final_costs(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the costs to be shown of a whole trial, by heading."""
+    if "iteration" in row:
+        return {"iterations": "iterations", "time of the solver": "solver_seconds"}
+    return {each.removesuffix("_bits"): each for each in EXPERIMENT_COSTS if each.endswith("_bits")}
+
+
 def trial_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the validation metrics and the costs of an evaluation's row."""
+    """Return the metrics that trials are chosen by, and the costs, of an evaluation's row."""
+    if "iteration" in row:
+        metrics = {name: float(row[name]) for name in metric_names(row)}
+        return metrics | {name: float(row[column]) for name, column in SOLVE_COSTS.items()}
     metrics = {name: float(value) for name, value in row.items() if name.startswith("validation.")}
     row = {"total_bits": row["total_uplink_bits"] + row["total_downlink_bits"], **row}  # studies of version 0.1 lack it
-    return metrics | {name: float(row[column]) for name, column in COSTS.items()}
+    return metrics | {name: float(row[column]) for name, column in EXPERIMENT_COSTS.items()}

@@ -12,8 +12,8 @@ from narrowcast.tuning.study_client import ProposedTrial, StudyClient
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import StudyFolder
 from narrowcast.tuning.study_settings import trial_metrics
+from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
 from narrowcast.tuning.trial_record import TrialRecord
-from narrowcast.tuning.trial_runner import Evaluation, TrialBatch, TrialSpec
 
 _TAKE_OVER_SECONDS = 5.0
 
@@ -28,6 +28,7 @@ class StudyTrials:
         self, file: StudyFile, client: StudyClient, folder: StudyFolder, store: StudyStore, observe: Observer
     ) -> None:
         self._file, self._client, self._folder, self._store, self._observe = file, client, folder, store, observe
+        self._steps = file.subject.steps
         self._running: dict[int, tuple[ProposedTrial, list[dict[str, Any]]]] = {}
         self._take_over_at = 0.0
         self._ends_at = time.monotonic() + (file.settings.timeout_seconds or math.inf)
@@ -103,8 +104,9 @@ class StudyTrials:
                 self._track(record, self._folder.read_rounds(record.number))
 
     def config(self, params: Mapping[str, Any], rounds: int | None = None) -> dict[str, Any]:
-        """Return the config that repeats a trial with `narrowcast run`, up to so many rounds."""
-        return self._file.experiment_with(params, **({"rounds": rounds} if rounds else {})).plain()
+        """Return the config that repeats a trial with `narrowcast run`, up to so many rounds or iterations."""
+        plain: dict[str, Any] = self._file.run_with(params, **({self._steps: rounds} if rounds else {})).plain()
+        return plain
 
     def _in_time(self) -> bool:
         return time.monotonic() < self._ends_at
@@ -134,10 +136,10 @@ class StudyTrials:
         if record.retry_of is not None:
             tags["retry_of"] = str(record.retry_of)
         if record.state == "pruned":
-            tags["pruned_at_round"] = str(record.rounds)
+            tags[f"pruned_at_{self._steps.removesuffix('s')}"] = str(record.rounds)
         rows = tuple(rows)
         if record.metrics and rows:
-            final = {**record.metrics, "rounds_run": record.rounds}
+            final = {**record.metrics, f"{self._steps}_run": record.rounds}
             last = {name: value for name, value in final.items() if name not in rows[-1]}
             rows = (*rows, {**last, "round": record.rounds, "logged_at_ms": rows[-1]["logged_at_ms"]})
         name = f"{record.number:03d}-{self._file.name}"  # the number first, since MLflow's table cuts long names

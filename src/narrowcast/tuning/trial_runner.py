@@ -1,4 +1,4 @@
-"""Trials as a worker runs them: several together, with a message after each evaluation."""
+"""Trials of experiments as a worker runs them: several together, with a message after each evaluation."""
 
 from __future__ import annotations
 
@@ -16,37 +16,10 @@ from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
 from narrowcast.runs.learning_check import nothing_used
+from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
 
 _KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "total_bits", "simulated_seconds")
 _MOST_OTHER_DATA = 4
-
-
-@dataclass(frozen=True)
-class TrialSpec:
-    """A trial to run: its experiment once for each seed. Test metrics are dropped unless `on_test`."""
-
-    key: int
-    experiments: tuple[Experiment, ...]
-    on_test: bool = False
-
-
-@dataclass(frozen=True)
-class TrialBatch:
-    """Trials that a worker runs together; `budget` is the most a trial may spend, by column of its rounds."""
-
-    trials: tuple[TrialSpec, ...]
-    budget: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation of a trial: its row, averaged over the seeds; or None and the reason why the trial failed."""
-
-    key: int
-    row: dict[str, Any] | None
-    is_last: bool = False
-    failed: str = ""
-    model_sha256: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +53,7 @@ def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluati
     running: dict[int, tuple[TrialSpec, list[int]]] = {}
     for trial in batch.trials:
         try:
-            made = [shared.run_of(experiment) for experiment in trial.experiments]
+            made = [shared.run_of(experiment) for experiment in trial.runs]
         except UserError as error:  # values that are valid one by one but not together
             yield [Evaluation(trial.key, None, failed=str(error))]
             continue

@@ -29,6 +29,7 @@ class SyntheticCompletion(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
+    drawn: ClassVar[bool] = True
 
     kind: Literal["synthetic_completion"] = "synthetic_completion"
     rows: int = Field(1000, ge=1, le=10**7, description="number of rows")

@@ -1,0 +1,116 @@
+"""Trials of solves as a worker runs them, with a message after each measurement of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.iterations import Iteration, begin, iterations
+from narrowcast.platform.solver_contracts import Problem, ProblemSource
+from narrowcast.runs.solve_outputs import answer_sha256
+from narrowcast.solve_run import Solve
+from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
+
+_MOST_OTHER_PROBLEMS = 4
+
+
+@dataclass(frozen=True)
+class SharedProblem:
+    """The problem that all workers share, and the source that it was read from.
+
+    Other seeds and parameters may have other problems, of which a worker keeps those that it loaded last.
+    """
+
+    source: ProblemSource
+    data: Problem
+    others: list[tuple[ProblemSource, Problem]] = field(default_factory=list, repr=False, compare=False)
+
+    def problem_of(self, solve: Solve) -> Problem:
+        """Return the problem of a solve; raise `UserError` if its solver does not take it."""
+        known = [(self.source, self.data), *self.others]
+        source = solve.problem_source
+        found = next((problem for its_source, problem in known if its_source == source), None)
+        if found is None:
+            found = source.load()
+            self.others[:] = [*self.others[1 - _MOST_OTHER_PROBLEMS :], (source, found)]
+        solve.solver.check(found)
+        return found
+
+
+def selects(solve: Solve, metric: str) -> bool:
+    """Return whether trials may be chosen by a metric: by one of test only if another seed draws another problem."""
+    return not metric.startswith("test.") or is_drawn(solve)
+
+
+def is_drawn(solve: Solve) -> bool:
+    """Return whether each seed of the solve draws a problem of its own, so that other seeds test what was chosen."""
+    return bool(getattr(solve.problem, "drawn", False)) and getattr(solve.problem, "seed", 0) is None
+
+
+def run_solve_trials(batch: TrialBatch, shared: SharedProblem) -> Generator[list[Evaluation], Collection[int], None]:
+    """Run trials one after the other; yield each one's evaluations until its key is sent back."""
+    for trial in batch.trials:
+        try:
+            yield from _evaluations(trial, batch.budget, shared)
+        except (RunFailed, UserError) as error:
+            yield [Evaluation(trial.key, None, failed=str(error))]
+
+
+def _evaluations(
+    trial: TrialSpec, budget: Mapping[str, float], shared: SharedProblem
+) -> Generator[list[Evaluation], Collection[int], None]:
+    """Run the solves of a trial side by side; one that has ended keeps its last measurement."""
+    solves: list[Solve] = list(trial.runs)
+    running = {seed: _measurements(solve, shared) for seed, solve in enumerate(solves)}
+    last: dict[int, Iteration] = {}
+    seconds = 0.0
+    while True:
+        for seed in list(running):
+            measured = next(running[seed])
+            last[seed], seconds = measured, seconds + measured.wall_seconds
+            if measured.state is not None:
+                running.pop(seed).close()
+        row = _row(trial, solves, last, seconds / len(solves))
+        is_last = not running or any(row[column] >= limit for column, limit in budget.items())
+        stopped = yield [Evaluation(trial.key, row, is_last, model_sha256=_digests(solves, last) if is_last else ())]
+        if is_last or trial.key in (stopped or ()):
+            for each in running.values():
+                each.close()
+            return
+
+
+def _measurements(solve: Solve, shared: SharedProblem) -> Generator[Iteration, None, None]:
+    """Yield the iterations whose answers are measured; the last one alone has a state."""
+    problem = shared.problem_of(solve)
+    seconds = 0.0
+    for each in iterations(problem, solve.solver, solve, begin(problem, solve.solver, solve.seed)):
+        seconds += each.wall_seconds
+        if each.metrics:
+            yield Iteration(**{**vars(each), "wall_seconds": seconds})
+            seconds = 0.0
+
+
+def _row(trial: TrialSpec, solves: list[Solve], last: Mapping[int, Iteration], seconds: float) -> dict[str, Any]:
+    rows = [
+        {
+            "iteration": each.step,
+            "residual": each.residual,
+            "solver_seconds": each.solver_seconds,
+            **{name: value for name, value in each.metrics.items() if trial.on_test or selects(solves[seed], name)},
+        }
+        for seed, each in last.items()
+    ]
+    means = {name: fmean(row[name] for row in rows) for name in rows[0]}
+    return {**means, "round": max(each.step for each in last.values()), "wall_seconds": seconds}
+
+
+def _digests(solves: list[Solve], last: Mapping[int, Iteration]) -> tuple[str, ...]:
+    """Return the sha256 of the answers of the solves that have ended."""
+    return tuple(
+        answer_sha256(solves[seed].solver.answer(each.state.arrays))
+        for seed, each in last.items()
+        if each.state is not None
+    )

@@ -1,0 +1,86 @@
+"""The subject of a study: the kind of run whose settings it searches, experiments or solves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel
+
+from narrowcast.cluster.ray_backend import RayBackend
+from narrowcast.cluster.worker_pool import JobFunction
+from narrowcast.platform.overrides import Defaults
+from narrowcast.platform.tracking.metric_direction import Declared
+
+
+class Subject(Protocol):
+    """What a study has to know of its kind of run."""
+
+    section: ClassVar[str]
+    """The section of a study file that has the run."""
+    steps: ClassVar[str]
+    """The field of the run with its largest number of steps, and their name."""
+    costs: ClassVar[Mapping[str, str]]
+    """The costs of a trial, and the column of its rows with the cost so far."""
+
+    @property
+    def model(self) -> type[BaseModel]:
+        """The model of a run."""
+        ...
+
+    @property
+    def run_trials(self) -> JobFunction:
+        """Runs trials on a worker."""
+        ...
+
+    def defaults(self, origin: str) -> Defaults:
+        """Return the defaults of a run that is read from a file."""
+        ...
+
+    def build(self, values: dict[str, Any], origin: str) -> Any:
+        """Return the validated run."""
+        ...
+
+    def of_worker(self, run: Any) -> Any:
+        """Return the run as a worker runs it, in its own process and without checkpoints to resume from."""
+        ...
+
+    def as_begun(self, run: Any) -> Any:
+        """Return the run as the version ran it that began its study, which had one seed for server and clients."""
+        ...
+
+    def former_identity(self, run: Any) -> dict[str, Any] | None:
+        """Return the identity that an earlier version gave the run, None if none can have begun its study."""
+        ...
+
+    def identity(self, run: Any) -> dict[str, Any]:
+        """Return the dotted values that the results of a trial depend on."""
+        ...
+
+    def load(self, run: Any) -> Any:
+        """Read what all workers share; its `data` is the data set or problem."""
+        ...
+
+    def check(self, run: Any, shared: Any) -> None:
+        """Raise `UserError` if the parts of a run do not fit together, as far as that is quick to find out."""
+        ...
+
+    def check_place(self, run: Any, shared: Any, backend: RayBackend | None, together: int) -> None:
+        """Raise `UserError` if workers cannot run trials where they are to, or not so many together."""
+        ...
+
+    def selectable(self, run: Any, shared: Any) -> tuple[list[str], Collection[str]]:
+        """Return the metrics that trials may be chosen by, and all that are measured."""
+        ...
+
+    def declared(self, run: Any) -> Declared:
+        """Return the metrics that are declared as better when lower."""
+        ...
+
+    def shares(self, run: Any) -> Declared:
+        """Return the metrics that are declared as shares."""
+        ...
+
+    def timed(self, run: Any, shared: Any) -> tuple[float, float]:
+        """Return the seconds of a step and of an evaluation, from a few of them."""
+        ...
