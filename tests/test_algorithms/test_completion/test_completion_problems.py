@@ -172,7 +172,7 @@ def test_entries_of_ones_own_are_read_from_tables_and_arrays(tmp_path: Path, suf
         ("row,column,value\n0,-1,2\n", r"entry 0 has the column -1.0; columns are whole numbers from 0 to 9999999$"),
         ("row,column,value\n0.5,1,2\n", r"entry 0 has the row 0.5; rows are whole numbers"),
         ("row,column,value\n", r"the matrix has no observed entry; give at least one$"),
-        ("row,value\n1,2\n", r"has no column 'column', only row, value"),
+        ("row,value\n1,2\n", r"has no column 'column', only row, value; give the columns these names$"),
         ("row,column,value\n9,1,2\n", r"an entry is in row 9, but rows are 0 to 4$"),
     ],
 )
@@ -192,6 +192,11 @@ def test_files_that_are_no_matrix_and_no_picture_are_refused(tmp_path: Path) -> 
     np.savez(path, row=np.arange(3), column=np.arange(3), value=np.eye(3))
     with pytest.raises(UserError, match=r"value float64 \(3, 3\); give three lists of numbers of one length$"):
         EntryCompletion(path=path).load()
+    np.save(array := tmp_path / "mine.npy", np.eye(3))
+    with pytest.raises(UserError, match=r"no table of entries by its name; give a file that ends in \.csv, \.tsv, "):
+        EntryCompletion(path=array).load()
+    with pytest.raises(UserError, match=r"^problem\.path = none\.csv does not exist"):
+        EntryCompletion(path=Path("none.csv")).load()
     with pytest.raises(UserError, match=r"give an image file, such as \.png or \.jpg$"):
         ImageCompletion(path=path).load()
     picture = tmp_path / "one.png"

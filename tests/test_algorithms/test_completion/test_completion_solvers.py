@@ -124,6 +124,24 @@ def test_iterations_are_those_of_the_dense_reference(solver: Any, small: Complet
         assert np.abs(answer["left"] @ answer["right"].T - expected).max() < 1e-10 * np.abs(expected).max()
 
 
+@each_solver
+@pytest.mark.parametrize(
+    ("value", "phrase"),
+    [
+        (0.0, "^the observed entries of own are all 0, which leaves nothing to fit$"),
+        (
+            1e308,
+            r"^the largest observed entry of own is 1e\+308, whose squares are no numbers; scale the entries to sizes",
+        ),
+        (1e-200, "^the largest observed entry of own is 1e-200, whose squares are no numbers"),
+    ],
+)
+def test_values_that_no_solver_can_fit_are_refused(solver: Any, value: float, phrase: str) -> None:
+    problem = Completion("own", "", observe(3, 3, [0, 1], [0, 2], [value, -value]))
+    with pytest.raises(UserError, match=phrase):
+        solver.model_copy(update={"rank": 1}).init(problem, 0)
+
+
 @pytest.mark.parametrize("solver", [ASD(), ScaledASD(), PowerFactorisation(), GaussNewton()], ids=lambda e: e.kind)
 def test_exact_steps_never_raise_the_residual(solver: FactorSolver, easy: Completion) -> None:
     state, residuals = solver.init(easy, 0), [1.0]

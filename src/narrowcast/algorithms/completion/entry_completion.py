@@ -14,12 +14,13 @@ from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER,
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.platform.data.npz import UNREADABLE
 from narrowcast.platform.data.own_files import located, readable
-from narrowcast.platform.data.rating_table import read_rating_table
+from narrowcast.platform.data.rating_table import PARQUET, read_rating_table
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray, IntArray
 
 _NAMES = ("row", "column", "value")
+_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", *PARQUET, ".npz")
 MOST_SIDE = 10**7
 """Rows or columns."""
 
@@ -47,7 +48,7 @@ class EntryCompletion(BaseModel):
 
     def load(self) -> Completion:
         """Return the problem; raise `UserError` if the file is none of these, or an entry cannot be used."""
-        path = located(self.path, "path")
+        path = located(self.path, "path", "problem")
         row, column, value = self._arrays(path)
         rows = self.rows or int(row.max(initial=0)) + 1
         columns = self.columns or int(column.max(initial=0)) + 1
@@ -63,10 +64,14 @@ class EntryCompletion(BaseModel):
         return Completion(path.name, str(path), observed, held_out=test)
 
     def _arrays(self, path: Path) -> tuple[IntArray, IntArray, FloatArray]:
-        if path.suffix == ".npz":
+        name = path.name.lower()
+        if not name.endswith(_SUFFIXES):
+            raise UserError(f"{path}: no table of entries by its name; give a file that ends in {', '.join(_SUFFIXES)}")
+        if name.endswith(".npz"):
             found = _npz(path)
         else:
-            table = read_rating_table(path, {name: name for name in _NAMES}, None, header=True)
+            names = {each: each for each in _NAMES}
+            table = read_rating_table(path, names, None, header=True, renamed=False)
             found = [table.numbers(name) for name in _NAMES]
         row, column, value = found
         if any(each.ndim != 1 or len(each) != len(value) or each.dtype.kind not in "iuf" for each in found):

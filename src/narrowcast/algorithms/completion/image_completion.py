@@ -38,7 +38,7 @@ class ImageCompletion(BaseModel):
 
     def load(self) -> Completion:
         """Return the picture's problem; raise `UserError` if the file is no image or no pixel would be observed."""
-        path = located(self.path, "path") if self.path is not None else _bundled(self.picture)
+        path = located(self.path, "path", "problem") if self.path is not None else _bundled(self.picture)
         errors = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
         with readable(path, errors, "give an image file, such as .png or .jpg"), Image.open(path) as image:
             whole = np.asarray(image.convert("L"), dtype=np.float64) / _WHITE

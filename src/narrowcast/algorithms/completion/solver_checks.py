@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.platform.errors import UserError
 
+_LEAST, _MOST = 1e-100, 1e100
+
 
 def check_completion(problem: Any, rank: int | None) -> None:
-    """Raise `UserError` if the problem is no completion problem, or if its matrix cannot have this rank."""
+    """Raise `UserError` if the problem is no completion problem, or if its matrix has not this rank or is all 0."""
     if not isinstance(problem, Completion):
         raise UserError(
             f"{getattr(problem, 'name', problem)!s:.60} is no matrix completion problem; choose another solver"
@@ -24,6 +26,15 @@ def check_completion(problem: Any, rank: int | None) -> None:
     if rank_of(problem, rank) > least:
         shape = f"{problem.observed.rows} x {problem.observed.columns}"
         raise UserError(f"solver.rank is {rank}, but the matrix is {shape}; lower it to {least} or less")
+    largest = float(np.abs(problem.observed.values).max())
+    if not largest:
+        same = f" less their mean {problem.offset:g}" if problem.offset else ""
+        raise UserError(f"the observed entries of {problem.name}{same} are all 0, which leaves nothing to fit")
+    if not _LEAST < largest < _MOST:
+        raise UserError(
+            f"the largest observed entry of {problem.name} is {largest:g}, whose squares are no numbers; scale the "
+            f"entries to sizes between {_LEAST:g} and {_MOST:g}"
+        )
 
 
 def row_major(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

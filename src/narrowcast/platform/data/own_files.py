@@ -10,7 +10,7 @@ from narrowcast.platform.data.fetch import roots
 from narrowcast.platform.errors import UserError
 
 
-def located(path: Path, field: str) -> Path:
+def located(path: Path, field: str, section: str = "data") -> Path:
     """Return the file or folder at `path`: as given, or below the folders searched for data sets.
 
     Raise `UserError` with the folders searched if there is none.
@@ -20,7 +20,7 @@ def located(path: Path, field: str) -> Path:
     found = next((place for place in places if place.exists()), None)
     if found is None:
         searched = ", ".join(dict.fromkeys(str(place.absolute()) for place in places))
-        raise UserError(f"data.{field} = {path} does not exist (looked for {searched}); give the path of the data")
+        raise UserError(f"{section}.{field} = {path} does not exist (looked for {searched}); give the path of the data")
     return found
 
 

@@ -99,18 +99,21 @@ class RatingTable:
             )
 
 
-def read_rating_table(path: Path, names: Mapping[str, str], delimiter: str | None, *, header: bool) -> RatingTable:
+def read_rating_table(
+    path: Path, names: Mapping[str, str], delimiter: str | None, *, header: bool, renamed: bool = True
+) -> RatingTable:
     """Read the columns `names` of a CSV file, gzipped or not, or of a Parquet file.
 
     The columns of a CSV file without header are called f0, f1, ...; without a delimiter, .tsv files are separated by
-    tabs, and others by commas. Raise `UserError` if the file cannot be read or lacks a column.
+    tabs, and others by commas. `renamed`: the experiment may name other columns. Raise `UserError` if the file cannot
+    be read or lacks a column.
     """
     try:
         if path.suffix.lower() in PARQUET:
-            _check_columns(path, names, pq.read_schema(path).names)
+            _check_columns(path, names, pq.read_schema(path).names, renamed=renamed)
             table, first_row = pq.read_table(path, columns=list(set(names.values()))), 1
         else:
-            table, first_row = _read_csv(path, names, delimiter, header=header), 1 + header
+            table, first_row = _read_csv(path, names, delimiter, header=header, renamed=renamed), 1 + header
         table.validate(full=True)
         return RatingTable(path, names, table, first_row)
     except UserError:
@@ -121,14 +124,14 @@ def read_rating_table(path: Path, names: Mapping[str, str], delimiter: str | Non
         raise UserError(f"{path}: {str(error).splitlines()[0]:.300}; correct the file") from error
 
 
-def _read_csv(path: Path, names: Mapping[str, str], delimiter: str | None, *, header: bool) -> pa.Table:
+def _read_csv(path: Path, names: Mapping[str, str], delimiter: str | None, *, header: bool, renamed: bool) -> pa.Table:
     suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
     parse = csv.ParseOptions(delimiter=delimiter or ("\t" if suffix.lower() == ".tsv" else ","))
     threads, one_thread = (
         csv.ReadOptions(autogenerate_column_names=not header, use_threads=each) for each in (True, False)
     )
     try:
-        _check_columns(path, names, csv.open_csv(path, threads, parse).schema.names)
+        _check_columns(path, names, csv.open_csv(path, threads, parse).schema.names, renamed=renamed)
         convert = csv.ConvertOptions(
             column_types=dict.fromkeys(names.values(), pa.string()), include_columns=list(set(names.values()))
         )
@@ -137,13 +140,12 @@ def _read_csv(path: Path, names: Mapping[str, str], delimiter: str | None, *, he
         return csv.read_csv(path, one_thread, parse)  # raises again, with the number of the row
 
 
-def _check_columns(path: Path, names: Mapping[str, str], there: Sequence[str]) -> None:
+def _check_columns(path: Path, names: Mapping[str, str], there: Sequence[str], *, renamed: bool) -> None:
     for field, column in names.items():
         if column not in there:
             shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
             none = ", or say data.time=null if its rows are in order of time" if field == "time" else ""
-            raise UserError(
-                f"{path}: has no column {column!r}, only {shown}; name the column with data.{field}=COLUMN{none}"
-            )
+            advice = f"name the column with data.{field}=COLUMN{none}" if renamed else "give the columns these names"
+            raise UserError(f"{path}: has no column {column!r}, only {shown}; {advice}")
         if there.count(column) > 1:
             raise UserError(f"{path}: has {there.count(column)} columns {column!r}; rename all but one")
