@@ -129,10 +129,22 @@ def test_the_list_shows_the_time_of_each_target() -> None:
             "decay-ml1m",
             "narrow-links",
             "server-optimizers",
+            "heterofl-mnist",
         ),
         *("channel-ml1m", "channel-mnist", "total-ml1m", "frontier-others"),
     ]
-    starts = ("wireless-", "colr-", "channel-", "tuning-", "frontier-", "decay-", "narrow-", "server-", "total-")
+    starts = (
+        "wireless-",
+        "colr-",
+        "channel-",
+        "tuning-",
+        "frontier-",
+        "decay-",
+        "narrow-",
+        "server-",
+        "total-",
+        "heterofl-",
+    )
     assert [line.split()[0] for line in said.out.splitlines() if line.startswith(starts)] == names
     assert "6 runs a seed" in said.out
 

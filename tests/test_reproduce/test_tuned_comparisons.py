@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from narrowcast.reproduce import fedprox_synthetic, qffl_fairness, scaffold_similarity
+from narrowcast.reproduce import fedprox_synthetic, heterofl_mnist, qffl_fairness, scaffold_similarity
 from narrowcast.reproduce.fedprox_synthetic import FEDAVG, FEDPROX, PARTIAL, TUNED_FEDAVG, StragglerCell
 from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.light_run import light_run, light_runs
@@ -21,6 +22,7 @@ from narrowcast.reproduce.results_csv import append, key_of, read_rows
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.scaffold_similarity import RATES, SimilarityCell
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
+from narrowcast.reproduce.study_targets import STUDY_TARGETS
 
 DIGITS = RunSpec("digits", "fedavg-digits", ("data.clients=8", "clients_per_round=4", "rounds=6", "evaluate_every=1"))
 
@@ -137,6 +139,35 @@ def test_fair_methods_have_equal_tries_and_are_compared_with_the_first(tmp_path:
     assert all("rate 0.03" in verdict.verdict for verdict in said.values() if "mean over" in verdict.what)
     plot_fairness(data, queue.rows, tmp_path / "fair.png")
     assert (tmp_path / "fair.png").stat().st_size > 10_000
+
+
+def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
+    queue = Queue(["heterofl-mnist"], [tmp_path])
+
+    def result(planned: Planned) -> dict[str, Any]:
+        slices, best = "-1-" in planned.spec.label, planned.spec.label.endswith("-0.3")
+        accuracy = 0.8 + 0.05 * slices + 0.01 * best + 0.001 * (planned.seed % 3)
+        final = {f"{split}.accuracy": accuracy for split in ("validation", "test")}
+        return {"final": final, "rounds": 20, "downlink_bits": 8, "simulated_seconds": 400.0}
+
+    jobs = ended(queue, result)
+    assert sum(map(len, jobs)) == 6 * (6 + 5)
+    target = STUDY_TARGETS["heterofl-mnist"]
+    said = {verdict.what: verdict for verdict in target.finish(queue.rows, tmp_path / "table")[0]}
+    assert list(said) == list(heterofl_mnist.METHODS)
+    assert said["FedRolex, a rolling window"].difference == "+5.00"
+    assert said["FedRolex, a rolling window"].verdict.endswith("20 s a round")
+    sizes = []
+    for cell in heterofl_mnist.CELLS[:3]:
+        each = cell.tuning(0).configured(0, "run")
+        algorithm, everybody = each.algorithm, np.arange(20)
+        task = each.task(each.data_source.load())
+        broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
+        work, bits = (each(broadcast, task, everybody) for each in (algorithm.relative_work, algorithm.upload_bits))
+        assert np.array_equal(np.asarray(work), task.profiles.compute_speed)
+        sizes.append(np.asarray(bits).tolist())
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert len(set(sizes[0])) == 5
 
 
 def test_a_file_of_results_keeps_the_columns_that_it_began_with(tmp_path: Path) -> None:

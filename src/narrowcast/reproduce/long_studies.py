@@ -13,6 +13,7 @@ from narrowcast.reproduce import (
     fedmavg_clustering,
     fedmavg_items,
     fedprox_synthetic,
+    heterofl_mnist,
     qffl_fairness,
     scaffold_similarity,
     sfmf_excerpt,
@@ -252,6 +253,9 @@ STUDIES: Mapping[str, Plan] = {
     },
     "scaffold-similarity": _cells(
         "scaffold-similarity", scaffold_similarity.cells(), scaffold_similarity.RATES, scaffold_similarity.TEST_SEEDS
+    ),
+    heterofl_mnist.STUDY: _cells(
+        heterofl_mnist.STUDY, heterofl_mnist.CELLS, heterofl_mnist.TRIES, heterofl_mnist.TEST_SEEDS
     ),
     fedmavg_items.STUDY: _in_turn(
         [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from narrowcast.reproduce import total_traffic
+from narrowcast.reproduce import heterofl_mnist, total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.channel_table import ChannelTable
@@ -84,6 +84,16 @@ def _methods(comparison: Comparison, what: str, takes: str) -> StudyTarget:
         return judge_methods(comparison, rows), [png]
 
     return StudyTarget(what, takes, (comparison.name,), finish)
+
+
+def _slices(rows: Rows, path: Path) -> Finished:
+    del path
+    runs: dict[str, Runs] = {}
+    for cell in heterofl_mnist.CELLS:
+        spec = chosen(rows, cell, heterofl_mnist.TRIES)
+        if spec is not None and (found := finished(rows, spec, heterofl_mnist.TEST_SEEDS)):
+            runs[cell.method] = found
+    return heterofl_mnist.judge_slices(runs), []
 
 
 def _total(rows: Rows, path: Path) -> Finished:
@@ -179,6 +189,19 @@ STUDY_TARGETS: Mapping[str, StudyTarget | CompletionTarget] = {
     ),
     "server-optimizers": _methods(
         SERVER_OPTIMIZERS, "FedAvgM, FedAdam, FedYogi and FedAdagrad against FedAvg, Shakespeare", "55 runs, 30 min"
+    ),
+    "heterofl-mnist": StudyTarget(
+        "slices of a model for unequal devices: HeteroFL, FedRolex, IST, and SCoLR's ranks at the same bits, MNIST",
+        "66 runs, 10 min",
+        (heterofl_mnist.STUDY,),
+        _slices,
+        (
+            "20 clients, Dirichlet(0.5), a fifth each with 1 to 1/16 of the speed and link; all take part in 20 rounds "
+            "of one epoch. The best of six settings of every method on validation samples of another seed. Slices give "
+            "a client its share of work and bits; SCoLR as many bits, at the whole model's work. Differences are "
+            "paired by seed, and p values corrected over all of them by Holm's method.",
+        ),
+        "the setting of Diao et al., ICLR 2021 (arXiv:2010.01264), with a perceptron",
     ),
     "channel-ml1m": _channel(ML1M, "levels, allocation and knowledge of the channel, each apart", "220 runs, 1 h"),
     "channel-mnist": _channel(MNIST, "the same for a network on MNIST", "46 runs, 30 min"),

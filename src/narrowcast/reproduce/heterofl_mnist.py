@@ -1,0 +1,102 @@
+"""Unequal devices on MNIST: slices of the model at the same bits and work, and SCoLR's ranks at the same bits.
+
+A fifth of the clients each can do 1, 1/2, 1/4, 1/8 and 1/16 of the whole model's work, and their links are as unequal.
+Slices give every client as much work and as many bits as it affords. SCoLR gives it as many bits, at the work of the
+whole model. FedAvg sends the whole model, or the widest that every client affords. All clients take part in each round,
+since disjoint slices need it.
+
+Every method has as many tries, three client rates and two values of a field of its own, on validation samples with a
+seed that is not a test seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from narrowcast.reproduce.against_reference import Runs, compared_with_first
+from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.verdict import PaperVerdict
+
+STUDY = "heterofl-mnist"
+TEST_SEEDS = 5
+TUNING_SEED = 100
+ROUNDS = 20
+WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+"""The levels a to e of HeteroFL."""
+RATES = (0.1, 0.3, 0.6)
+UNITS = 64
+_WHOLE_MBIT = 32e-6 * (784 * UNITS + UNITS + UNITS * 10 + 10)
+_SLICES = f"kind: submodel, widths: [{', '.join(map(str, WIDTHS))}], assignment: compute, weights: $"
+_WEIGHTS = ("examples", "equal")
+METHODS: Mapping[str, tuple[str, tuple[str, str]]] = {
+    "HeteroFL, the first units": (f"{_SLICES}, slices: prefix", _WEIGHTS),
+    "FedRolex, a rolling window": (f"{_SLICES}, slices: rolling", _WEIGHTS),
+    "IST, disjoint units": (f"{_SLICES}, slices: disjoint", _WEIGHTS),
+    "SCoLR, ranks of the same bits": (
+        f"kind: scolr, rank: {UNITS - 4}, rank_policy: {{kind: bandwidth, upload_seconds: {_WHOLE_MBIT:.4f}}}, "
+        "aggregation: $",
+        ("per_component_mean", "weighted"),
+    ),
+    "FedAvg, the whole model": ("kind: fedavg, weights: $", _WEIGHTS),
+    "FedAvg, what all clients afford": (f"kind: submodel, widths: [{WIDTHS[-1]}], weights: $", _WEIGHTS),
+}
+"""The fields of each method, and the values that are tried in the place of $."""
+TRIES = range(len(RATES) * 2)
+_TIERS = ", ".join(
+    f"{{name: x{width:g}, share: 1, uplink_mbit_per_second: {width:g}, downlink_mbit_per_second: {4 * width:g}, "
+    f"compute_speed: {width:g}}}"
+    for width in WIDTHS
+)
+
+
+@dataclass(frozen=True)
+class SliceCell:
+    """A method of `METHODS`."""
+
+    method: str
+
+    def tuning(self, place: int) -> RunSpec:
+        """Return the run on validation samples at a place of the grid."""
+        return self._spec(place, "-tuning")
+
+    def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
+        """Return the run on test samples at the best place of the grid, from the results in its order."""
+        reached = [result["final"].get("validation.accuracy", 0.0) for result in tried]
+        return self._spec(reached.index(max(reached)), "")
+
+    def _spec(self, place: int, tuning: str) -> RunSpec:
+        fields, values = METHODS[self.method]
+        value, rate = tuple(product(values, RATES))[place]
+        group = f"{STUDY}-{list(METHODS).index(self.method)}-{value}{tuning}"
+        return RunSpec(
+            f"{group}-rate-{rate:g}",
+            "fedavg-digits",
+            (
+                *(f"rounds={ROUNDS}", f"evaluate_every={ROUNDS}", "checkpoint_seconds=100000"),
+                *("clients_per_round=20", "chunk_size=20", "clock.seconds_per_example=1e-3"),
+                "data={kind: mnist, clients: 20, partition: {kind: dirichlet, alpha: 0.5}}",
+                f"model={{kind: mlp, hidden: [{UNITS}]}}",
+                f"fleet={{kind: tiers, tiers: [{_TIERS}]}}",
+                f"algorithm={{{fields.replace('$', value)}}}",
+                f"training={{learning_rate: {rate:g}, batch_size: 32, epochs: 1}}",
+            ),
+            first_seed=TUNING_SEED if tuning else 0,
+            data_seed=True,
+            memory_gib=0.5,
+            together=group,
+        )
+
+
+CELLS = tuple(map(SliceCell, METHODS))
+
+
+def judge_slices(runs: Mapping[str, Runs]) -> list[PaperVerdict]:
+    """Compare the methods with the first one, seed by seed; add the simulated time of a round."""
+    seconds = {what: sum(run["simulated_seconds"] for run in each) / len(each) / ROUNDS for what, each in runs.items()}
+    return [
+        replace(each, verdict=f"{each.verdict}; {seconds[each.what]:.0f} s a round")
+        for each in compared_with_first(runs, "accuracy")
+    ]
