@@ -144,6 +144,22 @@ def test_a_ridge_chosen_on_validation_ratings_beats_plain_least_squares() -> Non
     assert found[0.15]["validation.rmse"] < 0.95 < found[0.0]["validation.rmse"] - 0.1
 
 
+def test_biases_are_the_solution_of_their_normal_equations() -> None:
+    problem = RatingCompletion(bias_decay=5).load()
+    plain, observed, test = RatingCompletion().load(), problem.observed, problem.held_out
+    assert problem.biases is not None and test is not None
+    of_items, of_users = problem.biases
+    row, column = observed.row_of_entries(), observed.indices
+    assert np.allclose(observed.values, plain.observed.values - of_items[row] - of_users[column])
+    for biases, index in ((of_items, row), (of_users, column)):
+        assert np.allclose(np.bincount(index, observed.values, len(biases)), 5 * biases, atol=1e-6)
+    nothing = {"left": np.zeros((1682, 1)), "right": np.zeros((943, 1))}
+    predicted = problem.offset + of_items[test.row] + of_users[test.column]
+    rmse = np.sqrt(np.mean((predicted.clip(1, 5) - test.value) ** 2))
+    assert problem.measure(nothing)["test.rmse"] == pytest.approx(rmse)
+    assert rmse < 0.95 < plain.measure(nothing)["test.rmse"] - 0.1
+
+
 def test_the_seed_of_ratings_is_their_own_or_that_of_the_problem() -> None:
     own = ExplicitRatings(set="ml-100k", seed=4)
     one, two = (RatingCompletion(ratings=own, seed=seed).load().digest for seed in (0, 1))

@@ -34,8 +34,8 @@ class Completion:
     `truth` is the whole matrix where it is known: factors (left, right) of a matrix of low rank, or a dense array.
     Where it is not, `held_out` has entries to test with, and `validation` others to choose a solver's settings by.
     `rank` is the rank of the matrix where that is known, `peak` the largest possible value, which a PSNR is relative
-    to. Ratings have an `offset`, which was subtracted from the observed values, and `bounds`, to which predictions are
-    clipped.
+    to. Ratings have an `offset` and may have `biases` of rows [m] and columns [n], which were subtracted from the
+    observed values, and `bounds`, to which predictions are clipped.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Completion:
     symmetric: bool = False
     peak: float | None = None
     offset: float = 0.0
+    biases: tuple[FloatArray, FloatArray] | None = None
     bounds: tuple[float, float] | None = None
 
     @cached_property
@@ -111,6 +112,9 @@ class Completion:
 
     def _held_out_rmse(self, held_out: HeldOut, left: FloatArray, right: FloatArray) -> float:
         predicted = self.offset + np.einsum("ek,ek->e", left[held_out.row], right[held_out.column])
+        if self.biases is not None:
+            of_rows, of_columns = self.biases
+            predicted += of_rows[held_out.row] + of_columns[held_out.column]
         if self.bounds is not None:
             predicted = predicted.clip(*self.bounds)
         return float(np.sqrt(np.mean((predicted - held_out.value) ** 2)))

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
+from narrowcast.algorithms.completion.rating_biases import biases_of
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 
 
@@ -26,6 +27,12 @@ class RatingCompletion(BaseModel):
     ratings: ExplicitRatings = Field(
         ExplicitRatings(set="ml-100k"), description="ratings and their split, as an experiment's data section has them"
     )
+    bias_decay: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="ridge, in ratings, of biases of items and users, which are subtracted too; null: the mean alone",
+    )
     seed: int | None = Field(
         None, ge=0, description="seed of the split, unless `ratings` has its own; null: that of the run"
     )
@@ -38,14 +45,19 @@ class RatingCompletion(BaseModel):
         matrix = ratings.load()
         train, test, validation = (matrix.part(split) for split in ("train", "test", "validation"))
         mean = matrix.training_mean
+        values, biases, shape = train.values - mean, None, (matrix.n_items, matrix.n_users)
+        if self.bias_decay is not None:
+            biases = biases_of(train.items, train.users, values, shape, self.bias_decay)
+            values = values - biases[0][train.items] - biases[1][train.users]
         return Completion(
             matrix.name,
             matrix.source,
-            observe(matrix.n_items, matrix.n_users, train.items, train.users, train.values - mean),
+            observe(*shape, train.items, train.users, values),
             held_out=HeldOut(test.items, test.users, test.values) if len(test.values) else None,
             validation=HeldOut(validation.items, validation.users, validation.values)
             if len(validation.values)
             else None,
             offset=mean,
+            biases=biases,
             bounds=(float(train.values.min()), float(train.values.max())),
         )
