@@ -55,6 +55,7 @@ from narrowcast.algorithms.local_training.factorisation_sgd import Factorisation
 from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
 from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
 from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.algorithms.programs.program import Program
 from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
 from narrowcast.algorithms.sdp.mixing import Mixing
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
@@ -205,6 +206,7 @@ SOLVERS = Registry(
         "gauss_newton": GaussNewton,
         "soft_impute": SoftImpute,
         "mixing": Mixing,
+        "program": Program,
     },
 )
 

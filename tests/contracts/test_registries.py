@@ -33,7 +33,7 @@ FILES = {
     *(("model", "torch"), ("data", "image_folder"), ("data", "text_files"), ("data", "ratings")),
     ("data", "explicit_ratings"),
     *(("data", "npz"), ("data", "hugging_face"), ("data", "torch"), ("problem", "entry_completion")),
-    *(("problem", "rating_completion"), ("problem", "max_cut")),
+    *(("problem", "rating_completion"), ("problem", "max_cut"), ("solver", "program")),
 }
 """Kinds that describe a file, a module or a certain number of clients: their own tests have some."""
 NOT_HERE = {"algorithm", "backend"}

@@ -67,6 +67,13 @@ class Completion:
         known = {} if self.rank is None else {"rank": self.rank}
         return {"rows": observed.rows, "columns": observed.columns, "observed": observed.count, **known}
 
+    def exported(self) -> Arrays:
+        """Return what programs in other languages are given: `entries` [p, 3], row, column, value; `sizes` [1, 2]."""
+        observed = self.observed
+        rows = np.repeat(np.arange(observed.rows), np.diff(observed.indptr))
+        entries = np.column_stack([rows, observed.indices, observed.values])
+        return {"entries": entries, "sizes": np.array([[observed.rows, observed.columns]])}
+
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of factors `left` and `right`.
 

@@ -1,0 +1,151 @@
+"""A solver that is a program in any language."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.programs.exchange_folder import folder_of, read_arrays, write_arrays
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.solver_contracts import Report, Status
+from narrowcast.platform.types import Arrays
+
+ALLOWED = "NARROWCAST_PROGRAMS"
+"""The environment variable that has to be `allow`, since a file that somebody else wrote may name any program."""
+_REPORT, _SEED = "report", "program_seed"
+_STATUSES = get_args(Status)
+_LONGEST = 300
+
+
+class Program(BaseModel):
+    """Runs a program for each iteration, or for several: it reads the problem and its last state, and writes a new one.
+
+    The program is called as `COMMAND... FOLDER`, and finds there, as CSV without headings and with indices from 0:
+    `problem/*.csv`, the arrays that the problem exports; `parameters.csv`, lines NAME,VALUE with `seed`, `iterations`
+    (0 for the state before the first) and `parameters`; and `state/*.csv`, the arrays that it wrote in the last call,
+    none in the first. It writes its state as arrays of numbers to `out/NAME.csv`, among them those of the answer, and except
+    after 0 iterations `out/report.csv`, a line RESIDUAL,STATUS, the status 0 running, 1 converged or 2 stalled. All of
+    its state is in these files, so that a solve is resumed exactly.
+
+    The time of the solver has the start of the program and its files: choose `inner_iterations` so that these hardly
+    count. The program has the rights of this process; it runs only where NARROWCAST_PROGRAMS=allow is set.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["program"] = "program"
+    command: tuple[str, ...] = Field(min_length=1, description="program and its first arguments")
+    script: Path | None = Field(None, description="file that is the next argument, such as that of an interpreter")
+    parameters: dict[str, float] = Field({}, description="numbers that are given to the program by name")
+    answer_arrays: tuple[str, ...] = Field(
+        ("left", "right"), min_length=1, description="arrays of the state that are the answer, by name"
+    )
+    inner_iterations: int = Field(1, ge=1, description="iterations of the program in one of the solve")
+    timeout_seconds: float = Field(600.0, gt=0, description="longest time for a call of the program")
+
+    def check(self, problem: Any) -> None:
+        """Raise `UserError` if the program may not be run or is not found, or if the problem exports no arrays."""
+        if os.environ.get(ALLOWED) != "allow":
+            raise UserError(
+                f"solver.kind = program runs {self._name} with all rights of this process; if you trust this file and "
+                f"that program, set {ALLOWED}=allow in the environment"
+            )
+        if shutil.which(self.command[0]) is None:
+            raise UserError(f"solver.command: no program {self.command[0]} is installed; give its name or its path")
+        if self.script is not None and not self.script.is_file():
+            raise UserError(f"solver.script = {self.script}: there is no such file; give its path")
+        if not callable(getattr(problem, "exported", None)):
+            raise UserError(
+                f"{getattr(problem, 'name', problem)!s:.60} has no method exported(), which gives programs its arrays; "
+                "choose another problem"
+            )
+
+    def init(self, problem: Any, seed: int) -> Arrays:
+        """Return the state that the program writes after no iteration, and the seed."""
+        self.check(problem)
+        state, _ = self._called(problem, {}, seed, 0)
+        return state
+
+    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
+        """Return the state and the report that the program writes."""
+        self.check(problem)
+        seed = int(state[_SEED])
+        own = {name: values for name, values in state.items() if name != _SEED}
+        new, report = self._called(problem, own, seed, self.inner_iterations)
+        return new, self._read(report)
+
+    def answer(self, state: Arrays) -> Arrays:
+        """Return the arrays of the answer."""
+        return {name: state[name] for name in self.answer_arrays}
+
+    @property
+    def _name(self) -> str:
+        return Path(self.command[0]).name
+
+    def _called(self, problem: Any, state: Arrays, seed: int, iterations: int) -> tuple[Arrays, Any]:
+        """Call the program once; return its state with the seed, and the report."""
+        with TemporaryDirectory(prefix="narrowcast-program-") as scratch:
+            folder = Path(scratch)
+            (folder / "problem").symlink_to(folder_of(problem), target_is_directory=True)
+            write_arrays(state, folder / "state")
+            (folder / "out").mkdir()
+            given = {"seed": seed, "iterations": iterations, **self.parameters}
+            (folder / "parameters.csv").write_text("".join(f"{name},{value:.17g}\n" for name, value in given.items()))
+            self._run(folder)
+            found = read_arrays(folder / "out", self._name)
+        report = found.pop(_REPORT, None)
+        if missing := [name for name in self.answer_arrays if name not in found]:
+            there = ", ".join(found) or "nothing"
+            raise RunFailed(
+                f"{self._name} wrote no out/{missing[0]}.csv, only {there}; solver.answer_arrays names the answer's"
+            )
+        if iterations and report is None:
+            raise RunFailed(f"{self._name} wrote no out/report.csv; it is one line RESIDUAL,STATUS")
+        return {**found, _SEED: np.array(seed)}, report
+
+    def _run(self, folder: Path) -> None:
+        script = [] if self.script is None else [str(self.script.resolve())]
+        process = subprocess.Popen(
+            [*self.command, *script, str(folder)],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=(log := (folder / "stderr").open("w+b")),
+            start_new_session=True,  # an interrupt of the solve waits for the end of an iteration
+        )
+        try:
+            status = process.wait(self.timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise RunFailed(
+                f"{self._name} did not end within {self.timeout_seconds:g} s; raise solver.timeout_seconds, or lower "
+                "solver.inner_iterations"
+            ) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            process.wait()
+            with log:
+                log.seek(0)
+                said = log.read().decode(errors="replace").split("\n")
+        if status:
+            last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+            raise RunFailed(f"{self._name} ended with status {status}: {last[:_LONGEST]}")
+
+    def _read(self, report: Any) -> Report:
+        if report.shape != (1, 2) or report[0, 0] < 0 or report[0, 1] not in range(3):
+            shown = ",".join(f"{each:g}" for each in report.ravel()[:4])
+            raise RunFailed(
+                f"{self._name} wrote the report {shown}; it is one line RESIDUAL,STATUS, a number of at least 0 and 0 "
+                "running, 1 converged or 2 stalled"
+            )
+        return Report(float(report[0, 0]), cast(Status, _STATUSES[int(report[0, 1])]))
