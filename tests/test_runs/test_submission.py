@@ -114,6 +114,23 @@ def test_a_study_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         prepare(str(path), [], name=None, output="/runs")
 
 
+def test_a_benchmark_and_a_study_of_solves_run_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.org")
+    (tmp_path / "als.m").write_text("")
+    octave = {"kind": "program", "command": ["octave-cli"], "script": str(tmp_path / "als.m")}
+    solvers = json.dumps({"octave": octave, "asd": "asd"})
+    (tmp_path / "mine.yaml").write_text(f"problems: {{a: synthetic_completion}}\nsolvers: {solvers}\n")
+    sent = prepare(str(tmp_path / "mine.yaml"), ["workers=3", "backend=ray"], name=None, output="/runs")
+    assert sent.command == "python -m narrowcast benchmark config.yaml --output /runs"
+    assert (sent.values["workers"], sent.values["backend"]) == (3, "ray")
+    assert sent.values["solve"] == {"tracking": {"uri": "https://mlflow.example.org"}}
+    assert sent.values["solvers"]["octave"]["script"] == "files/octave-als.m"
+    assert sent.files == {"files/octave-als.m": tmp_path / "als.m"}
+    study = prepare("scaled-asd-rank", ["study.trials=5"], name="ranks", output="/runs")
+    assert study.command == "python -m narrowcast tune config.yaml --output /runs"
+    assert study.values["solve"]["tracking"] == {"uri": "https://mlflow.example.org"}
+
+
 @pytest.mark.parametrize(
     ("words", "phrases"),
     [

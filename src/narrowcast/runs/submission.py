@@ -167,11 +167,14 @@ def _prepare_study(
 def _prepare_benchmark(
     benchmark: dict[str, Any], source: str, name: str | None, output: PurePosixPath, variables: Mapping[str, str]
 ) -> Submission:
-    if "backend" not in benchmark:
-        benchmark["backend"] = "ray"
+    benchmark.setdefault("backend", "ray")
     benchmark["address"] = None  # the cluster that the job is on
     _set_store(benchmark, "solve.tracking.uri", "a benchmark's")
     files = plugins.files_of(benchmark, plugin_folders(source))
+    for label, solver in benchmark.get("solvers", {}).items():
+        if isinstance(solver, dict) and "script" in solver and (script := Path(str(solver["script"]))).is_file():
+            files[f"files/{label}-{script.name}"] = script
+            solver["script"] = f"files/{label}-{script.name}"
     return _of_several_runs("benchmark", benchmark, source, files, name, output, variables)
 
 

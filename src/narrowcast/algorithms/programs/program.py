@@ -32,9 +32,9 @@ class Program(BaseModel):
     The program is called as `COMMAND... FOLDER`, and finds there, as CSV without headings and with indices from 0:
     `problem/*.csv`, the arrays that the problem exports; `parameters.csv`, lines NAME,VALUE with `seed`, `iterations`
     (0 for the state before the first) and `parameters`; and `state/*.csv`, the arrays that it wrote in the last call,
-    none in the first. It writes its state as arrays of numbers to `out/NAME.csv`, among them those of the answer, and except
-    after 0 iterations `out/report.csv`, a line RESIDUAL,STATUS, the status 0 running, 1 converged or 2 stalled. All of
-    its state is in these files, so that a solve is resumed exactly.
+    none in the first. It writes its state as arrays of numbers to `out/NAME.csv`, among them those of the answer, and
+    except after 0 iterations `out/report.csv`, a line RESIDUAL,STATUS, the status 0 running, 1 converged or 2 stalled.
+    All of its state is in these files, so that a solve is resumed exactly.
 
     The time of the solver has the start of the program and its files: choose `inner_iterations` so that these hardly
     count. The program has the rights of this process; it runs only where NARROWCAST_PROGRAMS=allow is set.
