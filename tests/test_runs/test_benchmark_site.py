@@ -140,13 +140,24 @@ def test_labels_have_the_settings_that_differ(runs: Path) -> None:
     assert first.attributes["entries per degree of freedom"] == round(1800 / (2 * (60 + 60 - 2)), 2)
 
 
+def test_runs_of_a_benchmark_have_the_names_of_its_file(runs: Path, tmp_path: Path) -> None:
+    folders = [each for each in solve_folders(runs) if each.name != "cut"][:2]
+    for folder, name in zip(folders, ("small.k2.plain.seed-0", "small.k2.other.seed-0"), strict=True):
+        shutil.copytree(folder, tmp_path / name)
+    benchmark = read_benchmark(solve_folders(tmp_path))
+    assert [each.label for each in benchmark.problems] == ["small.k2"]
+    assert benchmark.solvers == ("other", "plain")
+
+
 def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     names = [each.name for each in solve_folders(runs) if each.name != "cut"]
     shutil.copytree(runs / names[0], tmp_path / "again")
     (tmp_path / "file").write_text("")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "config.yaml").write_text("data: digits\n")
     cases: list[tuple[list[object], str]] = [
         (["nope"], "nope: no such folder; give the folder of a solve"),
-        ([tmp_path], "not the folder of a solve, which a site compares; omit it"),
+        ([tmp_path / "experiment"], "not the folder of a solve, which a site compares; omit it"),
         ([*names, tmp_path / "again"], "are asd on synthetic_completion condition=2 with one seed; give one of"),
         (["--metric", "test.psnr"], "has the error test.psnr; its errors: test.relative_error, "),
         (["--tolerance", "0"], "goals are (0.0, 0.01); give tolerances above 0, at least one"),
@@ -154,6 +165,8 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     ]
     for words, phrase in cases:
         assert_refused(narrowcast("site", "--output", runs, "--folder", tmp_path / "site", *words), phrase)
+    of_folder = nc.site([runs], tmp_path / "site")
+    assert len(data_of(of_folder)["runs"]) == 7
     assert_refused(narrowcast("site", "--output", tmp_path / "none"), "no solves to compare; give the folder of")
 
 

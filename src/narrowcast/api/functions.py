@@ -22,7 +22,7 @@ from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.extras import check_installed
 from narrowcast.runs.any_result import load_any
 from narrowcast.runs.result import Result
-from narrowcast.runs.run_folder import find_run, runs_in
+from narrowcast.runs.run_folder import CONFIG, find_run, runs_in
 
 if TYPE_CHECKING:
     from narrowcast.benchmarking.benchmark_result import BenchmarkResult
@@ -203,7 +203,8 @@ def site(
     """Write the site of a benchmark, static pages that compare solves, and return its first page.
 
     Args:
-        runs: results, names of runs in `output`, or folders of runs; all solves in `output` by default.
+        runs: results, names of runs in `output`, folders of runs, or folders of several, such as a benchmark's; all
+            solves in `output` by default.
         folder: folder of the pages.
         output: folder of all runs.
         metrics: errors to go by, of which each problem has the first that it measures; by default its first error on
@@ -215,8 +216,12 @@ def site(
     from narrowcast.runs.benchmark_site import TOLERANCES, WITHIN, write_site
     from narrowcast.runs.solve_benchmark import read_benchmark, solve_folders
 
-    given = solve_folders(Path(output)) if runs is None else runs
-    folders = [find_run(each, Path(output)) if isinstance(each, str | Path) else each.folder for each in given]
+    folders: list[Path] = []
+    for each in solve_folders(Path(output)) if runs is None else runs:
+        if isinstance(each, str | Path):
+            folders += runs_in(find_run(each, Path(output)), CONFIG)
+        else:
+            folders.append(each.folder)
     benchmark = read_benchmark(folders, metrics)
     return write_site(
         benchmark, Path(folder), TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within

@@ -45,12 +45,12 @@ def site(
 ) -> None:
     """Write the site of a benchmark: performance profiles, curves and tables of solves, in static pages.
 
-    RUN is the name of a solve in the output folder, or the path of its folder; all solves there by default. The pages
-    need neither a server nor a network.
+    RUN is the name of a solve in the output folder, or the path of its folder, or of a folder of several; all solves of
+    the output folder by default. The pages need neither a server nor a network.
 
     \b
-    narrowcast run benchmark.yaml                     with replicas over problems and solvers
-    narrowcast site --tolerance 1e-4 --tolerance 1e-8
+    narrowcast benchmark completion-65
+    narrowcast site runs/completion-65 --tolerance 1e-4 --tolerance 1e-8
     """  # noqa: D301 - click wants the character
     from narrowcast.api.functions import site as write_site
 

@@ -6,6 +6,7 @@ without a result, such as one whose solver diverged, counts with what its journa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ from narrowcast.runs.run_settings import differing_settings, settings_of
 from narrowcast.runs.solve_result import SolveResult, load_solve_result
 
 Settings = Mapping[str, Any]
+_INSTANCE = re.compile(r"(.+)\.([^.]+)\.seed-\d+")
+"""Folders of `narrowcast benchmark`: the names of the problem and of the solver in its file, and the seed."""
 LIMITS = ("iterations", "solver_seconds", "tolerance")
 """The settings that end a solve."""
 _ENDED = {
@@ -155,6 +158,9 @@ def read_benchmark(folders: Iterable[Path], metrics: Sequence[str] = ()) -> Benc
         raise UserError("no solves to compare; give the folder of at least one, or their folder with --output")
     solvers = _labels([each.part("solver") for each in runs])
     problems = _labels([each.part("problem") for each in runs])
+    for place, run in enumerate(runs):  # in a benchmark a solver may have settings of its own for a problem
+        if (named := _INSTANCE.fullmatch(run.name)) is not None:
+            problems[place], solvers[place] = named.groups()
     if len({each.seed for each in runs}) > 1:
         problems = [f"{label} seed={run.seed}" for label, run in zip(problems, runs, strict=True)]
     found: dict[str, dict[str, BenchmarkRun]] = {}
