@@ -16,8 +16,10 @@ from narrowcast.reproduce.run_spec import RunSpec
 TEST_SEEDS = 5
 TUNING_SEED = 100
 FEDAVG, SCAFFOLD = "FedAvg", "SCAFFOLD"
+FEDAVG_FAST = "FedAvg-fast"
 METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
     FEDAVG: ("kind: fedavg, server_learning_rate: $", (0.5, 1.0)),
+    FEDAVG_FAST: ("kind: fedavg, server_learning_rate: $", (1.5, 2.0)),
     "FedProx": ("kind: fedprox, mu: $", (0.01, 0.1)),
     "FedNova": ("kind: fednova, server_learning_rate: $", (0.5, 1.0)),
     "FedAvgM": ("kind: fedavg, server_optimizer: momentum, server_learning_rate: $", (0.1, 0.3)),
@@ -81,13 +83,13 @@ SERVER_OPTIMIZERS = Comparison(
     "Shakespeare, 100 characters",
     60,
     80 * 8 + 4 * 64 * (8 + 64 + 2) + 64 * 80 + 80,
-    (0.3, 1.0, 3.0),
+    (1.0, 3.0, 10.0),
     (
         "data={kind: shakespeare, clients: 100, min_examples: 20, stride: 80, predict: every}",
         "model={kind: char_lstm, hidden: 64, layers: 1}",
     ),
     "batch_size: 4, epochs: 1",
-    (FEDAVG, "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"),
+    (FEDAVG, FEDAVG_FAST, "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"),
     (FULL,),
 )
 

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.algorithms.sdp.max_cut_problem import LOWER_IS_BETTER, MaxCut, Proof
+from narrowcast.algorithms.sdp.certificate import Proof
+from narrowcast.algorithms.sdp.max_cut_problem import LOWER_IS_BETTER, MaxCut
 from narrowcast.algorithms.sdp.weighted_graph import random_graph, read_graph, torus
 from narrowcast.platform.data.own_files import located
 
@@ -22,7 +23,7 @@ class _Relaxation(BaseModel):
     roundings: int = Field(100, ge=0, description="random hyperplanes at every measurement; 0: none")
     proof: Proof = Field(
         "lanczos",
-        description="proof of the bound: the least Ritz value less its error, or a dense factorisation in addition",
+        description="proof of the bound: least Ritz value less its error, or a sparse factorisation, which is nearer",
     )
     seed: int | None = Field(None, ge=0, description="seed of drawn graphs and hyperplanes; null: that of the run")
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from narrowcast.algorithms.sdp.certificate import least_eigenvalue_bound
+from narrowcast.algorithms.sdp.certificate import Proof, least_eigenvalue_bound
 from narrowcast.algorithms.sdp.rounding import round_by_hyperplanes
 from narrowcast.algorithms.sdp.vector_kernels import weighted_sums
 from narrowcast.algorithms.sdp.weighted_graph import WeightedGraph
 from narrowcast.platform.types import Arrays, FloatArray
 
-Proof = Literal["lanczos", "cholesky"]
 LOWER_IS_BETTER = ("gap", "bound", "rank")
 """Metrics of `MaxCut` of which the lower value is better."""
 _NEGLIGIBLE = 1e-6

@@ -19,11 +19,11 @@ from narrowcast.platform.types import Arrays, FloatArray
 logger = logging.getLogger(__name__)
 
 Selection = Literal["cyclic", "uniform", "importance", "greedy"]
-_WINDOW = 8
-"""Iterations over which adaptive momentum measures the rate of convergence."""
-_SPREAD = 1.02
-"""Largest ratio of the rates of two halves of a window that counts as one rate."""
-_MOST_MOMENTUM = 0.4999
+_LEAST_WINDOW = 8
+"""Fewest iterations over which adaptive momentum measures the rate of convergence."""
+_SPREAD = 1.2
+"""Largest ratio of the decreases in two windows that counts as one rate."""
+_FIRST_MOMENTUM, _MOST_MOMENTUM, _LOWERED = 0.45, 0.4999, 0.98
 
 
 class Mixing(BaseModel):
@@ -77,7 +77,7 @@ class Mixing(BaseModel):
         drawn = generator(seed, "mixing start").standard_normal((size, self.rank or math.isqrt(2 * size) + 1))
         return {
             "vectors": drawn / np.linalg.norm(drawn, axis=1, keepdims=True),
-            "momentum": np.array(0.0 if self.momentum == "adaptive" else self.momentum),
+            "momentum": np.array(_FIRST_MOMENTUM if self.momentum == "adaptive" else self.momentum),
             "residuals": np.zeros(0),
             "iteration": np.array(0),
             "seed": np.array(seed, dtype=np.uint64),
@@ -111,18 +111,18 @@ class Mixing(BaseModel):
 
 
 def _adapted(momentum: float, residuals: FloatArray) -> Arrays:
-    """Return the momentum of the next iteration, and the residuals of this window so far."""
-    if len(residuals) < 2 * _WINDOW + 1:
-        return {"residuals": residuals}
-    early, late = residuals[_WINDOW] / residuals[0], residuals[-1] / residuals[_WINDOW]
-    rate = late ** (1 / _WINDOW)
+    """Return the momentum of the next iteration, and the residuals since the last change or of the last window."""
     relaxation = 1 / (1 - momentum)
-    if late > 1 and early > 1:
-        return {"momentum": np.array(0.9 * momentum), "residuals": np.zeros(0)}
-    settled = max(early, late) <= _SPREAD**_WINDOW * min(early, late)
-    if settled and rate < 1 and rate > relaxation - 1:
+    window = _LEAST_WINDOW + math.ceil(1 / (2 - relaxation))  # a change decays by relaxation - 1 an iteration
+    if len(residuals) < 2 * window + 1:
+        return {"residuals": residuals}
+    early, late = residuals[window] / residuals[0], residuals[-1] / residuals[window]
+    if early > 1 and late > 1:
+        return {"momentum": np.array(_LOWERED * momentum), "residuals": np.zeros(0)}
+    rate = late ** (1 / window)
+    if late < 1 and rate > relaxation - 1 and max(early, late) <= _SPREAD * min(early, late):
         plain = min((rate + relaxation - 1) ** 2 / (rate * relaxation**2), 1.0)
         best = 2 / (1 + math.sqrt(1 - plain))
         momentum = max(momentum, min(1 - 1 / best, _MOST_MOMENTUM))
         return {"momentum": np.array(momentum), "residuals": np.zeros(0)}
-    return {"residuals": residuals[_WINDOW:]}
+    return {"residuals": residuals[window:]}
