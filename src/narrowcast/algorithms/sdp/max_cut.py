@@ -10,7 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from narrowcast.algorithms.sdp.certificate import Proof
 from narrowcast.algorithms.sdp.max_cut_problem import LOWER_IS_BETTER, MaxCut
 from narrowcast.algorithms.sdp.weighted_graph import random_graph, read_graph, torus
+from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.own_files import located
+from narrowcast.platform.errors import UserError
+
+_GSET = "gset"
+"""Folder and name of the collection, of which `narrowcast data fetch gset` brings five graphs."""
 
 
 class _Relaxation(BaseModel):
@@ -40,8 +45,14 @@ class MaxCutFile(_Relaxation):
 
     def load(self) -> MaxCut:
         """Return the problem; raise `UserError` if the file is no graph."""
-        path = located(self.path, "path")
-        return MaxCut(path.name, str(path), read_graph(path), self.roundings, self.proof, self.seed or 0)
+        try:
+            path = located(self.path, "path")
+        except UserError:
+            if self.path.parent.name != _GSET:
+                raise
+            path = find(_GSET, (self.path.name, f"{self.path.name}.txt"))
+            path = next(each for each in (path / self.path.name, path / f"{self.path.name}.txt") if each.exists())
+        return MaxCut(path.stem, str(path), read_graph(path), self.roundings, self.proof, self.seed or 0)
 
 
 class RandomMaxCut(_Relaxation):

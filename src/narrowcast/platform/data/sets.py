@@ -35,6 +35,7 @@ _PLAYS = """
     pericles richardii richardiii romeo_juliet taming_shrew tempest timon titus troilus_cressida twelfth_night
     two_gentlemen winters_tale
 """.split()  # noqa: SIM905 - a list of 37 strings, one a line, would hide what matters here
+_GSET = "https://raw.githubusercontent.com/BeloborodovDS/SIMCIM-RL/ea5cc5eb6474421619211e4aca0d1b4285eb8bbe/data"
 _CIFAR = (*(f"data_batch_{batch}.bin" for batch in range(1, 6)), "test_batch.bin", "batches.meta.txt")
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -192,6 +193,24 @@ SETS = {
                     f"https://raw.githubusercontent.com/TheMITTech/shakespeare/{_MIT_COMMIT}",
                     _PLAYS,
                     "543eb82c5f579bbb0d0f6cecfda5286f4aa2500d789275cead039209b0525c79",
+                ),
+            ),
+        ),
+        DataSet(
+            name="gset",
+            description="Gset: graphs for MAXCUT of 800 to 5000 vertices, by Helmberg and Rendl",
+            licence="none stated; graphs of the generator rudy by G. Rinaldi",
+            files=("G1", "G1.txt"),
+            sources=(
+                Files(
+                    _GSET,
+                    {
+                        "G1.txt": "73bf704d8ffc55ba42260ab4cb659e3dcb6e729be70404d2cf476ba4e46d1665",
+                        "G14.txt": "dc769b978a40d458f693d5bd2cf8b8cceabd430b8e976204746696179c3d5945",
+                        "G22.txt": "9baeee06eb147b1c9ca42b43be86592d4e6fc60784a85af9be5b63d1362ef28e",
+                        "G48.txt": "2c2daba39d1f1ff1657e015f58b1a8c1cbef198fa25175c182c50eae40269b6d",
+                        "G55.txt": "7537bbb613a6e6d0fe784937be68099eeb36227d85bb273299f22cb7d3ff2227",
+                    },
                 ),
             ),
         ),
