@@ -53,7 +53,9 @@ def format_metric(name: str, value: float | None, shares: Declared = None) -> st
         return NOT_KNOWN
     if is_share(name, shares) and 0 <= value <= 1:
         return format_percent(value)
-    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
+    if abs(value) >= 9999.5:
+        return f"{value:,.2f}" if abs(value) < 1e6 else f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def over_clients_text(name: str, values: Mapping[str, float], shares: Declared = None) -> str:
