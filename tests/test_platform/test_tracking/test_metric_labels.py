@@ -33,7 +33,7 @@ def test_a_metric_is_called_by_its_usual_name(name: str, label: str) -> None:
         ("test.accuracy", 1.5, "1.5"),
         ("test.rmse", 0.6841, "0.6841"),
         ("test.loss", 2.30258, "2.303"),
-        ("test.perplexity", 123456.0, "123,456"),
+        ("test.perplexity", 123456.0, "123,456.00"),
         ("test.accuracy", math.nan, "-"),
         ("test.accuracy", None, "-"),
         ("test.accuracy.worst_10_percent", 0.25, "25.00 %"),

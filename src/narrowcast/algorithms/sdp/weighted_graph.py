@@ -112,8 +112,8 @@ def torus(side: int, seed: int) -> WeightedGraph:
     place = np.arange(side * side).reshape(side, side)
     first = np.concatenate([place.ravel(), place.ravel()])
     second = np.concatenate([np.roll(place, -1, 0).ravel(), np.roll(place, -1, 1).ravel()])
-    sign = 2.0 * generator(seed, "torus weights").integers(0, 2, len(first)) - 1
-    return graph_of(side * side, first, second, sign)
+    sign = 2 * generator(seed, "torus weights").integers(0, 2, len(first)) - 1
+    return graph_of(side * side, first, second, sign.astype(np.float64))
 
 
 def random_graph(vertices: int, edges: int, seed: int) -> WeightedGraph:
