@@ -213,8 +213,8 @@ def site(
         within: goals relative to the least error of any run on a problem; 0.01, 1 % above it, by default.
 
     """
-    from narrowcast.runs.benchmark_site import TOLERANCES, WITHIN, write_site
-    from narrowcast.runs.solve_benchmark import read_benchmark, solve_folders
+    from narrowcast.benchmarking.benchmark_site import TOLERANCES, WITHIN, write_site
+    from narrowcast.benchmarking.solve_grid import read_grid, solve_folders
 
     folders: list[Path] = []
     for each in solve_folders(Path(output)) if runs is None else runs:
@@ -222,7 +222,7 @@ def site(
             folders += runs_in(find_run(each, Path(output)), CONFIG)
         else:
             folders.append(each.folder)
-    benchmark = read_benchmark(folders, metrics)
+    benchmark = read_grid(folders, metrics)
     return write_site(
         benchmark, Path(folder), TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within
     )

@@ -41,13 +41,17 @@ _ENDED = {
 
 
 @dataclass(frozen=True)
-class BenchmarkRun:
-    """A solve of a benchmark; `result` is None for one that failed, was stopped or is running."""
+class GridRun:
+    """A solve of a benchmark; `result` is None for one that failed, was stopped or is running.
+
+    `failure` is what the folder of its benchmark says of it, if it has one.
+    """
 
     folder: Path
     settings: Settings
     history: pa.Table
     result: SolveResult | None
+    failure: str = ""
 
     @property
     def name(self) -> str:
@@ -68,7 +72,7 @@ class BenchmarkRun:
     def ended(self) -> str:
         """Why the run ended, in a few words."""
         if self.result is None:
-            return "no result"
+            return "failed" if self.failure else "no result"
         return _ENDED.get(self.result.file.stopped_by, self.result.file.stopped_by)
 
     @property
@@ -105,19 +109,21 @@ class BenchmarkRun:
             file = self.result.file
             said.append(f"{file.iterations} iterations in {units.format_short_seconds(file.solver_seconds)}")
             said.append(f"residual {file.residual:.2g}")
+        elif self.failure:
+            said[0] += f": {self.failure}"
         elif len(iterations):
             said[0] += f" after iteration {iterations[-1]:.0f}, {units.format_short_seconds(seconds[-1])}"
         return ", ".join([*said, f"least error {errors.min():.2g}" if len(errors) else "no error measured"])
 
 
 @dataclass(frozen=True)
-class BenchmarkProblem:
+class GridProblem:
     """A problem and the runs on it by the label of their solver; `attributes` is what it can be filtered by."""
 
     label: str
     metric: str
     attributes: Mapping[str, Any]
-    runs: Mapping[str, BenchmarkRun]
+    runs: Mapping[str, GridRun]
 
     @cached_property
     def least(self) -> float:
@@ -129,19 +135,19 @@ class BenchmarkProblem:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class SolveGrid:
     """Solves by problem and solver."""
 
-    problems: tuple[BenchmarkProblem, ...]
+    problems: tuple[GridProblem, ...]
     solvers: tuple[str, ...]
 
     @cached_property
-    def runs(self) -> list[BenchmarkRun]:
+    def runs(self) -> list[GridRun]:
         """All runs, problem by problem."""
         return [run for problem in self.problems for run in problem.runs.values()]
 
 
-def read_benchmark(folders: Iterable[Path], metrics: Sequence[str] = ()) -> Benchmark:
+def read_grid(folders: Iterable[Path], metrics: Sequence[str] = ()) -> SolveGrid:
     """Return the solves in these folders as a benchmark.
 
     Args:
@@ -163,7 +169,7 @@ def read_benchmark(folders: Iterable[Path], metrics: Sequence[str] = ()) -> Benc
             problems[place], solvers[place] = named.groups()
     if len({each.seed for each in runs}) > 1:
         problems = [f"{label} seed={run.seed}" for label, run in zip(problems, runs, strict=True)]
-    found: dict[str, dict[str, BenchmarkRun]] = {}
+    found: dict[str, dict[str, GridRun]] = {}
     for problem, solver, run in zip(problems, solvers, runs, strict=True):
         other = found.setdefault(problem, {}).setdefault(solver, run)
         if other is not run:
@@ -171,10 +177,10 @@ def read_benchmark(folders: Iterable[Path], metrics: Sequence[str] = ()) -> Benc
                 f"{other.folder} and {run.folder} are {solver} on {problem} with one seed; give one of them"
             )
     made = [
-        BenchmarkProblem(label, _metric(label, of_problem, metrics), _attributes(of_problem), of_problem)
+        GridProblem(label, _metric(label, of_problem, metrics), _attributes(of_problem), of_problem)
         for label, of_problem in found.items()
     ]
-    return Benchmark(tuple(sorted(made, key=_order)), tuple(sorted(set(solvers))))
+    return SolveGrid(tuple(sorted(made, key=_order)), tuple(sorted(set(solvers))))
 
 
 def solve_folders(output: Path) -> list[Path]:
@@ -183,7 +189,7 @@ def solve_folders(output: Path) -> list[Path]:
     return [each.parent for each in configs if "solver.kind" in settings_of(each.parent)]
 
 
-def _read(folder: Path) -> BenchmarkRun:
+def _read(folder: Path) -> GridRun:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of a solve")
     settings = settings_of(folder)
@@ -191,8 +197,11 @@ def _read(folder: Path) -> BenchmarkRun:
         raise UserError(f"{folder}: not the folder of a solve, which a site compares; omit it")
     if (folder / RESULT).is_file():
         result = load_solve_result(folder)
-        return BenchmarkRun(folder, settings, result.history, result)
-    return BenchmarkRun(folder, settings, Journal.read(folder).rounds_table(), None)
+        return GridRun(folder, settings, result.history, result)
+    from narrowcast.benchmarking.benchmark_folder import BenchmarkFolder  # imports all solvers
+
+    failure = BenchmarkFolder(folder.parent).states().get(folder.name, {}).get("reason", "")
+    return GridRun(folder, settings, Journal.read(folder).rounds_table(), None, failure)
 
 
 def _labels(parts: Sequence[Settings]) -> list[str]:
@@ -219,7 +228,7 @@ def _labels(parts: Sequence[Settings]) -> list[str]:
     return [label(each) for each in parts]
 
 
-def _metric(label: str, runs: Mapping[str, BenchmarkRun], wanted: Sequence[str]) -> str:
+def _metric(label: str, runs: Mapping[str, GridRun], wanted: Sequence[str]) -> str:
     measured = list(dict.fromkeys(name for each in runs.values() for name in each.metrics))
     chosen = next((name for name in wanted or measured if name in measured), None)
     if not any(each.history.num_rows for each in runs.values()):
@@ -233,7 +242,7 @@ def _metric(label: str, runs: Mapping[str, BenchmarkRun], wanted: Sequence[str])
     return chosen
 
 
-def _attributes(runs: Mapping[str, BenchmarkRun]) -> dict[str, Any]:
+def _attributes(runs: Mapping[str, GridRun]) -> dict[str, Any]:
     """Return the problem's sizes and its scalar settings; of a matrix to complete the oversampling too."""
     first, *_ = runs.values()
     sizes: Settings = next((each.result.file.sizes for each in runs.values() if each.result), {})
@@ -245,7 +254,7 @@ def _attributes(runs: Mapping[str, BenchmarkRun]) -> dict[str, Any]:
     return {**found, "seed": first.seed}
 
 
-def _order(problem: BenchmarkProblem) -> list[tuple[str, float]]:
+def _order(problem: GridProblem) -> list[tuple[str, float]]:
     values = problem.attributes.values()
     return [(each, 0.0) if isinstance(each, str) else ("", float(each)) for each in values]
 

@@ -19,7 +19,7 @@ import pytest
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast
-from narrowcast.runs.solve_benchmark import read_benchmark, solve_folders
+from narrowcast.benchmarking.solve_grid import read_grid, solve_folders
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 COMPLETION = "completion-ill-conditioned"
@@ -130,7 +130,7 @@ def test_names_and_settings_are_escaped(runs: Path, tmp_path: Path) -> None:
 
 
 def test_labels_have_the_settings_that_differ(runs: Path) -> None:
-    benchmark = read_benchmark(solve_folders(runs))
+    benchmark = read_grid(solve_folders(runs))
     assert [each.label for each in benchmark.problems] == [
         f"synthetic_completion condition={condition} seed={seed}" for condition, seed in ((2, 1), (2, 0), (200, 0))
     ]
@@ -144,9 +144,15 @@ def test_runs_of_a_benchmark_have_the_names_of_its_file(runs: Path, tmp_path: Pa
     folders = [each for each in solve_folders(runs) if each.name != "cut"][:2]
     for folder, name in zip(folders, ("small.k2.plain.seed-0", "small.k2.other.seed-0"), strict=True):
         shutil.copytree(folder, tmp_path / name)
-    benchmark = read_benchmark(solve_folders(tmp_path))
+    benchmark = read_grid(solve_folders(tmp_path))
     assert [each.label for each in benchmark.problems] == ["small.k2"]
     assert benchmark.solvers == ("other", "plain")
+    (tmp_path / name / "result.json").unlink()
+    line = {"instance": name, "state": "failed", "reason": "the solver diverged", "digest": ""}
+    (tmp_path / "instances.jsonl").write_text(json.dumps(line) + "\n")
+    (problem,) = read_grid(solve_folders(tmp_path)).problems
+    assert problem.runs["other"].ended == "failed"
+    assert problem.runs["other"].why(problem.metric).startswith("failed: the solver diverged, least error ")
 
 
 def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.benchmarking.solve_grid import LIMITS, GridProblem, GridRun, SolveGrid
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.runs.html_page import html_page, pairs, section
 from narrowcast.runs.html_report import configuration, run_parts, write_report
-from narrowcast.runs.solve_benchmark import LIMITS, Benchmark, BenchmarkProblem, BenchmarkRun
 
 TOLERANCES, WITHIN = (1e-4, 1e-2, 1e-8), (0.01,)
 """Errors that are goals, and distances above the least error of any run, by default."""
@@ -34,7 +34,7 @@ _MOST_CHARACTERS = 120
 
 
 def write_site(
-    benchmark: Benchmark, folder: Path, tolerances: Sequence[float] = TOLERANCES, within: Sequence[float] = WITHIN
+    benchmark: SolveGrid, folder: Path, tolerances: Sequence[float] = TOLERANCES, within: Sequence[float] = WITHIN
 ) -> Path:
     """Write the site to a folder and return its first page.
 
@@ -85,16 +85,16 @@ def write_site(
     return write_report(_page("Benchmark of solvers", [about, _drawn(data)]), folder / _INDEX)
 
 
-def _goals(problem: BenchmarkProblem, tolerances: Sequence[float], within: Sequence[float]) -> list[float]:
+def _goals(problem: GridProblem, tolerances: Sequence[float], within: Sequence[float]) -> list[float]:
     return [*tolerances, *(max((1 + each) * problem.least, min(tolerances)) for each in within)]
 
 
-def _cost(run: BenchmarkRun, metric: str, goal: float) -> list[float] | None:
+def _cost(run: GridRun, metric: str, goal: float) -> list[float] | None:
     found = run.cost(metric, goal)
     return found and [_rounded(found[0]), found[1]]
 
 
-def _problem_page(problem: BenchmarkProblem, solvers: Sequence[str], names: Mapping[int, str]) -> str:
+def _problem_page(problem: GridProblem, solvers: Sequence[str], names: Mapping[int, str]) -> str:
     pages = {solver: f"../runs/{names[id(run)]}.html" for solver, run in problem.runs.items()}
     lines = [
         {"look": solvers.index(solver), "label": solver, "page": pages[solver], **_curve(run, problem.metric)}
@@ -112,7 +112,7 @@ def _problem_page(problem: BenchmarkProblem, solvers: Sequence[str], names: Mapp
     return _page(problem.label, [links, drawn, section("Runs", table), section("Problem", about)])
 
 
-def _run_page(run: BenchmarkRun, problem: str) -> str:
+def _run_page(run: GridRun, problem: str) -> str:
     links = (
         f'<p><a href="../{_INDEX}">All problems</a> · <a href="../{escape(problem)}">All solvers on this one</a></p>'
     )
@@ -128,7 +128,9 @@ def _run_page(run: BenchmarkRun, problem: str) -> str:
 
 
 def _page(title: str, parts: Sequence[str]) -> str:
-    style, script = (files("narrowcast.runs").joinpath(f"benchmark_site.{each}").read_text() for each in ("css", "js"))
+    style, script = (
+        files("narrowcast.benchmarking").joinpath(f"benchmark_site.{each}").read_text() for each in ("css", "js")
+    )
     return html_page(title, parts, style=style, script=script)
 
 
@@ -141,7 +143,7 @@ def _drawn(data: Mapping[str, Any]) -> str:
     )
 
 
-def _curve(run: BenchmarkRun, metric: str) -> dict[str, list[float]]:
+def _curve(run: GridRun, metric: str) -> dict[str, list[float]]:
     """Return a metric and its costs, thinned to points that are spread evenly over the logarithm of the iteration."""
     iterations, seconds, values = run.errors(metric)
     last = len(values) - 1
@@ -162,7 +164,7 @@ def _short(value: float) -> str:
     return min(f"{value:g}", re.sub(r"(\.0+)?e([+-])0*", r"e\2", f"{value:e}"), key=len)
 
 
-def _limits(runs: Sequence[BenchmarkRun]) -> str:
+def _limits(runs: Sequence[GridRun]) -> str:
     """Return the limits of the runs, and those in which they differ."""
     values = {name: list(dict.fromkeys(each.limits.get(name) for each in runs)) for name in LIMITS}
     said = [f"{name} {' or '.join(map(str, found))}" for name, found in values.items() if found != [None]]
