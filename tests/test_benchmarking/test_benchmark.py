@@ -132,6 +132,7 @@ def test_commands_take_the_folder_of_a_benchmark(file: Path, output: Path) -> No
     said = CliRunner().invoke(cli, ["benchmark", str(file), "--problems", "grid", "--output", str(output)])
     assert said.exit_code == 0, said.output
     assert "2 of 2 instances have ended already" in said.output
+    assert len((output / "mixed" / "instances.csv").read_text().splitlines()) == 5
 
 
 def test_other_settings_need_another_name(file: Path, output: Path) -> None:

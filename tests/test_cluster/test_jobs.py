@@ -219,3 +219,22 @@ def test_nodes_whose_python_is_not_rays_are_named(tmp_path: Path, monkeypatch: p
             other.chmod(0o755)
     finally:
         cluster.kill()
+
+
+def test_a_benchmark_of_solvers_is_a_job(nodes: RayNodes, tmp_path: Path) -> None:
+    file, runs = tmp_path / "small.yaml", tmp_path / "runs"
+    file.write_text(
+        "problems: {a: {kind: synthetic_completion, rows: 60, fraction: 0.5}}\n"
+        "solvers: {asd: asd, scaled_asd: scaled_asd, niht: niht}\n"
+        "solve: {iterations: 100, spacing: 1.5}\n"
+    )
+    submit = ("submit", file, "workers=2", "--id", "small", "--address", nodes.address, "--output", runs)
+    said = narrowcast(*submit)
+    assert said.status == 0, said.err
+    assert "[3/3] a." in said.out
+    states = [json.loads(line)["state"] for line in (runs / "small" / "instances.jsonl").read_text().splitlines()]
+    assert sorted(states) == ["begun"] * 3 + ["finished"] * 3
+    assert all(
+        (runs / "small" / f"a.{solver}.seed-0" / "result.json").is_file() for solver in ("asd", "scaled_asd", "niht")
+    )
+    assert "small: finished already" in narrowcast(*submit, "--no-wait").out

@@ -97,10 +97,14 @@ class Instance:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark's file, `values` as it was written after overrides, and its instances, problem by problem."""
+    """A benchmark's file, `values` as it was written after overrides, and its instances, problem by problem.
+
+    `whole` are those of the file, `instances` those to be solved.
+    """
 
     file: BenchmarkFile
     values: dict[str, Any]
+    whole: tuple[Instance, ...]
     instances: tuple[Instance, ...]
 
     def only(self, problems: Sequence[str], solvers: Sequence[str]) -> Benchmark:
@@ -140,7 +144,8 @@ def load_benchmark(name_or_path: str, overrides: Iterable[str] = ()) -> Benchmar
         if isinstance(given := values.get(section), dict):
             values[section] = {key: {"kind": each} if isinstance(each, str) else each for key, each in given.items()}
     file = validate(BenchmarkFile, values, origin)
-    return Benchmark(file, values, tuple(_instances(file, origin)))
+    whole = tuple(_instances(file, origin))
+    return Benchmark(file, values, whole, whole)
 
 
 def _instances(file: BenchmarkFile, origin: str) -> Iterable[Instance]:

@@ -47,7 +47,7 @@ def prepare_benchmark(benchmark: Benchmark, output: Path, *, retry: bool = False
 
 
 def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __: None) -> BenchmarkResult:
-    """Solve the instances that are left, write `instances.csv` of all, and return the result.
+    """Solve the instances that are left, write `instances.csv` of all in the file, and return the result.
 
     An instance that fails, or whose worker dies, does not end the others.
     """
@@ -59,9 +59,9 @@ def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __:
                 with _worker_pool(prepared.benchmark) as pool:
                     dispatch(queue, pool, min(file.workers, len(prepared.left)))
         finally:
-            result = result_of(folder, prepared.benchmark.instances)
-            write_atomically(folder.path / TABLE, as_csv(result.rows).encode())
-    return result
+            rows = result_of(folder, prepared.benchmark.whole).rows
+            write_atomically(folder.path / TABLE, as_csv(rows).encode())
+    return result_of(folder, prepared.benchmark.instances)
 
 
 def _worker_pool(benchmark: Benchmark) -> AbstractContextManager[WorkerPool]:
