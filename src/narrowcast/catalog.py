@@ -35,6 +35,7 @@ from narrowcast.algorithms.federated.adaptive_atomo import AdaptiveAtomo
 from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
 from narrowcast.algorithms.federated.afl import AFL
 from narrowcast.algorithms.federated.aggregator import AGGREGATORS
+from narrowcast.algorithms.federated.apfl import APFL
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
@@ -105,6 +106,7 @@ ALGORITHMS = Registry(
         "feddyn": FedDyn,
         "qffl": QFFL,
         "afl": AFL,
+        "apfl": APFL,
         "fedmf": FedMF,
         "fedmavg": FedMAvg,
         "sfmf": SFMF,

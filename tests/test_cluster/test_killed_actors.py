@@ -29,6 +29,7 @@ STATEFUL = {
     for name, algorithm in {
         "scaffold": "scaffold",
         "feddyn": "feddyn",
+        "apfl": "apfl",
         "median": "{kind: fedavg, aggregator: median}",
         "scolr": "scolr",
     }.items()

@@ -1,0 +1,118 @@
+"""APFL: each client keeps a model of its own and uses its mixture with the global one, which alone is averaged.
+
+Reference: Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, 2020 (arXiv:2003.13461), Algorithm 1.
+Letters: x the server's model, y_u client u's copy of it, v_u its own model, g the gradient of its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from narrowcast.algorithms.federated.fedavg import Averaging
+from narrowcast.algorithms.federated.whole_model import model_of
+from narrowcast.algorithms.uploads.client_loop import of_clients, zeros_of_clients
+from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, Gradient, LocalTerms, LocalUpdates
+
+_OWN = PrefixedArrays("personal/")
+"""v_u less the model before round 1, [U, ...]: zeros until a client takes part."""
+
+
+@dataclass(frozen=True)
+class MixedStep:
+    """y -= rate g(y), then v -= rate alpha g(alpha v + (1 - alpha) y) on the same batch: lines 5 to 7."""
+
+    alpha: float
+    parts: int = 1
+
+    def init(self, start: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return v of each client."""
+        return {name: own[name].clone() for name in start}
+
+    def step(
+        self,
+        values: Mapping[str, Any],
+        slots: Mapping[str, Any],
+        gradient: Gradient,
+        own: Mapping[str, Any],
+        rate: float,
+        step: int,
+    ) -> None:
+        """Move y and v."""
+        del own, step
+        for name, each in gradient(values, 0).items():
+            values[name].sub_(each, alpha=rate)
+        mixed = {name: self.alpha * slots[name] + (1 - self.alpha) * each for name, each in values.items()}
+        for name, each in gradient(mixed, 0).items():
+            slots[name].sub_(each, alpha=rate * self.alpha)
+
+
+class APFL(Averaging):
+    """Clients use alpha v_u + (1 - alpha) x, and the mean of the y_u moves x as in FedAvg.
+
+    v_u never leaves the client: it sends and receives what FedAvg's does, and computes twice as many gradients.
+    `evaluate_clients` measures each client's mixture; other evaluations are those of x.
+
+    Differs from the paper: 1. alpha is the same for all clients and rounds; the paper may adapt it by a gradient step.
+    2. v_u begins as the model before round 1. 3. a client is measured with x in place of its last y_u. 4. the released
+    code mixes the outputs of two networks, here as in the paper their parameters are mixed.
+    """
+
+    kind: Literal["apfl"] = "apfl"
+    alpha: float = Field(0.5, ge=0, le=1, description="share of a client's own model in the mixture that it uses")
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for models other than networks, whose training takes no steps of an algorithm's own."""
+        super().check(task)
+        if not isinstance(task.model, NeuralNetwork):
+            raise UserError(
+                f"algorithm.kind = {self.kind} trains networks, not {task.model.kind}, whose clients keep factors of "
+                "their own anyway; use fedmf"
+            )
+        if getattr(task.training, "momentum", 0.0):
+            raise UserError(
+                f"training.momentum = {task.training.momentum:g}: the steps of {self.kind} have no momentum; set 0"
+            )
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return the clients' private parameters, v_u, and the codec's state."""
+        own = zeros_of_clients(self.parameters(task), task.data.n_clients)
+        return {**super().init_clients(task), **_OWN.add(own)}
+
+    def terms(self, chunk: Chunk, task: Task) -> LocalTerms:
+        """Return the steps of y and v; with alpha = 0 plain SGD, since v is not used."""
+        if self.alpha == 0:
+            return LocalTerms()
+        return LocalTerms(rule=MixedStep(self.alpha), own=self._own(chunk, task))
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send y_u - x as FedAvg does, and keep v_u unless it left the finite numbers."""
+        result = super().upload(broadcast, chunk, task, updates)
+        start, kept = task.initial_parameters(), {}
+        for name, values in updates.slots.items():
+            finite = np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
+            before = np.asarray(chunk.state[_OWN.name(name)])
+            kept[name] = of_clients(finite, np.asarray(values) - start[name], before)
+        return replace(result, state={**result.state, **_OWN.add(kept)})
+
+    def personal(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Arrays:
+        """Return alpha v_u + (1 - alpha) x, [C, ...]."""
+        own, model = self._own(chunk, task), self.final(model_of(broadcast))
+        return {
+            name: (self.alpha * own[name] + (1 - self.alpha) * values).astype(values.dtype)
+            for name, values in model.items()
+        }
+
+    def _own(self, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
+        """Return v_u of each client of the chunk, [C, ...]."""
+        start = task.initial_parameters()
+        return {name: values + start[name] for name, values in _OWN.of(chunk.state).items()}

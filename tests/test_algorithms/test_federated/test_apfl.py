@@ -1,0 +1,126 @@
+"""APFL: without a model of their own clients are FedAvg's, with nothing else they train alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from digits import digits, make_task, relative_error, run
+from narrowcast.algorithms.federated.apfl import APFL
+from narrowcast.algorithms.federated.fedavg import FedAvg
+from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.experiment import load_experiment
+from narrowcast.platform.contracts import Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.networks import MLP
+from narrowcast.platform.rounds import rounds
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import RunState
+from narrowcast.platform.types import Arrays, Chunk, LocalTerms
+from running import local
+
+COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
+EVERYONE = np.arange(len(COUNTS))
+
+
+def task_of(**training: Any) -> Task:
+    return make_task(digits(COUNTS), MLP(hidden=(16,)), **training)
+
+
+def used(algorithm: APFL, task: Task, state: RunState) -> Arrays:
+    """What each client uses, from the state of those that took part: all of them."""
+    broadcast = algorithm.broadcast(state.server, task, state.round_index + 1).arrays
+    return algorithm.personal(broadcast, Chunk(state.round_index, 0, EVERYONE, state.clients), task)
+
+
+def test_without_a_share_of_its_own_it_is_fedavg() -> None:
+    task, algorithm = task_of(momentum=0.0), APFL(alpha=0)
+    alone, wanted = run(algorithm, task, n_rounds=3), run(FedAvg(), task, n_rounds=3)
+    assert all(np.array_equal(alone.server[name], values) for name, values in wanted.server.items())
+    assert (alone.uplink_bits, alone.downlink_bits) == (wanted.uplink_bits, wanted.downlink_bits)
+    for name, values in used(algorithm, task, alone).items():
+        assert np.array_equal(values, np.broadcast_to(wanted.server[name], values.shape))
+
+
+def test_the_global_model_is_fedavgs_whatever_the_share() -> None:
+    task = task_of(epochs=2)
+    wanted = run(FedAvg(), task, n_rounds=2).server
+    for alpha in (0.3, 1.0):
+        assert relative_error(run(APFL(alpha=alpha), task, n_rounds=2).server, wanted) < 1e-5
+
+
+def test_with_nothing_but_its_own_model_a_client_trains_alone() -> None:
+    task, algorithm = task_of(epochs=2), APFL(alpha=1)
+    start = task.initial_parameters()
+    own = {name: np.stack([values] * len(COUNTS)) for name, values in start.items()}
+    for round_index in (1, 2):
+        chunk = Chunk(round_index, 0, EVERYONE, {})
+        changes = task.training.train(start, chunk, task, LocalTerms(start=own)).changes
+        own = {name: values + changes[name] for name, values in own.items()}
+    assert relative_error(used(algorithm, task, run(algorithm, task, n_rounds=2)), own) < 2e-5
+
+
+def test_a_round_is_that_of_a_loop_over_clients() -> None:
+    task, alpha, rate = task_of(epochs=2), 0.3, 0.1
+    algorithm, start, module = APFL(alpha=alpha), task.initial_parameters(), task.model.module(task.data)
+    state = run(algorithm, task)
+    mixed = used(algorithm, task, state)
+
+    def gradient(at: dict[str, torch.Tensor], batch: Any) -> dict[str, torch.Tensor]:
+        at = {name: each.clone().requires_grad_() for name, each in at.items()}
+        scores = torch.func.functional_call(module, at, (torch.from_numpy(batch.features),))
+        loss = nn.functional.cross_entropy(scores, torch.from_numpy(batch.labels))
+        return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
+
+    for client in np.flatnonzero(COUNTS).tolist():
+        one = np.array([client])
+        keys = task.private_seed.stream_keys("shuffle", 1, one)
+        schedule = draw_schedule(task.data.examples[one], np.array([2]), task.training.batch_size, keys)
+        own = task.data.order[task.data.indptr[client] : task.data.indptr[client + 1]]
+        y = {name: torch.from_numpy(values.copy()) for name, values in start.items()}
+        v = {name: each.clone() for name, each in y.items()}
+        for batch, size in zip(schedule.samples, schedule.sizes, strict=True):
+            picked = task.data.train.take(own[batch[:size]])
+            step = gradient(y, picked)
+            y = {name: each - rate * step[name] for name, each in y.items()}
+            step = gradient({name: alpha * v[name] + (1 - alpha) * y[name] for name in y}, picked)
+            v = {name: each - rate * alpha * step[name] for name, each in v.items()}
+        wanted = {name: alpha * v[name].numpy() + (1 - alpha) * state.server[name] for name in v}
+        assert relative_error({name: values[client] for name, values in mixed.items()}, wanted) < 2e-5
+
+
+def test_clients_are_measured_with_their_mixtures() -> None:
+    settings = ["rounds=5", "evaluate_every=5", "evaluate_clients=test", "clients_per_round=50"]
+    partition = "data.partition={kind: shards, classes_per_client: 2}"
+    losses = {}
+    for alpha in (0, 0.9):
+        each = load_experiment("fedavg-digits", [*settings, partition, f"algorithm={{kind: apfl, alpha: {alpha}}}"])
+        task = each.task(each.data.load())
+        *_, last = rounds(Run(each, each.algorithm, task), local(each.algorithm, task))
+        losses[alpha] = last.metrics["test.loss.mean"]
+    assert losses[0.9] < losses[0], "clients of two classes each do better with a model of their own"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("training.momentum=0.9",), "training.momentum = 0.9: the steps of apfl have no momentum; set 0"),
+        (("algorithm.alpha=1.5",), "algorithm.alpha"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        each = load_experiment("fedavg-digits", ["algorithm=apfl", *settings])
+        each.task(each.data.load())
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_matrix_factorisation_is_refused() -> None:
+    each = load_experiment("scolr-ml100k", ["algorithm=apfl"])
+    with pytest.raises(UserError, match="apfl trains networks, not matrix_factorisation"):
+        each.task(each.data.load())
