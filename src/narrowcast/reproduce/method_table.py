@@ -73,22 +73,27 @@ def judge_methods(comparison: Comparison, rows: Rows) -> list[PaperVerdict]:
 
 
 def plot_methods(comparison: Comparison, rows: Rows, path: Path) -> None:
-    """Plot the accuracy of each method against its uplink."""
+    """Plot the accuracy of each method against its uplink, or method by method if all send the same bits."""
     tested, colours = tested_methods(comparison, rows), colormaps["tab10"]
     figure, (axes,) = new_figure(f"Optimisation methods, equally tuned, {comparison.data}", panels=1)
+    one_codec = len(comparison.codecs) == 1
     for place, method in enumerate(comparison.methods):
         there = [tested[codec, method] for codec in comparison.codecs if (codec, method) in tested]
         if there:
             draw_seed_means(
                 axes,
-                [each.share for each in there],
+                [place] if one_codec else [each.share for each in there],
                 [each.accuracies for each in there],
                 color=colours(place),
                 marker="osD^v<>pP"[place],
                 capsize=3,
                 label=method,
             )
-    axes.set_xscale("log")
-    axes.set(xlabel="uplink, of updates in float32", ylabel="test accuracy (%)")
-    axes.legend(fontsize=8, frameon=False)
+    axes.set(ylabel="test accuracy (%)")
+    if one_codec:
+        axes.set_xticks(range(len(comparison.methods)), comparison.methods)
+    else:
+        axes.set_xscale("log")
+        axes.set(xlabel="uplink, of updates in float32")
+        axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
