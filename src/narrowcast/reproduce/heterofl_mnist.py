@@ -12,13 +12,11 @@ seed that is not a test seed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.run_spec import RunSpec
-from narrowcast.reproduce.verdict import PaperVerdict
 
 STUDY = "heterofl-mnist"
 TEST_SEEDS = 5
@@ -91,12 +89,3 @@ class SliceCell:
 
 
 CELLS = tuple(map(SliceCell, METHODS))
-
-
-def judge_slices(runs: Mapping[str, Runs]) -> list[PaperVerdict]:
-    """Compare the methods with the first one, seed by seed; add the simulated time of a round."""
-    seconds = {what: sum(run["simulated_seconds"] for run in each) / len(each) / ROUNDS for what, each in runs.items()}
-    return [
-        replace(each, verdict=f"{each.verdict}; {seconds[each.what]:.0f} s a round")
-        for each in compared_with_first(runs, "accuracy")
-    ]

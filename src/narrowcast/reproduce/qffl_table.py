@@ -96,10 +96,11 @@ def plot_fairness(data: str, rows: Rows, path: Path) -> None:
     for name, label in _STATISTICS.items():
         axes = right if name == "variance" else left
         values = [runs.statistics[name] for runs in found.values()]
-        draw_seed_means(axes, places, values, color=_COLOURS[name], marker="o", capsize=3, label=label)
+        draw_seed_means(axes, places, values, color=_COLOURS[name], marker="o", linestyle="", capsize=3, label=label)
     for axes in (left, right):
         axes.set_xticks(places, [cell.method for cell in found])
+        axes.set_xlim(-0.5, len(found) - 0.5)
     left.set(ylabel="test accuracy (%)")
-    left.legend(fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.12))
+    left.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     right.set(ylabel="variance over clients (percent squared)", ylim=(0, None))
     figure.savefig(path, dpi=150)

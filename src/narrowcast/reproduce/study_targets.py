@@ -16,6 +16,7 @@ from narrowcast.reproduce.fedmavg_table import MARGIN as ITEM_MARGIN
 from narrowcast.reproduce.fedmavg_table import judge_clusters, judge_items, plot_clusters, plot_items
 from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
+from narrowcast.reproduce.heterofl_table import judge_slices, plot_slices
 from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, channel_results, chosen, finished, others
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
@@ -87,13 +88,13 @@ def _methods(comparison: Comparison, what: str, takes: str) -> StudyTarget:
 
 
 def _slices(rows: Rows, path: Path) -> Finished:
-    del path
     runs: dict[str, Runs] = {}
     for cell in heterofl_mnist.CELLS:
         spec = chosen(rows, cell, heterofl_mnist.TRIES)
         if spec is not None and (found := finished(rows, spec, heterofl_mnist.TEST_SEEDS)):
             runs[cell.method] = found
-    return heterofl_mnist.judge_slices(runs), []
+    plot_slices(runs, png := path.with_suffix(".png"))
+    return judge_slices(runs), [png]
 
 
 def _total(rows: Rows, path: Path) -> Finished:
