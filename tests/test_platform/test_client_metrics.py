@@ -299,9 +299,10 @@ def test_a_spread_is_better_when_lower_and_other_statistics_as_their_metric() ->
 def test_studies_may_have_them_as_objectives() -> None:
     names = [f"validation.accuracy.{statistic}" for statistic in STATISTICS]
     worst = StudySettings(objectives={"validation.accuracy.worst_10_percent": "maximize"})
-    worst.check_measured(names, frozenset(("loss",)))
+    rest = (names, ("uplink_bits",), frozenset(("loss",)))
+    worst.check_measured("experiment", names, *rest)
     variance = StudySettings(objectives={"validation.accuracy.variance": "maximize"})
     with pytest.raises(UserError, match="it is better when lower; write minimize"):
-        variance.check_measured(names, frozenset(("loss",)))
+        variance.check_measured("experiment", names, *rest)
     with pytest.raises(UserError, match="no run of this experiment reports it"):
-        worst.check_measured(["validation.accuracy"])
+        worst.check_measured("experiment", ["validation.accuracy"], ["validation.accuracy"], ("uplink_bits",))

@@ -44,6 +44,8 @@ class _PrunerFields(BaseModel):
     or `every` bits or seconds of the other axes.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
     axis: Literal["rounds", "uplink_bits", "total_bits", "simulated_seconds", "iterations", "solver_seconds"] = Field(
         "rounds", description="resource at whose equal use trials are compared; rounds of a solve are its iterations"
     )
