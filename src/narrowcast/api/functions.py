@@ -22,7 +22,7 @@ from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.extras import check_installed
 from narrowcast.runs.any_result import load_any
 from narrowcast.runs.result import Result
-from narrowcast.runs.run_folder import CONFIG, find_run, runs_in
+from narrowcast.runs.run_folder import CONFIG, RESULT, find_run, runs_in
 
 if TYPE_CHECKING:
     from narrowcast.benchmarking.benchmark_result import BenchmarkResult
@@ -175,12 +175,7 @@ def compare(
     from narrowcast.runs.solve_comparison import SolveComparison
     from narrowcast.runs.solve_result import SolveResult
 
-    results: list[Any] = []
-    for each in runs:
-        if isinstance(each, str | Path):
-            results += [load_any(folder) for folder in runs_in(find_run(each, Path(output)))]
-        else:
-            results.append(each)
+    results = [load_any(each) if isinstance(each, Path) else each for each in _found(runs, output)]
     solves = [each for each in results if isinstance(each, SolveResult)]
     experiments = [each for each in results if isinstance(each, Result)]
     if solves and experiments:
@@ -216,16 +211,18 @@ def site(
     from narrowcast.benchmarking.benchmark_site import TOLERANCES, WITHIN, write_site
     from narrowcast.benchmarking.solve_grid import read_grid, solve_folders
 
-    folders: list[Path] = []
-    for each in solve_folders(Path(output)) if runs is None else runs:
-        if isinstance(each, str | Path):
-            folders += runs_in(find_run(each, Path(output)), CONFIG)
-        else:
-            folders.append(each.folder)
-    benchmark = read_grid(folders, metrics)
-    return write_site(
-        benchmark, Path(folder), TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within
-    )
+    given = _found(solve_folders(Path(output)) if runs is None else runs, output, CONFIG)
+    grid = read_grid([each if isinstance(each, Path) else each.folder for each in given], metrics)
+    goals = TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within
+    return write_site(grid, Path(folder), *goals)
+
+
+def _found(runs: Iterable[Any], output: str | Path, file: str = RESULT) -> list[Any]:
+    """Return results as they are, and the folders of named runs; of a folder of several those that have the file."""
+    found: list[Any] = []
+    for each in runs:
+        found += runs_in(find_run(each, Path(output)), file) if isinstance(each, str | Path) else [each]
+    return found
 
 
 def tune(

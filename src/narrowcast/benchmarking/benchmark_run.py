@@ -61,7 +61,8 @@ def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __:
         finally:
             rows = result_of(folder, prepared.benchmark.whole).rows
             write_atomically(folder.path / TABLE, as_csv(rows).encode())
-    return result_of(folder, prepared.benchmark.instances)
+    chosen = {each.name for each in prepared.benchmark.instances}
+    return BenchmarkResult(folder.path, [row for row in rows if row["instance"] in chosen])
 
 
 def _worker_pool(benchmark: Benchmark) -> AbstractContextManager[WorkerPool]:

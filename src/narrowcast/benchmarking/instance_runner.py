@@ -53,7 +53,7 @@ class InstanceEnd:
 
 @dataclass
 class WorkerMemory:
-    """What a worker keeps from one instance to the next: the last problem, and the solvers that it has warmed up."""
+    """The last problem of a worker and the solvers that it has warmed up, kept from one instance to the next."""
 
     source: str = ""
     problem: Problem | None = None

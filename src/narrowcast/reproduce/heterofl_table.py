@@ -26,7 +26,7 @@ def judge_slices(runs: Mapping[str, Runs]) -> list[PaperVerdict]:
 
 def plot_slices(runs: Mapping[str, Runs], path: Path) -> None:
     """Plot the accuracy of each method against the simulated time of all rounds, and against uplink and downlink."""
-    figure, panels = new_figure("Slices of a model for unequal devices, MNIST, 20 rounds", panels=2)
+    figure, panels = new_figure(f"Slices of a model for unequal devices, MNIST, {ROUNDS} rounds", panels=2)
     colours = colormaps["tab10"]
     for axes, place_of in zip(panels, (_simulated_minutes, _megabytes), strict=True):
         for place, (what, each) in enumerate(runs.items()):

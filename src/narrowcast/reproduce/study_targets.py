@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from narrowcast.reproduce import heterofl_mnist, total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
@@ -18,7 +19,15 @@ from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
 from narrowcast.reproduce.heterofl_table import judge_slices, plot_slices
 from narrowcast.reproduce.long_runs import Queue, work
-from narrowcast.reproduce.long_studies import OTHER_SEEDS, TEST_SEEDS, channel_results, chosen, finished, others
+from narrowcast.reproduce.long_studies import (
+    OTHER_SEEDS,
+    TEST_SEEDS,
+    TunedCell,
+    channel_results,
+    chosen,
+    finished,
+    others,
+)
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
 from narrowcast.reproduce.method_table import judge_methods, plot_methods
 from narrowcast.reproduce.qffl_table import judge_fairness, plot_fairness
@@ -30,6 +39,7 @@ from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
 
 Finished = tuple[list[PaperVerdict], list[Path]]
+RateT = TypeVar("RateT")
 _MEMORY_GIB = 100.0
 FEDMAVG = "Wang, Suwandi and Chang, ICASSP 2021"
 SOURCE = "no paper: a study of narrowcast"
@@ -87,23 +97,27 @@ def _methods(comparison: Comparison, what: str, takes: str) -> StudyTarget:
     return StudyTarget(what, takes, (comparison.name,), finish)
 
 
-def _slices(rows: Rows, path: Path) -> Finished:
+def _tested(rows: Rows, cells: Mapping[str, TunedCell[RateT]], rates: Sequence[RateT], seeds: int) -> dict[str, Runs]:
+    """Return the test runs of the cells at their best rates, those that are all finished."""
     runs: dict[str, Runs] = {}
-    for cell in heterofl_mnist.CELLS:
-        spec = chosen(rows, cell, heterofl_mnist.TRIES)
-        if spec is not None and (found := finished(rows, spec, heterofl_mnist.TEST_SEEDS)):
-            runs[cell.method] = found
+    for what, cell in cells.items():
+        spec = chosen(rows, cell, rates)
+        if spec is not None and (found := finished(rows, spec, seeds)):
+            runs[what] = found
+    return runs
+
+
+def _slices(rows: Rows, path: Path) -> Finished:
+    cells = {cell.method: cell for cell in heterofl_mnist.CELLS}
+    runs = _tested(rows, cells, heterofl_mnist.TRIES, heterofl_mnist.TEST_SEEDS)
     plot_slices(runs, png := path.with_suffix(".png"))
     return judge_slices(runs), [png]
 
 
 def _total(rows: Rows, path: Path) -> Finished:
     del path
-    runs: dict[str, Runs] = {}
-    for cell in total_traffic.CELLS:
-        spec = chosen(rows, cell, total_traffic.RATES)
-        if spec is not None and (found := finished(rows, spec, TEST_SEEDS)):
-            runs[f"{cell.uplink} up, {cell.downlink} down"] = found
+    cells = {f"{cell.uplink} up, {cell.downlink} down": cell for cell in total_traffic.CELLS}
+    runs = _tested(rows, cells, total_traffic.RATES, TEST_SEEDS)
     return compared_with_first(runs, "hr@10", read_tuning_study("ml1m").dense_bits), []
 
 
@@ -189,7 +203,7 @@ STUDY_TARGETS: Mapping[str, StudyTarget | CompletionTarget] = {
         "396 runs, 40 min",
     ),
     "server-optimizers": _methods(
-        SERVER_OPTIMIZERS, "FedAvgM, FedAdam, FedYogi and FedAdagrad against FedAvg, Shakespeare", "55 runs, 30 min"
+        SERVER_OPTIMIZERS, "FedAvgM, FedAdam, FedYogi and FedAdagrad against FedAvg, Shakespeare", "66 runs, 15 min"
     ),
     "heterofl-mnist": StudyTarget(
         "slices of a model for unequal devices: HeteroFL, FedRolex, IST, and SCoLR's ranks at the same bits, MNIST",

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
-from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.iterations import Iteration, begin, iterations
-from narrowcast.platform.solver_contracts import Problem, ProblemSource
+from narrowcast.platform.solver_contracts import Problem
 from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.solve_run import Solve
+from narrowcast.tuning.shared_source import SharedSource
 from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
 
-_MOST_OTHER_PROBLEMS = 4
 
-
-@dataclass(frozen=True)
-class SharedProblem:
-    """The problem that all workers share, and the source that it was read from.
-
-    Other seeds and parameters may have other problems, of which a worker keeps those that it loaded last.
-    """
-
-    source: ProblemSource
-    data: Problem
-    others: list[tuple[ProblemSource, Problem]] = field(default_factory=list, repr=False, compare=False)
+class SharedProblem(SharedSource):
+    """The problem that all workers share."""
 
     def problem_of(self, solve: Solve) -> Problem:
         """Return the problem of a solve; raise `UserError` if its solver does not take it."""
-        known = [(self.source, self.data), *self.others]
-        source = solve.problem_source
-        found = next((problem for its_source, problem in known if its_source == source), None)
-        if found is None:
-            found = source.load()
-            self.others[:] = [*self.others[1 - _MOST_OTHER_PROBLEMS :], (source, found)]
-        solve.solver.check(found)
-        return found
+        problem: Problem = self.loaded(solve.problem_source)
+        solve.solver.check(problem)
+        return problem
 
 
 def selects(solve: Solve, metric: str) -> bool:

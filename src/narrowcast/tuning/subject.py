@@ -14,7 +14,7 @@ from narrowcast.platform.tracking.metric_direction import Declared
 
 
 class Subject(Protocol):
-    """What a study has to know of its kind of run."""
+    """The kind of run of a study: its section, costs and checks, and its trials on a worker."""
 
     section: ClassVar[str]
     """The section of a study file that has the run."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from narrowcast.experiment import Experiment
-from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
@@ -16,35 +15,18 @@ from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
 from narrowcast.runs.learning_check import nothing_used
+from narrowcast.tuning.shared_source import SharedSource
 from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
 
 _KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "total_bits", "simulated_seconds")
-_MOST_OTHER_DATA = 4
 
 
-@dataclass(frozen=True)
-class SharedData:
-    """The data set that all workers share, and the source that it was read from.
-
-    Other seeds may have other data, of which a worker keeps those that it read last.
-    """
-
-    source: Any
-    data: Dataset
-    others: list[tuple[Any, Dataset]] = field(default_factory=list, repr=False, compare=False)
+class SharedData(SharedSource):
+    """The data set that all workers share."""
 
     def run_of(self, experiment: Experiment) -> Run:
         """Return the run of an experiment; raise `UserError` if its parts do not fit together."""
-        return Run(experiment, experiment.secured_algorithm, experiment.task(self._data_of(experiment.data_source)))
-
-    def _data_of(self, source: Any) -> Dataset:
-        known = next(
-            (data for its_source, data in [(self.source, self.data), *self.others] if its_source == source), None
-        )
-        if known is None:
-            known = source.load()
-            self.others[:] = [*self.others[1 - _MOST_OTHER_DATA :], (source, known)]
-        return known
+        return Run(experiment, experiment.secured_algorithm, experiment.task(self.loaded(experiment.data_source)))
 
 
 def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluation], Collection[int], None]:

@@ -19,7 +19,7 @@ from narrowcast.platform.types import FloatArray, IntArray
 Width = Annotated[float, Field(gt=0, le=1)]
 """Share of the units of each hidden layer."""
 Assignment = Literal["turns", "draw", "compute", "link"]
-"""How clients come by their width: in turn by their number, by a draw in each round, or the widest they can afford."""
+"""Clients have widths in turn by their number, by a draw in each round, or the widest that they can afford."""
 
 
 def unit_counts(widths: Sequence[float], n_units: Sequence[int]) -> IntArray:

@@ -46,7 +46,7 @@ class MaxCutFile(_Relaxation):
     def load(self) -> MaxCut:
         """Return the problem; raise `UserError` if the file is no graph."""
         try:
-            path = located(self.path, "path")
+            path = located(self.path, "path", "problem")
         except UserError:
             if self.path.parent.name != _GSET:
                 raise

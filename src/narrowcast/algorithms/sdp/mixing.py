@@ -85,7 +85,7 @@ class Mixing(BaseModel):
 
     def step(self, problem: MaxCut, state: Arrays) -> tuple[Arrays, Report]:
         """Return the state after n updates."""
-        graph, vectors = problem.graph, np.array(state["vectors"])
+        graph, vectors = problem.graph, state["vectors"]
         arrays = (graph.indptr, graph.indices, graph.weights, vectors)
         momentum, iteration = float(state["momentum"]), int(state["iteration"])
         if self.selection == "cyclic":
