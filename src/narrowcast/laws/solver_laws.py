@@ -21,6 +21,7 @@ from narrowcast.platform.types import Arrays
 _ITERATIONS = 6
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "synthetic_completion": {"rows": 40, "columns": 30, "fraction": 0.5},
+    "sensor_localisation": {"sensors": 12, "anchors": 6, "radio_range": 0.7},
     "random_max_cut": {"vertices": 30, "edges": 90, "roundings": 4},
 }
 """Fields of small problems of the catalog, by kind, on which solvers are tried."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from narrowcast.algorithms.sdp.certificate import least_eigenvalue_bound
+from narrowcast.algorithms.sdp.certificate import is_bounded_below, least_eigenvalue_bound
 from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
 from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
 from narrowcast.algorithms.sdp.mixing import Mixing
@@ -56,6 +56,23 @@ def test_the_bound_on_the_least_eigenvalue_is_below_it_and_near(proof: Any, vert
     exact = float(np.linalg.eigvalsh(dense(problem) + np.diag(diagonal))[0])
     found = least_eigenvalue_bound(problem.graph, diagonal, proof)
     assert exact - 1e-6 < found <= exact
+
+
+def test_a_bound_below_all_eigenvalues_is_proved_and_no_other() -> None:
+    problem = RandomMaxCut(vertices=90, edges=270, seed=1).load()
+    diagonal = np.random.default_rng(0).normal(size=90)
+    exact = float(np.linalg.eigvalsh(dense(problem) + np.diag(diagonal))[0])
+    assert is_bounded_below(problem.graph, diagonal, exact - 1e-9)
+    assert not is_bounded_below(problem.graph, diagonal, exact + 1e-9)
+
+
+def test_a_gap_is_proved_exactly_where_it_is_measured() -> None:
+    problem = RandomMaxCut(vertices=90, edges=270, seed=1, roundings=0, proof="factorisation").load()
+    for sweeps in (1, 20, 200):
+        answer = solved(Mixing(), problem, sweeps)
+        gap = problem.measure(answer)["gap"]
+        assert problem.proves(answer, gap * (1 + 1e-4) + 1e-9)
+        assert not problem.proves(answer, gap * (1 - 1e-3) - 1e-9)
 
 
 def test_a_singular_matrix_of_high_multiplicity_has_a_bound_near_zero() -> None:

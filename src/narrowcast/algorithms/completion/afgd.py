@@ -20,8 +20,8 @@ class AFGD(FactorSolver):
     U = (a V + W) / (1 + a); V <- proj((1 - a) V + a U - (eta / a) grad(U)) onto {V: U_0'V >= 0}; W <- U - eta grad(U),
     rotated towards the start U_0. The answer is W. U_0 is a factor of a positive semidefinite matrix, or [L; R].
 
-    Source: Zhou, Cao and Gu, AISTATS 2020, algorithm 1 (AFGD). Differs: the rectangular form; the projection is that
-    onto the symmetric U_0'V in closed form, whose negative eigenvalues are then clipped.
+    Source: Zhou, Cao and Gu, AISTATS 2020, algorithm 1 (AFGD). Differs from the paper: 1. the form is the rectangular
+    one; 2. the projection is that onto the symmetric U_0'V in closed form, whose negative eigenvalues are then clipped.
     """
 
     kind: Literal["afgd"] = "afgd"

@@ -16,8 +16,8 @@ class ALS(FactorSolver):
     The objective is the sum over the observed entries of (m_ij - <x_i, y_j>)^2 + a (|x_i|^2 + |y_j|^2), so that a row
     is decayed by its number of entries. 2 p k^2 operations for the Gram matrices of all rows.
 
-    Source: Zhou, Wilkinson, Schreiber and Pan, AAIM 2008, section 3.1 (ALS-WR). Differs: the start is the leading
-    singular triples, not the mean ratings and noise.
+    Source: Zhou, Wilkinson, Schreiber and Pan, AAIM 2008, section 3.1 (ALS-WR). Differs from the paper: 1. the start is
+    the leading singular triples, not the mean ratings and noise.
     """
 
     kind: Literal["als"] = "als"

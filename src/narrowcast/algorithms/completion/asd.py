@@ -14,8 +14,8 @@ class ASD(FactorSolver):
 
     X <- X + t D Y, then Y <- Y + t D' X with the new X; t minimises the residual.
 
-    Source: Tanner and Wei, Appl. Comput. Harmon. Anal. 40(2), 2016, algorithm 1 (ASD). Differs: the start is divided by
-    the observed share, and the residual is computed anew every 50 iterations.
+    Source: Tanner and Wei, Appl. Comput. Harmon. Anal. 40(2), 2016, algorithm 1 (ASD). Differs from the paper: 1. the
+    start is divided by the observed share; 2. the residual is computed anew every 50 iterations.
     """
 
     kind: Literal["asd"] = "asd"

@@ -11,10 +11,14 @@ from functools import cached_property
 import numpy as np
 
 from narrowcast.algorithms.completion.low_rank_matrix import difference, frobenius
+from narrowcast.algorithms.completion.nuclear_ball import ball_metrics
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
-LOWER_IS_BETTER = ("observed_error", "relative_error", "unseen_error", "column_sum_error", "rmse")
+LOWER_IS_BETTER = (
+    *("observed_error", "relative_error", "unseen_error", "column_sum_error", "rmse"),
+    *("objective", "gap", "nuclear_norm", "rank"),
+)
 """Metrics of `Completion` of which the lower value is better; others of its metrics are better if higher."""
 
 
@@ -81,7 +85,8 @@ class Completion:
         `test.relative_error` is the relative Frobenius error, `test.unseen_error` that on the other entries, and
         `test.column_sum_error` the Euclidean norm of the errors of the column sums, which Engels and Morse's programs
         report as the Frobenius distance. `test.psnr` in dB where values have a peak. With held-out entries
-        `test.rmse`, with entries for validation `validation.rmse`.
+        `test.rmse`, with entries for validation `validation.rmse`. An answer that has a `radius` is measured as one
+        over the ball of that nuclear norm too (`nuclear_ball.ball_metrics`).
         """
         left, right = answer["left"], answer["right"]
         observed = self.observed
@@ -101,6 +106,8 @@ class Completion:
         for split, entries in (("test", self.held_out), ("validation", self.validation)):
             if entries is not None:
                 found[f"{split}.rmse"] = self._held_out_rmse(entries, left, right)
+        if "radius" in answer:
+            found |= ball_metrics(observed, left, right, float(answer["radius"]))
         return found
 
     def _whole_errors(self, left: FloatArray, right: FloatArray) -> tuple[float, float, float]:

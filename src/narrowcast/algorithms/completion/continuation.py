@@ -24,8 +24,8 @@ class Continuation(BaseModel):
     seen.
 
     Source: R3MC with rank updates (Mishra and Sepulchre, arXiv:1306.2672, section IV) and the pursuits of LRGeomCG
-    (Vandereycken, SIAM J. Optim. 23(2), 2013). Differs: several triples are added at once, as many as stand above the
-    noise, and a stage ends by its own progress.
+    (Vandereycken, SIAM J. Optim. 23(2), 2013). Differs from the papers: 1. several triples are added at once, as many
+    as stand above the noise; 2. a stage ends by its own progress.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

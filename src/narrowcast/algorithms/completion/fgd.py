@@ -20,7 +20,7 @@ class FGD(FactorSolver):
     with a term that keeps L'L = R'R. eta = `step_size` / sigma_1 of the start.
 
     Source: Bhojanapalli, Kyrillidis and Sanghavi, COLT 2016 (FGD); Park, Kyrillidis, Caramanis and Sanghavi, SIAM J.
-    Imaging Sci. 11(4), 2018 (BFGD). Differs: the step size does not contain the norm of the gradient.
+    Imaging Sci. 11(4), 2018 (BFGD). Differs from the paper: 1. the step size does not contain the norm of the gradient.
     """
 
     kind: Literal["fgd"] = "fgd"

@@ -22,9 +22,9 @@ class GaussNewton(FactorSolver):
     step that raises the residual is halved. For few observations, where first-order methods need thousands of
     iterations.
 
-    Source: Zilber and Nadler, GNMR, SIAM J. Math. Data Sci. 4(2), 2022 (updating variant). Differs: the least squares
-    are solved in orthonormal bases and not to the end, and the step is retracted by the truncated SVD of X + A V' +
-    U B'.
+    Source: Zilber and Nadler, GNMR, SIAM J. Math. Data Sci. 4(2), 2022 (updating variant). Differs from the paper: 1.
+    the least squares are solved in orthonormal bases; 2. they are not solved to the end; 3. the step is retracted by
+    the truncated SVD of X + A V' + U B'.
     """
 
     kind: Literal["gauss_newton"] = "gauss_newton"

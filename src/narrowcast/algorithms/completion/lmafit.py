@@ -21,7 +21,8 @@ class LMaFit(FactorSolver):
     slowly; an iteration that raises the residual is undone, and a starts from 0.
 
     Source: Wen, Yin and Zhang, Math. Prog. Comp. 4(4), 2012, algorithm 2 (LMaFit), with the constants of the authors'
-    program. Differs: Z is never formed. The start is X = 0, Y = I, as there; with `continuation`, triples.
+    program. Differs from the paper: 1. Z is never formed; 2. with `continuation` the start is triples, and not X = 0,
+    Y = I.
     """
 
     kind: Literal["lmafit"] = "lmafit"

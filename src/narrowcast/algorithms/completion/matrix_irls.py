@@ -28,8 +28,9 @@ class MatrixIRLS(BaseModel):
     e is solved for, by conjugate gradients; the rest is sparse. Then e <- min(e, s_{r+1}). A second-order method, for
     few observations and high condition numbers.
 
-    Source: Kuemmerle and Verdun, ICML 2021 (arXiv:2106.02119), algorithm 1. Differs: singular values by subspace
-    iteration from the previous ones instead of Krylov blocks. The answer is the leading part, of rank r.
+    Source: Kuemmerle and Verdun, ICML 2021 (arXiv:2106.02119), algorithm 1. Differs from the paper: 1. singular values
+    are those of subspace iteration from the previous ones, not of Krylov blocks; 2. the answer is the leading part, of
+    rank r.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

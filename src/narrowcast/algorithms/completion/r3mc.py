@@ -30,8 +30,9 @@ class R3MC(FactorSolver):
     Steps are exact for the linearised problem and halved until the residual falls enough (Armijo, 1e-4); directions by
     Fletcher and Reeves, anew along the gradient where they would ascend.
 
-    Source: Mishra and Sepulchre, arXiv:1306.2672, algorithm 1; with `continuation`, its rank updates. Differs: R is
-    kept diagonal, so that Lyapunov equations are solved entry by entry; the transported direction is not rescaled.
+    Source: Mishra and Sepulchre, arXiv:1306.2672, algorithm 1; with `continuation`, its rank updates. Differs from the
+    paper: 1. R is kept diagonal, so that Lyapunov equations are solved entry by entry; 2. the transported direction is
+    not rescaled.
     """
 
     kind: Literal["r3mc"] = "r3mc"

@@ -14,8 +14,8 @@ class ScaledASD(FactorSolver):
 
     X <- X + t D Y (Y'Y)^-1, then Y <- Y + t D' X (X'X)^-1 with the new X; t minimises the residual.
 
-    Source: Tanner and Wei, Appl. Comput. Harmon. Anal. 40(2), 2016, algorithm 2 (ScaledASD). Differs: the start is
-    divided by the observed share, and the residual is computed anew every 50 iterations.
+    Source: Tanner and Wei, Appl. Comput. Harmon. Anal. 40(2), 2016, algorithm 2 (ScaledASD). Differs from the paper: 1.
+    the start is divided by the observed share; 2. the residual is computed anew every 50 iterations.
     """
 
     kind: Literal["scaled_asd"] = "scaled_asd"

@@ -18,8 +18,8 @@ class ScaledGD(FactorSolver):
 
     L <- L + (a / p) D R (R'R)^-1 and R <- R + (a / p) D'L (L'L)^-1 from the same L, R and D; p is the observed share.
 
-    Source: Tong, Ma and Chi, JMLR 22(150), 2021, equation 8. Differs: a step after which the residual has doubled is
-    undone and the step size halved; factors are not clipped to incoherent ones.
+    Source: Tong, Ma and Chi, JMLR 22(150), 2021, equation 8. Differs from the paper: 1. a step after which the residual
+    has doubled is undone and the step size halved; 2. factors are not clipped to incoherent ones.
     """
 
     kind: Literal["scaled_gd"] = "scaled_gd"

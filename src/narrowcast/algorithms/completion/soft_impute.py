@@ -20,8 +20,8 @@ class SoftImpute(HardThresholding):
     X <- S_l(X + P_Omega(M - X)). l falls by `decay` an iteration from half of sigma_1 of the zero-filled matrix to
     `penalty` of it. `rank` bounds the rank of the answer; the penalty decides it below.
 
-    Source: Mazumder, Hastie and Tibshirani, JMLR 11, 2010, algorithm 1. Differs: the path of l has one iteration a
-    value, and singular values are found by subspace iteration from the previous ones.
+    Source: Mazumder, Hastie and Tibshirani, JMLR 11, 2010, algorithm 1. Differs from the paper: 1. the path of l has
+    one iteration a value; 2. singular values are found by subspace iteration from the previous ones.
     """
 
     kind: Literal["soft_impute"] = "soft_impute"

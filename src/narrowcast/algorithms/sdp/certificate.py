@@ -25,7 +25,12 @@ _LEAST_MARGIN = 1e-11
 
 
 def least_eigenvalue_bound(graph: WeightedGraph, diagonal: FloatArray, proof: Proof) -> float:
-    """Return a number that the least eigenvalue of W + diag(y) is not below.
+    """Return a number that the least eigenvalue of W + diag(y) is not below, for the weights W of a graph."""
+    return sparse_eigenvalue_bound(_slack_matrix(graph, diagonal), proof)
+
+
+def sparse_eigenvalue_bound(matrix: csr_array, proof: Proof) -> float:
+    """Return a number that the least eigenvalue of a symmetric matrix is not below.
 
     `lanczos`: the least Ritz value of a random start, less its residual and the rounding of a product. An
     eigenvalue is as near as that; a lower one would have to be orthogonal to the start, which has probability zero
@@ -33,11 +38,9 @@ def least_eigenvalue_bound(graph: WeightedGraph, diagonal: FloatArray, proof: Pr
     positive pivots only, which proves it up to the rounding of the factors (Sylvester's law of inertia; the bound of
     Rump, BIT 46, 2006, theorem 2.3, is subtracted). It is nearer, and its fill-in may be as large as the square of n.
     """
-    from scipy.sparse import csr_array, diags_array
+    from scipy.sparse import diags_array
 
-    size = graph.vertices
-    weights = csr_array((graph.weights, graph.indices, graph.indptr), shape=(size, size))
-    matrix = csr_array(weights + diags_array(diagonal))
+    size = matrix.shape[0]
     scale = float(abs(matrix).sum(axis=1).max())
     ritz, residual = _least_ritz_value(matrix, scale)
     if proof == "lanczos":
@@ -45,10 +48,39 @@ def least_eigenvalue_bound(graph: WeightedGraph, diagonal: FloatArray, proof: Pr
     margin = max(scale, np.finfo(float).tiny) * _LEAST_MARGIN
     while True:
         shifted = matrix - diags_array(np.full(size, ritz - margin))
-        rounding = (size + 2) * float(np.finfo(float).eps) * float(abs(shifted.diagonal()).sum())
         if _has_positive_pivots(shifted):
-            return ritz - margin - rounding
+            return ritz - margin - _rounding(shifted)
         margin *= 4
+
+
+def least_eigenvector(matrix: csr_array) -> tuple[float, FloatArray]:
+    """Return the least Ritz value of a symmetric matrix and its vector of unit norm; 0 and zero without convergence."""
+    return _least_ritz_pair(matrix, float(abs(matrix).sum(axis=1).max()))[:2]
+
+
+def is_bounded_below(graph: WeightedGraph, diagonal: FloatArray, least: float) -> bool:
+    """Return whether one sparse factorisation proves that no eigenvalue of W + diag(y) is below `least`.
+
+    It is the proof `factorisation` of `least_eigenvalue_bound` without the search for the eigenvalue.
+    """
+    from scipy.sparse import diags_array
+
+    shifted = _slack_matrix(graph, diagonal) - diags_array(np.full(graph.vertices, least))
+    return _has_positive_pivots(shifted - diags_array(np.full(graph.vertices, _rounding(shifted))))
+
+
+def _slack_matrix(graph: WeightedGraph, diagonal: FloatArray) -> csr_array:
+    """Return W + diag(y)."""
+    from scipy.sparse import csr_array, diags_array
+
+    weights = csr_array((graph.weights, graph.indices, graph.indptr), shape=(graph.vertices, graph.vertices))
+    return csr_array(weights + diags_array(diagonal))
+
+
+def _rounding(shifted: csr_array) -> float:
+    """Return the bound of Rump on what rounding in the factorisation of a positive definite matrix can hide."""
+    size = shifted.shape[0]
+    return (size + 2) * float(np.finfo(float).eps) * float(abs(shifted.diagonal()).sum())
 
 
 def _has_positive_pivots(matrix: csr_array) -> bool:
@@ -65,12 +97,21 @@ def _has_positive_pivots(matrix: csr_array) -> bool:
 
 def _least_ritz_value(matrix: csr_array, scale: float) -> tuple[float, float]:
     """Return the least Ritz value and its residual; without convergence the bound of Gershgorin's circles, and 0."""
+    least, vector, residual = _least_ritz_pair(matrix, scale)
+    if not vector.any():
+        return float((matrix.diagonal() + abs(matrix.diagonal()) - abs(matrix).sum(axis=1)).min()), 0.0
+    return least, residual
+
+
+def _least_ritz_pair(matrix: csr_array, scale: float) -> tuple[float, FloatArray, float]:
+    """Return the least Ritz value, its vector and its residual; zeros without convergence."""
     from scipy.sparse import diags_array
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
     size = matrix.shape[0]
     if size <= _DENSE:
-        return float(np.linalg.eigvalsh(matrix.toarray())[0]), 0.0
+        values, vectors = np.linalg.eigh(matrix.toarray())
+        return float(values[0]), vectors[:, 0], 0.0
     # Errors are relative to the eigenvalue, and the least one of a solution is zero: that of scale I - A is not.
     mirrored = diags_array(np.full(size, scale)) - matrix
     start = generator(0, "lanczos start").standard_normal(size)
@@ -81,7 +122,7 @@ def _least_ritz_value(matrix: csr_array, scale: float) -> tuple[float, float]:
         except ArpackNoConvergence:
             continue
     else:
-        return float((matrix.diagonal() + abs(matrix.diagonal()) - abs(matrix).sum(axis=1)).min()), 0.0
+        return 0.0, np.zeros(size), 0.0
     vector = vectors[:, 0] / np.linalg.norm(vectors[:, 0])
     least = float(vector @ (matrix @ vector))
-    return least, float(np.linalg.norm(matrix @ vector - least * vector))
+    return least, vector, float(np.linalg.norm(matrix @ vector - least * vector))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from narrowcast.algorithms.sdp.certificate import Proof, least_eigenvalue_bound
-from narrowcast.algorithms.sdp.rounding import round_by_hyperplanes
+from narrowcast.algorithms.sdp.certificate import Proof, is_bounded_below, least_eigenvalue_bound
+from narrowcast.algorithms.sdp.rounding import Roundings, round_by_hyperplanes
+from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, numerical_rank
+from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
 from narrowcast.algorithms.sdp.vector_kernels import weighted_sums
 from narrowcast.algorithms.sdp.weighted_graph import WeightedGraph
 from narrowcast.platform.types import Arrays, FloatArray
 
 LOWER_IS_BETTER = ("gap", "bound", "rank")
 """Metrics of `MaxCut` of which the lower value is better."""
-_NEGLIGIBLE = 1e-6
-"""Of the largest singular value, below which a direction of the vectors does not count in their rank."""
+_UNIT = 1e-12
+"""Error of a norm up to which a vector is one of unit norm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,30 +55,55 @@ class MaxCut:
         """The least k with k (k + 1) / 2 >= n: some solution has at most this rank (Barvinok 1995, Pataki 1998)."""
         return math.ceil((math.sqrt(8 * self.graph.vertices + 1) - 1) / 2)
 
+    @cached_property
+    def program(self) -> SemidefiniteProgram:
+        """The same relaxation for any solver, min <W, X> / 4, which is half of all weight less the cut."""
+        from scipy.sparse import csr_array, eye_array
+
+        graph, size = self.graph, self.graph.vertices
+        cost = csr_array((graph.weights / 4, graph.indices, graph.indptr), shape=(size, size))
+        every = np.arange(size)
+        unit = SymmetricConstraints(size, every, every, csr_array(eye_array(size)))
+        return SemidefiniteProgram(self.name, self.source, cost, unit, np.ones(size), float(size), self.proof)
+
     def measure(self, answer: Arrays) -> Mapping[str, float]:
-        """Return the metrics of unit vectors.
+        """Return the metrics of vectors, scaled to unit norm where they are not; `dual` [n] is that of `program`.
 
         `relaxation`: their objective; `bound`: an upper bound on every cut and on the relaxation, from a feasible
-        point of the dual; `gap`: (bound - relaxation) / |bound|. `rank`: the number of directions that the vectors
-        span. With roundings `cut` and `mean_cut`: the best and the mean cut of random hyperplanes, and `ratio`: the
-        best over the bound.
+        point of the dual, that of the vectors or the solver's; `gap`: (bound - relaxation) / |bound|. `rank`: the
+        number of directions that the vectors span. With roundings `cut` and `mean_cut`: the best and the mean cut of
+        random hyperplanes, and `ratio`: the best over the bound.
         """
-        vectors, graph = answer["vectors"], self.graph
+        vectors, graph = unit_vectors(answer["vectors"]), self.graph
         sums = weighted_sums(graph.indptr, graph.indices, graph.weights, vectors)
-        relaxation = graph.total / 2 - float(np.einsum("ik,ik->", vectors, sums)) / 4
+        relaxation = self._objective(vectors, sums)
         bound = self.bound(np.asarray(np.linalg.norm(sums, axis=1)))
-        spread = np.linalg.svd(vectors, compute_uv=False)
+        if "dual" in answer:
+            bound = min(bound, graph.total / 2 - self.program.bound(answer["dual"]))
         found = {
             "relaxation": relaxation,
             "bound": bound,
             "gap": (bound - relaxation) / max(abs(bound), np.finfo(float).tiny),
-            "rank": float(np.count_nonzero(spread > _NEGLIGIBLE * spread[0])),
+            "rank": numerical_rank(vectors),
         }
         if self.roundings:
-            cuts = round_by_hyperplanes(graph, vectors, self.roundings, self.seed).cuts
+            cuts = self.rounded(vectors, self.roundings).cuts
             best = float(cuts.max())
             found |= {"cut": best, "mean_cut": float(cuts.mean()), "ratio": best / bound}
         return found
+
+    def relaxation(self, vectors: FloatArray) -> float:
+        """Return the objective of unit vectors [n, k], in units of the cut."""
+        graph = self.graph
+        return self._objective(vectors, weighted_sums(graph.indptr, graph.indices, graph.weights, vectors))
+
+    def _objective(self, vectors: FloatArray, sums: FloatArray) -> float:
+        """Return the objective of unit vectors, given W V."""
+        return self.graph.total / 2 - float(np.einsum("ik,ik->", vectors, sums)) / 4
+
+    def rounded(self, vectors: FloatArray, count: int, first: int = 0) -> Roundings:
+        """Return the cuts of `count` hyperplanes of this problem's seed, those numbered from `first`."""
+        return round_by_hyperplanes(self.graph, vectors, count, self.seed, first)
 
     def bound(self, dual: FloatArray) -> float:
         """Return the bound that y = `dual` [n] proves.
@@ -84,3 +112,22 @@ class MaxCut:
         """
         least = least_eigenvalue_bound(self.graph, dual, self.proof)
         return float(self.graph.total / 2 + (dual.sum() + self.graph.vertices * max(0.0, -least)) / 4)
+
+    def proves(self, answer: Arrays, gap: float) -> bool:
+        """Return whether one sparse factorisation proves that the gap of unit vectors is at most this, in (0, 1)."""
+        vectors, graph = answer["vectors"], self.graph
+        sums = weighted_sums(graph.indptr, graph.indices, graph.weights, vectors)
+        relaxation = self._objective(vectors, sums)
+        dual = np.asarray(np.linalg.norm(sums, axis=1))
+        most = relaxation / (1 - gap if relaxation > 0 else 1 + gap)
+        allowed = most - graph.total / 2 - float(dual.sum()) / 4
+        return allowed > 0 and is_bounded_below(graph, dual, -4 * allowed / graph.vertices)
+
+
+def unit_vectors(vectors: FloatArray) -> FloatArray:
+    """Return vectors [n, k] scaled to unit norm, those that are already unchanged; zero becomes the first axis."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if (np.abs(norms - 1) <= _UNIT).all():
+        return vectors
+    first = np.eye(1, vectors.shape[1])
+    return np.asarray(np.where(norms == 0, first, vectors / np.where(norms == 0, 1.0, norms)))

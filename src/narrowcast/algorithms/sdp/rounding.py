@@ -11,7 +11,7 @@ from narrowcast.algorithms.sdp.weighted_graph import WeightedGraph
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray, IntArray
 
-_TOGETHER = 64
+TOGETHER = 64
 """Hyperplanes of one product."""
 
 
@@ -31,8 +31,8 @@ def round_by_hyperplanes(graph: WeightedGraph, vectors: FloatArray, count: int, 
     Source: Goemans and Williamson, Journal of the ACM 42(6), 1995, section 2.
     """
     cuts, best, sides = np.empty(count), -np.inf, np.zeros(graph.vertices, dtype=np.int64)
-    for begin in range(0, count, _TOGETHER):
-        numbers = range(first + begin, first + min(begin + _TOGETHER, count))
+    for begin in range(0, count, TOGETHER):
+        numbers = range(first + begin, first + min(begin + TOGETHER, count))
         normals = [generator(seed, "hyperplane", each).standard_normal(vectors.shape[1]) for each in numbers]
         signs = np.ascontiguousarray((vectors @ np.array(normals).T >= 0).astype(np.int8))
         found = cut_values(graph.indptr, graph.indices, graph.weights, signs)

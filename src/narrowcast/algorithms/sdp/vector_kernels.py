@@ -164,3 +164,16 @@ def chosen_updates(
         if greedy:
             _place(tree, place, _score(sums, vectors, i, greedy), greedy)
     return error, scale
+
+
+@compiled(reorder=True)
+def pair_products(rows: Any, columns: Any, vectors: Any, others: Any) -> Any:
+    """Return (<v_i, u_j> + <u_i, v_j>) / 2 of pairs (i, j) = (rows[q], columns[q]), for V and U = `others` [n, k]."""
+    products = np.zeros(rows.shape[0])
+    for q in range(rows.shape[0]):
+        i, j = rows[q], columns[q]
+        total = 0.0
+        for c in range(vectors.shape[1]):
+            total += vectors[i, c] * others[j, c] + others[i, c] * vectors[j, c]
+        products[q] = total / 2
+    return products

@@ -1,0 +1,185 @@
+"""The method of Burer and Monteiro: an augmented Lagrangian over the factor of a semidefinite matrix."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.sdp.augmented_lagrangian import AugmentedLagrangian
+from narrowcast.algorithms.sdp.certificate import least_eigenvector
+from narrowcast.algorithms.sdp.rank_reduction import reduce_rank
+from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, semidefinite_program_of
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.solver_contracts import Report
+from narrowcast.platform.types import Arrays, FloatArray
+
+logger = logging.getLogger(__name__)
+
+Perturbation = Literal["none", "noise", "curvature"]
+_CORRECTIONS = 10
+"""Pairs that L-BFGS remembers."""
+_LEAST_GRADIENT = 1e-13
+"""Relative to the cost, the smallest gradient that L-BFGS is asked for."""
+_FIRST_GRADIENT, _SHARPENED = 1e-2, 0.3
+"""Relative to the cost, the gradient that the first minimisation ends at, and what each iteration multiplies it by."""
+_FADING = 0.5
+"""What each iteration multiplies the size of the noise by."""
+
+
+class BurerMonteiro(BaseModel):
+    """Minimises <C, V V'> - <y, v> + s |v|^2 / 2, v = A(V V') - b, over V by L-BFGS, then sets y to y - s v.
+
+    An iteration is one minimisation, of at most `inner_iterations` steps, and one update of y. The residual is the
+    larger of |v| / (1 + max |b|) and |(C - A*(y)) V| / (1 + max |C|), in Frobenius norms. The answer is `vectors` V
+    [n, k] and `dual` y [m], so that a problem proves a bound from it. With k (k + 1) / 2 > m, points of the second
+    order are optimal for almost all C where the feasible V form a smooth manifold.
+
+    The gradient (C - A*(y - s v)) V is zero in every column in which V is: from such a start the plain method never
+    uses it, and neither would a term such as det(V'V), whose gradient is zero at that V. `noise` adds Gaussian noise to
+    V before each minimisation, half as much each time. `curvature` adds the eigenvector of the least eigenvalue of the
+    slack, if that is negative, to the column of least norm, by an exact line search.
+
+    Source: Burer and Monteiro, Mathematical Programming 95, 2003; perturbations for 103, 2005, section 4; optimality by
+    rank, Boumal, Voroninski and Bandeira, NeurIPS 2016. Differs from the papers: 1. y changes in every iteration, not
+    only in those that reduce |v| enough, and s grows in the others if |v| is the larger residual; 2. L-BFGS-B of SciPy
+    in place of their own with an exact line search; 3. the first penalty follows from the sizes of C, A and b; 4. noise
+    or curvature in place of a determinant, for the reason above; 5. `reduce_below` makes the rank of the answer that of
+    Barvinok and Pataki.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["burer_monteiro"] = "burer_monteiro"
+    rank: int | None = Field(None, ge=1, description="columns k of V; null: the least with k (k + 1) / 2 > m, or n")
+    start_rank: int | None = Field(
+        None, ge=1, description="columns of the first V that are drawn, the others being zero; null: all"
+    )
+    perturbation: Perturbation = Field(
+        "none", description="how saddle points are left: not at all, by noise, or along negative curvature"
+    )
+    noise: float = Field(0.1, gt=0, le=1, description="size of the first noise, relative to the entries of V")
+    penalty: float | None = Field(None, gt=0, description="first penalty s; null: from the sizes of C, A and b")
+    growth: float = Field(2.0, gt=1, le=100, description="factor of the penalty where |v| has not fallen enough")
+    decrease: float = Field(0.25, gt=0, lt=1, description="ratio of |v| to the last one that is enough")
+    inner_iterations: int = Field(300, ge=1, le=10**6, description="most L-BFGS steps of one minimisation")
+    reduce_below: float | None = Field(
+        None, gt=0, description="residual from which on the answer's rank r is reduced, r (r + 1) / 2 <= m; null: never"
+    )
+
+    def check(self, problem: Any) -> None:
+        """Raise `UserError` for another problem than a semidefinite program; warn of a rank that may be too low."""
+        program = semidefinite_program_of(problem)
+        if self.rank is not None and self.rank > program.constraints.size:
+            size = program.constraints.size
+            raise UserError(f"solver.rank is {self.rank}, but X is {size} x {size}; lower it to {size} or less")
+        if self.start_rank is not None and self.start_rank > self._columns(program):
+            raise UserError(f"solver.start_rank is {self.start_rank}; lower it to the rank {self._columns(program)}")
+        if self.rank is not None and self.rank < program.pataki_rank:
+            logger.warning(
+                "rank %d is below %d, which some solution needs at most; the optimum may not be reached",
+                self.rank,
+                program.pataki_rank,
+            )
+
+    def init(self, problem: Any, seed: int) -> Arrays:
+        """Return a Gaussian V, scaled so that A(V V') is as near to b as it can be, and y = 0."""
+        self.check(problem)
+        program = semidefinite_program_of(problem)
+        vectors = generator(seed, "factor start").standard_normal((program.constraints.size, self._columns(program)))
+        if self.start_rank is not None:
+            vectors[:, self.start_rank :] = 0.0
+        found = program.constraints.of_vectors(vectors)
+        scale = float(found @ program.targets) / max(float(found @ found), np.finfo(float).tiny)
+        vectors *= math.sqrt(scale) if scale > 0 else 1 / math.sqrt(vectors.shape[1])
+        return {
+            "vectors": vectors,
+            "dual": np.zeros(program.constraints.count),
+            "penalty": np.array(_first_penalty(program) if self.penalty is None else self.penalty),
+            "violation": np.array(np.linalg.norm(program.violations(vectors))),
+            "iteration": np.array(0),
+            "seed": np.array(seed, dtype=np.uint64),
+        }
+
+    def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
+        """Return the state after one minimisation and one update of the multipliers."""
+        program, iteration = semidefinite_program_of(problem), int(state["iteration"])
+        lagrangian = AugmentedLagrangian(program, state["dual"], float(state["penalty"]))
+        start = self._perturbed(lagrangian, state)
+        vectors = self._minimised(lagrangian, start, iteration)
+        violations = program.violations(vectors)
+        dual = state["dual"] - state["penalty"] * violations
+        violation = float(np.linalg.norm(violations))
+        slope = float(np.linalg.norm(program.cost @ vectors - program.constraints.adjoint(dual) @ vectors))
+        largest = float(np.abs(program.targets).max()), float(np.abs(program.cost.data).max(initial=0.0))
+        infeasible, unsteady = violation / (1 + largest[0]), slope / (1 + largest[1])
+        residual = max(infeasible, unsteady)
+        # A larger penalty cannot mend an inexact minimisation, and makes the next one harder.
+        grows = violation > self.decrease * float(state["violation"]) and infeasible >= unsteady
+        new = {
+            "vectors": vectors,
+            "dual": dual,
+            "penalty": np.array(float(state["penalty"]) * (self.growth if grows else 1)),
+            "violation": np.array(violation),
+            "iteration": np.array(iteration + 1),
+            "seed": state["seed"],
+        }
+        if self.reduce_below is not None and residual <= self.reduce_below:
+            new["reduced"] = reduce_rank(program, vectors)
+        ended = np.array_equal(vectors, state["vectors"]) and np.array_equal(dual, state["dual"])
+        return new, Report(residual, "stalled" if ended else "running")
+
+    def answer(self, state: Arrays) -> Arrays:
+        """Return `vectors` [n, k], of the reduced rank if they are, and `dual` [m]."""
+        return {"vectors": state.get("reduced", state["vectors"]), "dual": state["dual"]}
+
+    def _columns(self, program: SemidefiniteProgram) -> int:
+        return min(program.constraints.size, program.pataki_rank + 1) if self.rank is None else self.rank
+
+    def _perturbed(self, lagrangian: AugmentedLagrangian, state: Arrays) -> FloatArray:
+        """Return the V that a minimisation begins with."""
+        vectors, iteration = state["vectors"], int(state["iteration"])
+        if self.perturbation == "noise":
+            drawn = generator(int(state["seed"]), "factor noise", iteration).standard_normal(vectors.shape)
+            return np.asarray(vectors + self.noise * _FADING**iteration * float(np.sqrt(np.mean(vectors**2))) * drawn)
+        if self.perturbation == "curvature" and iteration:
+            program = lagrangian.program
+            least, vector = least_eigenvector(program.slack(state["dual"]))
+            if least < 0:
+                left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)  # V Q has the same X
+                turned = left * sizes
+                direction = np.zeros(vectors.shape)
+                direction[:, -1] = vector
+                return np.asarray(turned + lagrangian.best_step(turned, direction) * direction)
+        return np.asarray(vectors)
+
+    def _minimised(self, lagrangian: AugmentedLagrangian, start: FloatArray, iteration: int) -> FloatArray:
+        from scipy.optimize import minimize
+
+        def value(flat: FloatArray) -> tuple[float, FloatArray]:
+            found, gradient = lagrangian.value_and_gradient(flat.reshape(start.shape))
+            return found, gradient.ravel()
+
+        size = 1 + float(np.abs(lagrangian.program.cost.data).max(initial=0.0))
+        steps = {
+            "maxiter": self.inner_iterations,
+            "maxfun": 2 * self.inner_iterations,
+            "maxcor": _CORRECTIONS,
+            "gtol": size * max(_LEAST_GRADIENT, _FIRST_GRADIENT * _SHARPENED**iteration),
+            "ftol": 0.0,
+        }
+        found = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=steps)
+        return np.asarray(found.x).reshape(start.shape)
+
+
+def _first_penalty(program: SemidefiniteProgram) -> float:
+    """Return s for which the penalty and the objective have curvatures of one size: that of C over those of A and b."""
+    cost = float(np.linalg.norm(program.cost.data)) / math.sqrt(program.constraints.size)
+    matrices = float(np.sqrt(np.mean(np.square(program.constraints.values.data)) * program.constraints.values.nnz))
+    matrices /= math.sqrt(program.constraints.count)
+    targets = float(np.linalg.norm(program.targets)) / math.sqrt(program.constraints.count)
+    return (cost or 1.0) / (matrices * (targets or 1.0))

@@ -1,0 +1,158 @@
+"""Linear semidefinite programs with sparse data: products for factored solvers, and certificates of their answers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from narrowcast.algorithms.sdp.certificate import Proof, sparse_eigenvalue_bound
+from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
+from narrowcast.algorithms.sdp.trace_bound import implied_trace_bound
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.types import Arrays, FloatArray
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+    from scipy.sparse.linalg import LinearOperator
+
+LOWER_IS_BETTER = ("objective", "infeasibility", "gap", "rank")
+"""Metrics of `SemidefiniteProgram` of which the lower value is better."""
+NEGLIGIBLE = 1e-6
+"""Of the largest singular value, below which a direction of the vectors does not count in their rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class SemidefiniteProgram:
+    """Minimise <C, X> over positive semidefinite X [n, n] with <A_i, X> = b_i; an answer is `vectors` V, X = V V'.
+
+    Shapes: cost C [n, n], symmetric, in compressed rows; targets b [m]; `vectors` [n, k]. An answer may have a `dual`
+    y [m] too, from which its lower bound follows. `known_trace_bound` is a number that the trace of no feasible X
+    exceeds; None: the one that the constraints imply, if they do. Raises `UserError` for a constraint that no X
+    satisfies on its own.
+    """
+
+    name: str
+    source: str
+    cost: csr_array
+    constraints: SymmetricConstraints
+    targets: FloatArray
+    known_trace_bound: float | None = None
+    proof: Proof = "lanczos"
+
+    def __post_init__(self) -> None:
+        values = self.constraints.values
+        if len(self.targets) != self.constraints.count or self.cost.shape != (self.constraints.size,) * 2:
+            raise ValueError(f"{len(self.targets)} targets and a cost {self.cost.shape} do not fit the constraints")
+        if len(wrong := np.flatnonzero(~np.isfinite(self.targets))):
+            raise UserError(f"the target of constraint {wrong[0] + 1} is {self.targets[wrong[0]]}; give finite values")
+        empty = np.diff(values.indptr) == 0
+        if len(wrong := np.flatnonzero(empty)):
+            place, target = int(wrong[0]), self.targets[wrong[0]]
+            reason = ", which nothing satisfies" if target else ""
+            raise UserError(f"constraint {place + 1} has no entries: it says 0 = {target:g}{reason}; leave it out")
+        on_diagonal = (self.constraints.rows == self.constraints.columns)[values.indices]
+        rising = np.logical_and.reduceat(on_diagonal & (values.data > 0), values.indptr[:-1])
+        falling = np.logical_and.reduceat(on_diagonal & (values.data < 0), values.indptr[:-1])
+        if len(wrong := np.flatnonzero((rising & (self.targets < 0)) | (falling & (self.targets > 0)))):
+            raise UserError(
+                f"constraint {wrong[0] + 1} asks a sum of diagonal entries to be {self.targets[wrong[0]]:g}, which no "
+                "positive semidefinite matrix satisfies; change its sign"
+            )
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of C, of all A_i and b, and of the known bound on the trace."""
+        found = hashlib.sha256(f"{self.constraints.digest} {self.known_trace_bound}".encode())
+        for array in (self.cost.indptr, self.cost.indices):
+            found.update(np.ascontiguousarray(array, dtype=np.int64).data)
+        for array in (self.cost.data, self.targets):
+            found.update(np.ascontiguousarray(array, dtype=np.float64).data)
+        return found.hexdigest()
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The side n of X and the number m of constraints."""
+        return {"side": self.constraints.size, "constraints": self.constraints.count}
+
+    @property
+    def pataki_rank(self) -> int:
+        """The largest r with r (r + 1) / 2 <= m: a solution, if there is one, exists with at most this rank."""
+        return min(self.constraints.size, (math.isqrt(8 * self.constraints.count + 1) - 1) // 2)
+
+    @cached_property
+    def trace_bound(self) -> float | None:
+        """The known bound on the trace of every feasible X, or else the implied one, or None."""
+        if self.known_trace_bound is not None:
+            return self.known_trace_bound
+        return implied_trace_bound(self.constraints, self.targets)
+
+    def objective(self, vectors: FloatArray) -> float:
+        """Return <C, V V'>."""
+        return float(np.einsum("ik,ik->", vectors, self.cost @ vectors))
+
+    def violations(self, vectors: FloatArray) -> FloatArray:
+        """Return <A_i, V V'> - b_i [m]."""
+        return self.constraints.of_vectors(vectors) - self.targets
+
+    def slack(self, dual: FloatArray) -> csr_array:
+        """Return C - sum_i y_i A_i [n, n] for y = `dual` [m]."""
+        from scipy.sparse import csr_array
+
+        return csr_array(self.cost - self.constraints.adjoint(dual))
+
+    def slack_operator(self, dual: FloatArray) -> LinearOperator:
+        """Return `slack` as an operator, for eigensolvers."""
+        from scipy.sparse.linalg import aslinearoperator
+
+        return aslinearoperator(self.slack(dual))
+
+    def bound(self, dual: FloatArray) -> float:
+        """Return a lower bound on the objective of every feasible X, as y = `dual` [m] proves it.
+
+        <C, X> >= <b, y> + R min(0, l) if R bounds the trace of X, and l the least eigenvalue of the slack from below.
+        Without R it is <b, y> if the slack is proved to be positive semidefinite, and minus infinity otherwise.
+        """
+        least = min(0.0, sparse_eigenvalue_bound(self.slack(dual), self.proof))
+        if self.trace_bound is None:
+            return float(self.targets @ dual) if least == 0 else -math.inf
+        return float(self.targets @ dual) + self.trace_bound * least
+
+    def measure(self, answer: Arrays) -> Mapping[str, float]:
+        """Return the metrics of an answer.
+
+        `objective`: <C, V V'>; `infeasibility`: the norm of the violations over 1 + max |b_i|; `rank`: the number of
+        directions that the vectors span. With a `dual` whose bound is finite `bound`, and
+        `gap`: |objective - bound| / (1 + |objective| + |bound|). The gap proves an answer to be near an optimum only so
+        far as the answer is feasible.
+        """
+        vectors = answer["vectors"]
+        objective, violations = self.objective(vectors), self.violations(vectors)
+        found = {
+            "objective": objective,
+            "infeasibility": float(np.linalg.norm(violations)) / (1 + float(np.abs(self.targets).max())),
+            "rank": numerical_rank(vectors),
+        }
+        if "dual" in answer and math.isfinite(bound := self.bound(answer["dual"])):
+            found |= {"bound": bound, "gap": abs(objective - bound) / (1 + abs(objective) + abs(bound))}
+        return found
+
+
+def numerical_rank(vectors: FloatArray) -> float:
+    """Return the number of directions that vectors [n, k] span."""
+    spread = np.linalg.svd(vectors, compute_uv=False)
+    return float(np.count_nonzero(spread > NEGLIGIBLE * spread[0]))
+
+
+def semidefinite_program_of(problem: Any) -> SemidefiniteProgram:
+    """Return the semidefinite program that a problem is, or that its `program` states; raise `UserError` for others."""
+    found = getattr(problem, "program", problem)
+    if not isinstance(found, SemidefiniteProgram):
+        name = getattr(problem, "name", problem)
+        raise UserError(f"{name!s:.60} is no semidefinite program; use problems such as sdpa or max_cut")
+    return found

@@ -1,0 +1,65 @@
+"""The Mixing method goes on from a checkpoint, and after a kill, as if it had not ended: all selections."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import narrowcast as nc
+from command import Command
+from narrowcast.algorithms.sdp.max_cut import RandomMaxCut
+from narrowcast.algorithms.sdp.mixing import Mixing
+from narrowcast.platform.iterations import SolveState, begin
+from narrowcast.runs.solve_outputs import answer_sha256
+
+# MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+SOLVERS: tuple[dict[str, Any], ...] = (
+    *({"selection": each, "momentum": 0.3} for each in ("cyclic", "uniform", "importance", "greedy")),
+    {"momentum": "adaptive"},
+)
+
+
+@pytest.mark.parametrize("fields", SOLVERS, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_a_checkpoint_in_the_middle_changes_nothing(fields: dict[str, Any]) -> None:
+    solver, source = Mixing(**fields), RandomMaxCut(vertices=50, edges=150, seed=1, roundings=0)
+
+    def after(state: SolveState, sweeps: int) -> SolveState:
+        problem, arrays = source.load(), state.arrays
+        for _ in range(sweeps):
+            arrays, _ = solver.step(problem, arrays)
+        return SolveState(state.iteration + sweeps, arrays, 0.0)
+
+    whole = after(begin(source.load(), solver, 4), 60)
+    half = SolveState.unpacked(*after(begin(source.load(), solver, 4), 31).packed())
+    resumed = after(half, 29)
+    assert answer_sha256(solver.answer(resumed.arrays)) == answer_sha256(solver.answer(whole.arrays))
+    assert resumed.packed()[0].keys() == whole.packed()[0].keys()
+    assert float(resumed.arrays["momentum"]) == float(whole.arrays["momentum"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_solve_by_importance_with_momentum_resumes_to_the_same_answer(tmp_path: Path) -> None:
+    settings = {"problem.roundings": 0, "solver.selection": "importance", "solver.momentum": 0.3}
+    settings |= {"iterations": 200, "tolerance": 0, "evaluate_every": 200}
+    whole = nc.solve("max-cut-g1", settings, output=tmp_path / "whole", progress=False)
+    words = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
+    command = Command("run", "max-cut-g1", *words, "checkpoint_every=10", "--output", tmp_path, log=tmp_path / "killed")
+    try:
+        command.wait_for_round(tmp_path / "max-cut-g1", 25)
+        command.send(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+    finally:
+        command.clean_up()
+    again = Command("run", "--resume", "max-cut-g1", "--output", tmp_path, log=tmp_path / "again")
+    try:
+        assert again.wait() == 0, again.err
+    finally:
+        again.clean_up()
+    result = json.loads((tmp_path / "max-cut-g1" / "result.json").read_text())
+    assert result["answer_sha256"] == whole.file.answer_sha256
