@@ -66,9 +66,9 @@ def links_are_rates_of_each_client(case: Heard) -> None:
             hold(np.isfinite(rates).all() and (rates >= 0).all(), f"{name} of round {index} are no rates")
         hold(links.lost.dtype == np.bool_, f"lost is {links.lost.dtype}, not bool")
         hold(len(links.region) == case.clients, f"the region has {len(links.region)} users")
-        alone = np.diag(links.uplink_bits_per_second)
-        for rates in alone:
-            hold(contains(links.region, rates * (1 - 1e-6)), "a client's own rate is outside of the region")
+        for user in range(case.clients):
+            alone, rate = links.region.take(np.array([user])), links.uplink_bits_per_second[[user]]
+            hold(contains(alone, rate * (1 - 1e-6)), "a client's own rate is outside of its region alone")
 
 
 CHANNEL_LAWS = (links_depend_on_seed_round_and_client_alone, links_are_rates_of_each_client)

@@ -101,7 +101,13 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
 
 
 def test_every_kind_reads_from_its_name_and_prints_itself(trace: Path) -> None:
-    values = {"trace": {"path": str(trace)}, "table": {"capacities": [*PAIR, BOTH]}, "single_user": {"dimension": 5}}
+    path = {"path": str(trace)}
+    values = {
+        "trace": path,
+        "located_rayleigh": path,
+        "table": {"capacities": [*PAIR, BOTH]},
+        "single_user": {"dimension": 5},
+    }
     for kinds in (CHANNELS, DOWNLINKS, ALLOCATIONS):
 
         class Holder(BaseModel):

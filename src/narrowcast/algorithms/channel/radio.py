@@ -11,11 +11,13 @@ from narrowcast.algorithms.channel.allocation import Allocation, Equal, MaxMin, 
 from narrowcast.algorithms.channel.downlink import BroadcastLink, Downlink, Unicast
 from narrowcast.algorithms.channel.fixed import Fixed, LogNormalRates
 from narrowcast.algorithms.channel.links import Channel
+from narrowcast.algorithms.channel.located_rayleigh import LocatedRayleigh
 from narrowcast.algorithms.channel.rayleigh import Rayleigh
 from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.algorithms.channel.shared_band import MultipleAccess, RateTable
 from narrowcast.algorithms.channel.single_user import SingleUser
 from narrowcast.algorithms.channel.trace import Trace
+from narrowcast.algorithms.channel.two_bands import TwoBands
 from narrowcast.platform.contracts import LinkAllocation, RateDistortion
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
@@ -28,10 +30,12 @@ CHANNELS = Registry(
         "fixed": Fixed,
         "lognormal": LogNormalRates,
         "rayleigh": Rayleigh,
+        "located_rayleigh": LocatedRayleigh,
         "trace": Trace,
         "multiple_access": MultipleAccess,
         "table": RateTable,
         "single_user": SingleUser,
+        "two_bands": TwoBands,
     },
 )
 DOWNLINKS = Registry("downlink", Downlink, {"unicast": Unicast, "broadcast": BroadcastLink})
