@@ -12,6 +12,7 @@ import numpy as np
 from narrowcast.laws.law import hold
 from narrowcast.platform.contracts import Dataset, DataSource
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
+from narrowcast.platform.data.node_graph import UNKNOWN, NodeGraph
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.data.samples import Labelled, Samples
 
@@ -64,6 +65,12 @@ def training_examples_match_their_owners(case: Loaded) -> None:
         hold(((data.items >= 0) & (data.items < data.n_items)).all(), "items has numbers of no item")
         hold(np.isfinite(data.values).all(), "a value is not finite")
         hold(len(data.owners) == data.n_users, f"owners has {len(data.owners)} columns of {data.n_users}")
+    if isinstance(data, NodeGraph):
+        owners = np.repeat(np.arange(data.n_nodes), np.diff(data.indptr))
+        there, back = owners * data.n_nodes + data.indices, data.indices * data.n_nodes + owners
+        hold((np.diff(there) > 0).all(), "the neighbours of a node do not ascend, or repeat")
+        hold(np.array_equal(there, np.sort(back)), "an edge goes one way")
+        hold((owners != data.indices).all(), "a node is its own neighbour")
     if not isinstance(data, Interactions | Samples):
         return
     hold(data.indptr[0] == 0, f"indptr begins with {data.indptr[0]}")
@@ -84,7 +91,11 @@ def training_examples_match_their_owners(case: Loaded) -> None:
 def held_out_examples_are_not_trained_on(case: Loaded) -> None:
     """Look for validation and test examples among those of the clients."""
     data = case.data
-    if isinstance(data, RatingMatrix):
+    if isinstance(data, NodeGraph):
+        nodes = np.concatenate([data.train, data.validation, data.test])
+        hold(len(np.unique(nodes)) == len(nodes), "a node is in two splits")
+        hold((data.labels[nodes] != UNKNOWN).all(), "a node of a split has no class")
+    elif isinstance(data, RatingMatrix):
         pairs = data.users * data.n_items + data.items
         hold(len(np.unique(pairs)) == len(pairs), "an entry occurs twice")
     elif isinstance(data, Samples):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, interactions, rating_matrix, sample_sets
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, graph, interactions, rating_matrix, sample_sets
 from narrowcast.platform.client_contracts import MeasuresClients
 from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.errors import UserError
@@ -43,6 +43,7 @@ def cases(model: Model) -> dict[str, Fitted]:
     sets: dict[str, Dataset] = {
         "interactions": interactions(counts),
         "ratings": rating_matrix(counts),
+        "graph": graph(),
         **sample_sets(counts),
     }
     for name, data in sets.items():
@@ -123,18 +124,24 @@ def each_client_is_measured_on_its_own_samples(case: Fitted) -> None:
 
 
 def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
-    """Shuffle the units of each hidden layer, if the model declares them, and take half of them."""
+    """Shuffle the units of each hidden layer, if the model declares them, and take half of them.
+
+    Features, whose order is that of the data, stay as they are.
+    """
     model, data = case.model, case.data
     if not isinstance(model, HasHiddenUnits):
         return
     server, hidden = model.init_server(data, 0), model.hidden_units(data)
     hold(model.narrowed(hidden.counts) == model, "narrowed to its own counts of units it is another model")
     random = np.random.default_rng(0)
-    shuffled = hidden.take(server, tuple(random.permutation(count) for count in hidden.counts))
+    read = [hidden.reads_units and layer == 0 for layer in range(len(hidden.counts))]
+    orders = zip(read, hidden.counts, strict=True)
+    units = tuple(np.arange(count) if fixed else random.permutation(count) for fixed, count in orders)
+    shuffled = hidden.take(server, units)
     for name, value in case.model.evaluate(shuffled, {}, data, "test").items():
         before = case.metrics("test")[name]
         hold(math.isclose(value, before, rel_tol=1e-5, abs_tol=1e-6), f"test.{name} was {before!r} and is {value!r}")
-    half = [-(-count // 2) for count in hidden.counts]
+    half = [count if fixed else -(-count // 2) for fixed, count in zip(read, hidden.counts, strict=True)]
     got = {name: values.shape for name, values in hidden.take(server, tuple(map(np.arange, half))).items()}
     wanted = {name: values.shape for name, values in model.narrowed(half).init_server(data, 0).items()}
     hold(got == wanted, f"half of its units have the shapes {got}, and the narrower model {wanted}")

@@ -14,6 +14,7 @@ from narrowcast.laws.law import hold
 from narrowcast.laws.rehearsal import N_CLIENTS, digest, task_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.graph_convolution import GCN
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates
 
 
@@ -43,7 +44,7 @@ class Rehearsed:
 def cases(training: Any) -> dict[str, Rehearsed]:
     """Return the training on each model that it fits."""
     found = {}
-    for name, model in MODELS.items():
+    for name, model in {**MODELS, "gcn": GCN(hidden=(6,))}.items():
         task = task_of(model, training=training)
         try:
             training.check(task)

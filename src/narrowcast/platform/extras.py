@@ -6,7 +6,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from narrowcast.platform.errors import UserError
 
-EXTRA_OF = {"ray": "ray", "optuna": "tune", "cmaes": "tune", "plotly": "tune", "mlflow": "ui", "aiohttp": "cluster"}
+EXTRA_OF = {
+    **{"ray": "ray", "optuna": "tune", "cmaes": "tune", "plotly": "tune", "mlflow": "ui", "aiohttp": "cluster"},
+    "pymetis": "graphs",
+}
 """The extra of each library; without `ui`, MLflow is its small distribution, mlflow-skinny, which has no server."""
 
 

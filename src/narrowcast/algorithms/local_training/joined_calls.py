@@ -19,6 +19,7 @@ from narrowcast.algorithms.local_training.network import Loader, Steps, train_ne
 from narrowcast.algorithms.local_training.rule_steps import train_by_rule
 from narrowcast.algorithms.local_training.start_gradients import mean_gradients
 from narrowcast.algorithms.local_training.start_losses import mean_losses
+from narrowcast.algorithms.local_training.start_point import StartPoint
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
@@ -98,15 +99,13 @@ def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         once = np.ones_like(epochs)
         whole = schedule if (epochs == once).all() else draw_schedule(counts, once, padded_batch(task), keys)
         samples = Loader(*_samples(calls, whole.order), device, dtype)
-        at_start = (module, of_loss, starts(whole.order), samples, whole)
-        parts = terms[0].rebuild, of_calls([each.frozen for each in terms], whole.order)
+        frozen = of_calls([each.frozen for each in terms], whole.order)
+        point = StartPoint(module, of_loss, starts(whole.order), samples, whole, terms[0].rebuild, frozen, batched)
         if terms[0].start_loss:
-            start_loss = mean_losses(*at_start, *parts, batched=batched)[_places(whole.order)]
+            start_loss = mean_losses(point)[_places(whole.order)]
         if terms[0].start_gradient:
-            gradients = mean_gradients(*at_start, *parts, batched=batched)
-            start_gradient = {
-                name: to_array(each).take(_places(whole.order), axis=0) for name, each in gradients.items()
-            }
+            places = _places(whole.order)
+            start_gradient = {name: to_array(each).take(places, axis=0) for name, each in mean_gradients(point).items()}
     loader = Loader(*_samples(calls, order), device, dtype)
     steps = Steps(
         learning_rates=[_rate_of(each, owner[order], loader) for each in rates.T],

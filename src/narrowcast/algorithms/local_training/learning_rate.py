@@ -63,6 +63,19 @@ class StepDecay(_ByRound):
         return float(self.decay ** ((round_index - 1) // self.every))
 
 
+class Milestones(_ByRound):
+    """The learning rate is multiplied by `decay` after each of some rounds."""
+
+    kind: Literal["milestones"] = "milestones"
+    rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, description="last rounds before each change")
+    decay: float = Field(0.1, gt=0, description="factor of the learning rate at each change")
+
+    def factor(self, round_index: int, step: int) -> float:
+        """Return decay^k, k the number of milestones before this round."""
+        del step
+        return float(self.decay ** sum(each < round_index for each in self.rounds))
+
+
 class Cosine(_ByRound):
     """The learning rate falls along half a cosine from its value in round 1 to a share of it, and stays there.
 
@@ -107,6 +120,6 @@ class InverseTime(BaseModel):
 LEARNING_RATE_SCHEDULES = Registry(
     "learning_rate_schedule",
     LearningRateSchedule,
-    {"constant": Constant, "step": StepDecay, "cosine": Cosine, "inverse_time": InverseTime},
+    {"constant": Constant, "step": StepDecay, "milestones": Milestones, "cosine": Cosine, "inverse_time": InverseTime},
 )
 RateSchedule = Annotated[LearningRateSchedule, LEARNING_RATE_SCHEDULES]

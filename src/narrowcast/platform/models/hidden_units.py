@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -42,12 +42,15 @@ class HiddenUnits:
     """The number of units of each hidden layer, and for each parameter the units that index its dimensions.
 
     `axes` has an entry for the first one or two dimensions of a parameter, None where no hidden units index it.
-    `outputs` are the parameters of the last layer, whose first dimension are the outputs of the network.
+    `outputs` are the parameters of the last layer, whose first dimension are the outputs of the network. With
+    `reads_units` the units of the first of these layers are the features that the network reads, in the order of the
+    data; a slice is told which of them are its own.
     """
 
     counts: tuple[int, ...]
     axes: Mapping[str, tuple[UnitAxis | None, ...]]
     outputs: tuple[str, ...]
+    reads_units: bool = False
 
     def index(self, name: str, units: Units) -> Index:
         """Return the index of a slice's entries in one parameter."""
@@ -80,6 +83,36 @@ class HiddenUnits:
                     sums[axis.layer][:] += of_rows.reshape(axis.blocks, -1, axis.width).sum(axis=(0, 2))
         return sums
 
+    def owner(self, name: str) -> int:
+        """Return the last layer whose units a parameter has: that which it computes; outputs follow all layers."""
+        if name in self.outputs:
+            return len(self.counts)
+        return max((axis.layer for axis in self.axes[name] if axis), default=-1)
+
+    def resized(self, counts: Sequence[int]) -> HiddenUnits:
+        """Return the same layers with so many units."""
+        return replace(self, counts=tuple(counts))
+
+    def counts_in(self, parameters: Arrays) -> tuple[int, ...]:
+        """Return the number of units of each layer in these parameters; those of `counts` for layers that have none."""
+        counts = {
+            axis.layer: values.shape[dimension] // (axis.blocks * axis.width)
+            for name, values in parameters.items()
+            for dimension, axis in enumerate(self.axes[name])
+            if axis
+        }
+        return tuple(counts.get(layer, own) for layer, own in enumerate(self.counts))
+
+    def put(self, name: str, values: NDArray[Any], units: Units) -> NDArray[Any]:
+        """Return a parameter of all units that has the entries of a slice in their places, and zeros elsewhere."""
+        shape = list(values.shape)
+        for dimension, axis in enumerate(self.axes[name]):
+            if axis:
+                shape[dimension] = axis.blocks * self._count(axis) * axis.width
+        whole = np.zeros(shape, dtype=values.dtype)
+        whole[self.index(name, units)] = values
+        return whole
+
     def _count(self, axis: UnitAxis) -> int:
         return self.counts[axis.layer]
 
@@ -94,6 +127,38 @@ class HasHiddenUnits(Protocol):
 
     def narrowed(self, counts: Sequence[int]) -> Self:
         """Return the network with so many units in each hidden layer, equal to this one if the counts are its own."""
+        ...
+
+
+@runtime_checkable
+class HasMatchedUnits(Protocol):
+    """A `NeuralNetwork` of which more units can be matched across clients than slices are taken of."""
+
+    def matched_units(self, data: Samples) -> HiddenUnits:
+        """Return the layers to match; raise `UserError` if there are layers whose units cannot differ in number."""
+        ...
+
+    def resized(self, counts: Sequence[int]) -> Self:
+        """Return the network with so many units in each of these layers."""
+        ...
+
+
+def units_to_match(model: HasHiddenUnits, data: Samples) -> HiddenUnits:
+    """Return the layers of which units are matched: the hidden ones, unless the model says otherwise."""
+    return model.matched_units(data) if isinstance(model, HasMatchedUnits) else model.hidden_units(data)
+
+
+def network_of_counts(model: Any, counts: Sequence[int]) -> Any:
+    """Return the network with so many units in each of the layers of `units_to_match`."""
+    return model.resized(counts) if isinstance(model, HasMatchedUnits) else model.narrowed(counts)
+
+
+@runtime_checkable
+class CountsMultiplications(Protocol):
+    """A network with hidden units that says by itself how much work a slice is."""
+
+    def multiplications(self, data: Any, counts: Sequence[int]) -> int:
+        """Return the multiplications of a forward pass with so many units of each layer."""
         ...
 
 

@@ -96,18 +96,28 @@ class VGG9(NeuralNetwork):
     """
 
     kind: Literal["vgg9"] = "vgg9"
+    channels: tuple[Width, Width, Width, Width, Width, Width] = Field(
+        (32, 64, 128, 128, 256, 256), description="output channels of the six convolutions"
+    )
+    hidden: tuple[Width, Width] = Field((512, 512), description="widths of the two hidden layers")
 
     def module(self, data: Samples) -> nn.Module:
         """Return convolutions in pairs, each pair followed by pooling, and three linear layers."""
         depth, height, width = _image_shape(data)
         layers: list[nn.Module] = []
-        for before, after, pool in (
-            (depth, 32, False), (32, 64, True), (64, 128, False), (128, 128, True), (128, 256, False), (256, 256, True),
-        ):  # fmt: skip
-            layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if pool else []), nn.ReLU()]
-        flat = 256 * (height // 8) * (width // 8)
-        layers += [nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(512, self.n_outputs(data)))
+        for place, (before, after) in enumerate(pairwise((depth, *self.channels))):
+            layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if place % 2 else []), nn.ReLU()]
+        flat, (first, second) = self.channels[-1] * (height // 8) * (width // 8), self.hidden
+        layers += [nn.Flatten(), nn.Linear(flat, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(second, self.n_outputs(data)))
+
+    def hidden_units(self, data: Samples) -> HiddenUnits:
+        """Return the channels of all convolutions and the units of the hidden layers."""
+        return units_of_chain(skeleton(self, data))
+
+    def narrowed(self, counts: Sequence[int]) -> Self:
+        """Return the network with these numbers of channels, and of units in the hidden layers."""
+        return self.model_copy(update={"channels": tuple(counts[:6]), "hidden": tuple(counts[6:])})
 
 
 class _TokenScores(nn.Module):
@@ -158,6 +168,27 @@ class CharLSTM(NeuralNetwork):
     def narrowed(self, counts: Sequence[int]) -> Self:
         """Return the model with LSTM layers of so many units, which is one number for all of them."""
         return self.model_copy(update={"hidden": counts[0]})
+
+    def matched_units(self, data: Samples) -> HiddenUnits:
+        """Return the dimensions of the embedding, then the units of the LSTM layer."""
+        del data
+        if self.layers > 1:
+            raise UserError(
+                f"model.layers = {self.layers}: matched layers differ in width, and those of char_lstm do not; use 1"
+            )
+        dimensions, gates, units = UnitAxis(0), UnitAxis(1, blocks=4), UnitAxis(1)
+        axes: dict[str, tuple[UnitAxis | None, ...]] = {
+            "embedding.weight": (None, dimensions),
+            "lstm.weight_ih_l0": (gates, dimensions), "lstm.weight_hh_l0": (gates, units),
+            "lstm.bias_ih_l0": (gates,), "lstm.bias_hh_l0": (gates,),
+            "scores.weight": (None, units), "scores.bias": (None,),
+        }  # fmt: skip
+        return HiddenUnits((self.embedding_dim, self.hidden), axes, ("scores.weight", "scores.bias"))
+
+    def resized(self, counts: Sequence[int]) -> Self:
+        """Return the model with an embedding of so many dimensions, and an LSTM layer of so many units."""
+        dimensions, units = counts
+        return self.model_copy(update={"embedding_dim": dimensions, "hidden": units})
 
 
 class TorchModule(NeuralNetwork):

@@ -16,6 +16,7 @@ from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.contracts import Dataset, Split
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
 from narrowcast.platform.models.sample_measures import SampleMeasure
@@ -214,7 +215,7 @@ class NeuralNetwork(BaseModel):
         self, parameters: Arrays, data: Samples, samples: Labelled, rows: IntArray | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the values of the metrics and the loss of each sample, [n] or [n, m] float64, a batch at a time."""
-        module, dtype = self.typed_module(data), self.torch_dtype
+        module, dtype = self._of_widths(parameters, data).typed_module(data), self.torch_dtype
         module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in parameters.items()})
         module.eval()
         loss, metrics = self.loss_on(data), self.metrics_on(data)
@@ -227,6 +228,14 @@ class NeuralNetwork(BaseModel):
                 targets = as_target(torch.from_numpy(np.array(samples.labels[part])), dtype)
                 values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
             yield values
+
+    def _of_widths(self, parameters: Arrays, data: Samples) -> NeuralNetwork:
+        """Return the network that has these parameters, whose layers may be wider or narrower than this one's."""
+        shapes = {name: tuple(values.shape) for name, values in skeleton(self, data).named_parameters()}
+        if not isinstance(self, HasHiddenUnits) or all(parameters[name].shape == shapes[name] for name in shapes):
+            return self
+        fitting: NeuralNetwork = network_of_counts(self, units_to_match(self, data).counts_in(parameters))
+        return fitting
 
     def _of_means(self, means: Mapping[str, FloatArray], data: Samples) -> dict[str, float]:
         return {

@@ -1,0 +1,184 @@
+"""Graphs: Planetoid's files and splits, drawn graphs, one's own, their partition, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from narrowcast.platform.data.block_model import BlockModel
+from narrowcast.platform.data.fetch import find
+from narrowcast.platform.data.graph_npz import GraphNPZ
+from narrowcast.platform.data.node_graph import UNKNOWN, neighbours
+from narrowcast.platform.data.planetoid import CiteSeer, Cora, PubMed
+from narrowcast.platform.data.planetoid_files import read_classes, read_edges, read_features
+from narrowcast.platform.errors import UserError
+
+
+def test_cora_has_the_published_sizes_and_splits() -> None:
+    data = Cora().load()
+    assert (data.n_nodes, data.n_edges, data.features.shape[1], data.n_classes) == (2708, 5278, 1433, 7)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [140, 500, 1000]
+    assert np.bincount(data.labels[data.train]).tolist() == [20] * 7
+    assert data.test.min() == 1708
+    np.testing.assert_allclose(data.features.sum(axis=1), 1, rtol=1e-5)
+    words = Cora(row_normalised=False).load().features
+    assert set(np.unique(words)) == {0, 1}
+    older = Cora(split="dgl").load()
+    assert [len(part) for part in (older.train, older.validation, older.test)] == [140, 300, 1000]
+    assert (older.digest, older.test[0]) != (data.digest, data.test[0])
+
+
+def test_neighbours_of_cora_agree_in_class() -> None:
+    """Test papers are stored in another order than they are numbered: read in a wrong one, this share would be 0.3."""
+    data = Cora().load()
+    owners = np.repeat(np.arange(data.n_nodes), np.diff(data.indptr))
+    tested = np.isin(owners, data.test)
+    agree = (data.labels[owners] == data.labels[data.indices])[tested].mean()
+    assert agree > 0.75
+
+
+def test_isolated_papers_of_citeseer_are_kept() -> None:
+    data = CiteSeer().load()
+    assert (data.n_nodes, data.n_edges, data.sizes["isolated_nodes"]) == (3327, 4552, 48)
+    unknown = np.flatnonzero(data.labels == UNKNOWN)
+    assert len(unknown) == 15
+    assert not data.features[unknown].any()
+    assert not np.isin(unknown, np.concatenate([data.train, data.validation, data.test])).any()
+    assert np.isfinite(data.features).all()
+
+
+def test_pubmed_without_its_features_is_refused_before_anything_is_read(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "planetoid"
+    folder.mkdir()
+    (folder / "ind.pubmed.graph").touch()
+    monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=r"has no ind\.pubmed\.allx; put that file of github\.com/kimiyoung/planetoid"):
+        PubMed().load()
+
+
+class Evil:
+    """Makes a folder while it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("evil",)
+
+
+@pytest.mark.parametrize("read", [read_features, read_classes, read_edges])
+def test_a_pickle_that_names_a_function_is_not_run(
+    read: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "ind.cora.x"
+    path.write_bytes(pickle.dumps([Evil()], protocol=2))
+    with pytest.raises(UserError, match=r"names posix\.mkdir, which is no part of an array; download"):
+        read(path)
+    assert not (tmp_path / "evil").exists()
+    pickle.loads(path.read_bytes())
+    assert (tmp_path / "evil").exists()  # an ordinary reader would have run it
+
+
+@pytest.mark.parametrize("name", ["ind.cora.allx", "ind.cora.ty", "ind.cora.graph", "ind.cora.test.index"])
+def test_damaged_files_are_refused_in_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(find("planetoid", (name,)), tmp_path / "planetoid")
+    path = tmp_path / "planetoid" / name
+    path.chmod(0o644)
+    content = path.read_bytes()
+    monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path))
+    for damaged in (content[: len(content) // 2], b"", b"\xff" + content[1:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"download (the|them)") as caught:
+            Cora().load()
+        assert "\n" not in str(caught.value)
+
+
+def test_edges_count_once_and_not_from_a_node_to_itself() -> None:
+    indptr, indices = neighbours(np.array([[0, 1], [1, 0], [2, 2], [1, 2], [1, 2]]), 4, "here")
+    assert (indptr.tolist(), indices.tolist()) == ([0, 1, 3, 4, 4], [1, 0, 2, 1])
+
+
+def test_a_projection_is_gaussian_of_the_kept_dimensions() -> None:
+    whole, data = Cora().load(), Cora(projected_features=400, seed=3).load()
+    assert data.features.shape == (2708, 400)
+    lengths = [np.square(each.features).sum() for each in (whole, data)]
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.03)
+
+
+def test_a_block_model_has_the_edges_that_it_was_asked_for() -> None:
+    data = BlockModel(nodes=20_000, blocks=4, degree=12, within=0.7, seed=1).load()
+    owners = np.repeat(np.arange(data.n_nodes), np.diff(data.indptr))
+    assert data.n_edges == pytest.approx(120_000, rel=0.01)
+    assert (data.labels[owners] == data.labels[data.indices]).mean() == pytest.approx(0.7, abs=0.01)
+    assert np.bincount(data.labels).tolist() == [5000] * 4
+    assert BlockModel(nodes=100, degree=0).load().sizes["isolated_nodes"] == 100
+
+
+def test_metis_finds_parts_with_few_edges_between_them() -> None:
+    data = Cora(clusters=10).load()
+    owners = np.repeat(np.arange(data.n_nodes), np.diff(data.indptr))
+
+    def cut(clusters: Any) -> float:
+        return float((clusters[owners] != clusters[data.indices]).mean())
+
+    sizes = np.bincount(data.clusters)
+    assert len(sizes) == 10
+    assert sizes.max() <= 1.1 * data.n_nodes / 10
+    assert cut(data.clusters) < 0.15
+    assert cut(np.random.default_rng(0).permutation(data.clusters)) > 0.8
+    assert np.array_equal(Cora(clusters=10).load().clusters, data.clusters)
+
+
+GRAPH: dict[str, Any] = {
+    "features": np.eye(5, dtype=np.float32),
+    "edges": np.array([[0, 1], [1, 2]]),
+    "labels": np.array([0, 1, 0, 1, -1]),
+    "train": np.array([0, 1]),
+    "validation": np.array([2]),
+    "test": np.array([3]),
+}
+
+
+def loaded(folder: Path, **changed: Any) -> Any:
+    np.savez(folder / "g.npz", **{name: values for name, values in {**GRAPH, **changed}.items() if values is not None})
+    return GraphNPZ(path=folder / "g.npz").load()
+
+
+def test_a_graph_of_ones_own_may_have_isolated_nodes(tmp_path: Path) -> None:
+    data = loaded(tmp_path)
+    assert (data.n_nodes, data.n_edges, data.n_classes, data.sizes["isolated_nodes"]) == (5, 2, 2, 2)
+    assert loaded(tmp_path, edges=np.empty((0, 2), dtype=int)).sizes["isolated_nodes"] == 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"edges": np.array([[0, 1], [1, 5]])}, r"edge 1 joins nodes 1 and 5, but nodes are 0 to 4; correct it"),
+        ({"edges": np.array([[-1, 0]])}, "edge 0 joins nodes -1 and 0"),
+        ({"edges": np.array([[0.5, 1]])}, "edges is float64"),
+        ({"edges": np.array([[0, 1, 2]])}, "do not belong together"),
+        ({"edges": None}, "has no array edges"),
+        ({"labels": np.array([0, 1, 0, 1])}, "do not belong together"),
+        ({"labels": np.array([0, 1, 0, 1, -2])}, "label -2 of node 4 is not one of 0 to 1"),
+        ({"train": np.array([0, 4])}, "train has node 4, which has no class"),
+        ({"train": np.array([0, 9])}, "train has node 9, but nodes are 0 to 4"),
+        ({"train": np.array([0, 0])}, "also elsewhere or twice, such as 0"),
+        ({"test": np.array([1])}, "test has a node that is also elsewhere or twice, such as 1"),
+        ({"train": np.array([], dtype=int)}, "no node is trained on"),
+        ({"features": np.full((5, 2), np.nan)}, "a feature is not finite"),
+    ],
+)
+def test_wrong_graphs_are_refused_in_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        loaded(tmp_path, **changed)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_clusters_than_nodes_are_refused() -> None:
+    with pytest.raises(UserError, match=r"data\.clusters = 200: block_model has 100 nodes"):
+        BlockModel(nodes=100, clusters=200).load()
