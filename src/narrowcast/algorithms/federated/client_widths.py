@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.models.hidden_units import HasHiddenUnits
+from narrowcast.platform.models.hidden_units import CountsMultiplications, HasHiddenUnits
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
 from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import FloatArray, IntArray
@@ -22,9 +22,15 @@ Assignment = Literal["turns", "draw", "compute", "link"]
 """Clients have widths in turn by their number, by a draw in each round, or the widest that they can afford."""
 
 
-def unit_counts(widths: Sequence[float], n_units: Sequence[int]) -> IntArray:
-    """Return the number of units at each width in each layer, [widths, layers]: the share, rounded down."""
-    return np.floor(np.outer(widths, n_units) + 1e-9).astype(np.int64)
+def unit_counts(widths: Sequence[float], n_units: Sequence[int], layers: Sequence[int] | None = None) -> IntArray:
+    """Return the number of units at each width in each layer, [widths, layers]: the share, rounded down.
+
+    Layers that are not among `layers` are whole; None stands for all.
+    """
+    counts = np.floor(np.outer(widths, n_units) + 1e-9).astype(np.int64)
+    if layers is not None:
+        counts = np.where(np.isin(np.arange(len(n_units)), layers), counts, n_units)
+    return counts
 
 
 def drawn_widths(n_widths: int, clients: IntArray, seed: int, round_index: int) -> IntArray:
@@ -45,11 +51,20 @@ def affordable_widths(costs: FloatArray, budgets: FloatArray) -> IntArray:
 
 
 @lru_cache(maxsize=2)
-def relative_work(model: NeuralNetwork, widths: tuple[float, ...], data: Samples) -> FloatArray:
-    """Return the multiplications of a forward pass at each width, relative to those of the whole model, [widths]."""
-    assert isinstance(model, HasHiddenUnits), "check() of the algorithm has seen to it"
-    counts = unit_counts(widths, model.hidden_units(data).counts).tolist()
-    work = np.array([_multiplications(each, data) for each in (model, *map(model.narrowed, counts))], dtype=np.float64)
+def relative_work(
+    model: HasHiddenUnits, widths: tuple[float, ...], data: Any, layers: tuple[int, ...] | None = None
+) -> FloatArray:
+    """Return the multiplications of a forward pass at each width, relative to those of the whole model, [widths].
+
+    `layers` are those whose units are sliced, None if all are.
+    """
+    whole = model.hidden_units(data).counts
+    counts = unit_counts(widths, whole, layers).tolist()
+    if isinstance(model, CountsMultiplications):
+        work = np.array([model.multiplications(data, each) for each in (whole, *counts)], dtype=np.float64)
+    else:
+        models: list[Any] = [model, *map(model.narrowed, counts)]
+        work = np.array([_multiplications(each, data) for each in models], dtype=np.float64)
     return work[1:] / work[0]
 
 

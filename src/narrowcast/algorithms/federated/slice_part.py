@@ -37,7 +37,8 @@ class SlicePart:
         narrow = replace(task, model=task.model.narrowed(self.counts))  # type: ignore[attr-defined] # HasHiddenUnits
         server = self.hidden.take(model, self.units)
         factors = self._factors(server, scaler=scaler)
-        terms = LocalTerms(rebuild=_rebuild, frozen=factors) if factors else LocalTerms()
+        columns = self.units[0] if self.hidden.reads_units else None
+        terms = LocalTerms(rebuild=_rebuild if factors else None, frozen=factors, columns=columns)
         return LocalCall(server, chunk.take(self.places), narrow, terms)
 
     def _factors(self, server: Arrays, *, scaler: bool) -> dict[str, NDArray[Any]]:
@@ -72,10 +73,15 @@ class SlicePart:
 
 def labels_of(data: Samples, clients: IntArray) -> BoolArray:
     """Return the classes of which each client has training samples, [C, classes]."""
-    rows, counts = data.of_clients("train").rows(clients)
-    present = np.zeros((len(clients), data.n_classes), dtype=bool)
-    present[np.repeat(np.arange(len(clients)), counts), data.train.labels[rows]] = True
-    return present
+    return class_counts_of(data, clients) > 0
+
+
+def class_counts_of(data: Samples, clients: IntArray) -> IntArray:
+    """Return the number of each client's training samples of each class, [C, classes]."""
+    rows, sizes = data.of_clients("train").rows(clients)
+    counts = np.zeros((len(clients), data.n_classes), dtype=np.int64)
+    np.add.at(counts, (np.repeat(np.arange(len(clients)), sizes), data.train.labels[rows]), 1)
+    return counts
 
 
 def _rebuild(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ from narrowcast.algorithms.federated.server_learning_rate import ServerLearningR
 from narrowcast.algorithms.federated.slice_part import SlicePart, labels_of
 from narrowcast.algorithms.federated.unit_slices import NESTED, Slices, UnitSlices
 from narrowcast.algorithms.federated.whole_model import broadcast_all, model_of
-from narrowcast.algorithms.local_training.joined_calls import network_of
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.joined_parts import joined_updates, joined_uploads
 from narrowcast.algorithms.uploads.partial_sums import TENSORS, TensorSum, Weights, add_up, tensor_weights
@@ -56,7 +55,8 @@ class Submodel(AlgorithmDefaults, BaseModel):
 
     `slices`: `prefix` has the first units of every layer (HeteroFL), `rolling` a window that moves on by one unit in
     each round (FedRolex), `random` units that a client draws in each round (Federated Dropout), `disjoint` the arcs of
-    a circle of shuffled units that follow one another over all clients (IST), `important` those with the largest sums
+    a circle of shuffled units that follow one another over all clients (IST), `stratified` the same of units ranked by
+    importance, one of every rank for each client, `important` those with the largest sums
     of squares of all entries that belong to them.
 
     Differs from the papers: 1. a slice has the width's share of a layer's units rounded down; the released code of
@@ -80,6 +80,14 @@ class Submodel(AlgorithmDefaults, BaseModel):
         None, gt=0, allow_inf_nan=False, description="time that an upload may take, with assignment = link"
     )
     slices: Slices = Field("prefix", description="which of the units a client trains")
+    sliced_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="numbers of the layers whose units are sliced, from 0; null: all. Layer 0 of gcn are the features",
+    )
+    output_bias: Literal["averaged", "kept"] = Field(
+        "averaged", description="bias of the last layer: averaged, or never merged as in the code released with GIST"
+    )
     weights: Weights = "examples"
     scaler: bool = Field(
         False,
@@ -116,13 +124,19 @@ class Submodel(AlgorithmDefaults, BaseModel):
         if not isinstance(model, HasHiddenUnits):
             raise UserError(
                 f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to slice; use mlp, "
-                "cnn or char_lstm"
+                "cnn, char_lstm or gcn"
             )
         slices = self._slices(task)
         hidden = slices.hidden
         if not hidden.counts:
             raise UserError(f"algorithm.kind = {self.kind}: model.kind = {model.kind} has no hidden layer; give it one")
-        narrowest, fewest = min(self.widths), min(hidden.counts)
+        narrowest = min(self.widths)
+        if self.sliced_layers and (beyond := max(self.sliced_layers)) >= len(hidden.counts):
+            raise UserError(
+                f"algorithm.sliced_layers has {beyond}, but layers of model.kind = {model.kind} are 0 to "
+                f"{len(hidden.counts) - 1}; leave it out"
+            )
+        fewest = min(slices.sliced_counts)
         if not slices.counts.all():
             raise UserError(
                 f"algorithm.widths = {narrowest:g} leaves no unit of a hidden layer of {fewest}; use at least "
@@ -137,6 +151,11 @@ class Submodel(AlgorithmDefaults, BaseModel):
             raise UserError(
                 f"algorithm.scaler = true: the units of model.kind = {model.kind} have gates, which it is not defined "
                 "for; leave it out"
+            )
+        if hidden.reads_units and (self.scaler or self.masked_labels):
+            raise UserError(
+                f"algorithm.{'scaler' if self.scaler else 'masked_labels'} = true is not defined for model.kind = "
+                f"{model.kind}; leave it out"
             )
         if self.masked_labels and task.data.targets != "classes":
             raise UserError(
@@ -173,8 +192,7 @@ class Submodel(AlgorithmDefaults, BaseModel):
 
     def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray:
         """Return the multiplications of each client's slice, relative to those of the model, [C]."""
-        work = relative_work(network_of(task), self.widths, task.data)
-        return work[self._widths(broadcast, task, clients)]
+        return self._work(task)[self._widths(broadcast, task, clients)]
 
     def fold(self, partials: Sequence[Arrays]) -> Arrays:
         """Add up the chunks' sums, and the weights of their entries."""
@@ -182,13 +200,21 @@ class Submodel(AlgorithmDefaults, BaseModel):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x with each entry moved by its mean change."""
-        del broadcast, task, round_index
-        sums, after = TensorSum.of(total), {}
+        del broadcast, round_index
+        sums, after, kept = TensorSum.of(total), {}, self._kept(task)
         for name, values in server.items():
             weight = sums.component_weights[name]
             mean = sums.tensors[name] / np.where(weight > 0, weight, 1.0).astype(values.dtype)
-            after[name] = np.where(weight > 0, values + self.server_learning_rate * mean, values)
+            moves = (weight > 0) & (name not in kept)
+            after[name] = np.where(moves, values + self.server_learning_rate * mean, values)
         return after
+
+    def _kept(self, task: Task) -> frozenset[str]:
+        """Return the parameters that are never merged."""
+        if self.output_bias == "averaged":
+            return frozenset()
+        hidden = self._slices(task).hidden
+        return frozenset(name for name in hidden.outputs if len(hidden.axes[name]) == 1)
 
     def final(self, server: Arrays) -> Arrays:
         """Return x."""
@@ -245,7 +271,12 @@ class Submodel(AlgorithmDefaults, BaseModel):
 
     def _slices(self, task: Task) -> UnitSlices:
         assert isinstance(task.model, HasHiddenUnits), "check() has seen to it"
-        return UnitSlices(self.slices, self.widths, task.model.hidden_units(task.data))
+        return UnitSlices(self.slices, self.widths, task.model.hidden_units(task.data), self.sliced_layers)
+
+    def _work(self, task: Task) -> FloatArray:
+        """Return the work of a slice of each width, relative to that of the model, [widths]."""
+        assert isinstance(task.model, HasHiddenUnits), "check() has seen to it"
+        return relative_work(task.model, self.widths, task.data, self.sliced_layers)
 
     def _widths(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
         """Return the place of each client's width in `widths`, [C]."""
@@ -254,8 +285,7 @@ class Submodel(AlgorithmDefaults, BaseModel):
         if self.assignment == "draw":
             return drawn_widths(len(self.widths), clients, task.seed, int(broadcast[_ROUND]))
         if self.assignment == "compute":
-            work = relative_work(network_of(task), self.widths, task.data)
-            return affordable_widths(work, task.profiles.compute_speed[clients])
+            return affordable_widths(self._work(task), task.profiles.compute_speed[clients])
         budgets = task.profiles.uplink_bits_per_second[clients] * (self.upload_seconds or 0.0)
         return affordable_widths(self._bits_at_widths(broadcast, task).astype(np.float64), budgets)
 

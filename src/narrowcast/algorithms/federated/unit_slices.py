@@ -15,9 +15,9 @@ import numpy as np
 from narrowcast.algorithms.federated.client_widths import unit_counts
 from narrowcast.platform.models.hidden_units import HiddenUnits, Units
 from narrowcast.platform.seeds import generator
-from narrowcast.platform.types import Arrays, IntArray
+from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
-Slices = Literal["prefix", "rolling", "random", "disjoint", "important"]
+Slices = Literal["prefix", "rolling", "random", "disjoint", "stratified", "important"]
 NESTED: tuple[Slices, ...] = ("prefix", "rolling", "important")
 """Slices that all clients of a width share, and of which wider ones contain narrower ones."""
 
@@ -29,18 +29,25 @@ class UnitSlices:
     kind: Slices
     widths: Sequence[float]
     hidden: HiddenUnits
+    layers: Sequence[int] | None = None
+    """The layers whose units are sliced; slices have all units of the others. None stands for all layers."""
 
     @cached_property
     def counts(self) -> IntArray:
         """The number of units, k, of each width and layer, [widths, layers]."""
-        return unit_counts(self.widths, self.hidden.counts)
+        return unit_counts(self.widths, self.hidden.counts, self.layers)
+
+    @property
+    def sliced_counts(self) -> list[int]:
+        """The number of units, n, of each layer that is sliced."""
+        return [count for layer, count in enumerate(self.hidden.counts) if self.layers is None or layer in self.layers]
 
     def of_clients(
         self, clients: IntArray, width_of: Callable[[IntArray], IntArray], model: Arrays, seed: int, round_index: int
     ) -> list[Units]:
         """Return the units of each client's slice in this round; `width_of` maps clients to places in `widths`."""
-        if self.kind == "disjoint":
-            return self._arcs(clients, width_of, seed, round_index)
+        if self.kind in ("disjoint", "stratified"):
+            return self._arcs(clients, width_of, model, seed, round_index)
         widths = width_of(clients).tolist()
         if self.kind == "random":
             return [
@@ -66,12 +73,16 @@ class UnitSlices:
         return tuple(np.sort(draw.permutation(total)[:count]) for count, total in counts)
 
     def _arcs(
-        self, clients: IntArray, width_of: Callable[[IntArray], IntArray], seed: int, round_index: int
+        self, clients: IntArray, width_of: Callable[[IntArray], IntArray], model: Arrays, seed: int, round_index: int
     ) -> list[Units]:
         """Return arcs of circles of each layer's shuffled units, which follow one another over the clients 0, 1, ..."""
         draw = generator(seed, "circle", round_index)
-        circles = [draw.permutation(total) for total in self.hidden.counts]
         counts = self.counts[width_of(np.arange(clients.max() + 1))]
+        if self.kind == "disjoint":
+            circles = [draw.permutation(total) for total in self.hidden.counts]
+        else:
+            squares = self.hidden.squares(model)
+            circles = [_stratified(each, int(own.min()), draw) for each, own in zip(squares, counts.T, strict=True)]
         first = np.cumsum(counts, axis=0) - counts
         return [
             tuple(
@@ -80,3 +91,16 @@ class UnitSlices:
             )
             for client in clients.tolist()
         ]
+
+
+def _stratified(squares: FloatArray, n_strata: int, draw: np.random.Generator) -> IntArray:
+    """Return a circle of units of which each arc of n_strata neighbours has one of every stratum.
+
+    Strata are n / n_strata neighbours among the units ranked by their squares [n]; their order is drawn, and what is
+    left of the least important units comes last.
+    """
+    per_stratum = len(squares) // n_strata
+    ranked = np.argsort(-squares, kind="stable")
+    strata = ranked[: n_strata * per_stratum].reshape(n_strata, per_stratum)
+    shuffled = draw.permuted(strata, axis=1).T.ravel()
+    return np.concatenate([shuffled, ranked[n_strata * per_stratum :]])

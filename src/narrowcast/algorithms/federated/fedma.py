@@ -1,0 +1,296 @@
+"""FedMA: layer by layer, clients' hidden units are matched and averaged, frozen, and the layers above trained again.
+
+Reference: Wang, Yurochkin, Sun, Papailiopoulos and Khazaeni, Federated Learning with Matched Averaging, ICLR 2020
+(arXiv:2002.06440), Algorithm 1 and section 2.3, and its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.message_header import dtype_of
+from narrowcast.algorithms.federated.fedma_state import CLASSES, CLIENTS, EXAMPLES, MATCHING, OWN, SENT, Progress
+from narrowcast.algorithms.federated.matched_layers import HeadWeights, Matching, joined_head
+from narrowcast.algorithms.federated.slice_part import class_counts_of
+from narrowcast.algorithms.federated.whole_model import LocalThenUpload
+from narrowcast.algorithms.uploads.client_loop import Uploads, chunk_result, of_clients, zeros_of_clients
+from narrowcast.algorithms.uploads.tensor_uploads import finite_clients
+from narrowcast.platform.contracts import Broadcast, LocalCall, Recipients, Task
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.hidden_units import (
+    HasHiddenUnits,
+    HiddenUnits,
+    network_of_counts,
+    units_to_match,
+)
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalTerms, LocalUpdates
+
+
+class FedMA(LocalThenUpload):
+    """A pass has a round for each layer, and at its end the global model is a new one, mostly wider than the clients'.
+
+    In the first round of a pass clients train all layers and send the first. The server matches its units and sends
+    each client the global layer and the places of its own units in it. In each further round clients put the inputs of
+    the next layer into these places, train it and those above while all below are frozen, and send it. The last layer
+    is averaged by class. The next pass starts from slices of the global model, each client's own units of it (FedMA
+    with communication).
+
+    A client that misses a round of a pass, or whose upload is lost, sits out until the next. The global model is that
+    of the last complete pass, before the first one that of the seed. Layers and the places of units are sent as values
+    of the model's type; the last layer goes with the number of the client's examples of each class.
+
+    Differs from the paper and its code: 1. networks have no batch norm, as theirs. 2. local steps are those of
+    `training` in all rounds, shuffled anew; the code trains the last layer three times as long at a tenth of the rate
+    with weight decay, which `head_epochs` and `head_rate` set but for the decay. 3. `matching.bias_prior: first_weight`
+    is the code's, which from the second layer on has the prior of biases at the wrong column. 4. units of an LSTM are
+    matched by input weights and both biases; the code leaves one of the two out. 5. its code for an LSTM averages the
+    last layer with equal weights, which `head: equal` does.
+    """
+
+    kind: Literal["fedma"] = "fedma"
+    initial: Literal["different", "same"] = Field(
+        "different",
+        description="models that clients start from: drawn by each, as in the paper, or one for all",
+    )
+    matching: Matching = Field(Matching(), description="how units are matched and averaged")
+    head: HeadWeights = Field(
+        "classes",
+        description="weights of clients in the last layer: examples of each class, all examples, or equal",
+    )
+    retrain_epochs: int | None = Field(
+        None, ge=0, description="local epochs after the first layer; null: those of training; 0: matching alone"
+    )
+    head_epochs: int | None = Field(None, ge=0, description="local epochs of the last layer; null: retrain_epochs")
+    head_rate: float = Field(1.0, gt=0, description="factor of the learning rate when the last layer is trained alone")
+
+    @property
+    def sends_one_model(self) -> bool:
+        """False: each client is sent the places of its own units."""
+        return False
+
+    @property
+    def widens_model(self) -> bool:
+        """True: the global model has units that not all clients have."""
+        return True
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` for codecs, and for models or starts whose layers cannot be matched."""
+        model = task.model
+        if self.codec:
+            raise UserError(
+                f"algorithm.codec has {self.codec[0].kind}, but clients of {self.kind} send whole layers to be "
+                "matched, not changes that a codec could shorten; leave it out"
+            )
+        if not isinstance(model, HasHiddenUnits):
+            raise UserError(
+                f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to match; use mlp, "
+                "cnn, vgg9 or char_lstm"
+            )
+        hidden = units_to_match(model, task.data)
+        if not hidden.counts:
+            raise UserError(f"algorithm.kind = {self.kind}: model.kind = {model.kind} has no hidden layer; give it one")
+        if hidden.reads_units:
+            raise UserError(
+                f"algorithm.kind = {self.kind}: the first units of model.kind = {model.kind} are features, which all "
+                "clients have alike; use mlp, cnn, vgg9 or char_lstm"
+            )
+        if unmatched := [name for name in hidden.axes if not _can_be_matched(hidden, name)]:
+            raise UserError(
+                f"algorithm.kind = {self.kind}: {unmatched[0]} of model.kind = {model.kind} joins layers that do not "
+                "follow one another, or belongs to none; use mlp, cnn, vgg9 or char_lstm"
+            )
+        if self.head == "classes" and task.data.targets != "classes":
+            raise UserError(
+                f"algorithm.head = classes: the targets of {task.data.name} are {task.data.targets}, not classes; use "
+                "examples or equal"
+            )
+        if self.initial == "different" and task.start is not None:
+            raise UserError(
+                "algorithm.initial = different: start_from gives all clients one model; set algorithm.initial = same"
+            )
+
+    def init(self, task: Task) -> Arrays:
+        """Return the model of the seed, and that no layer is matched."""
+        progress = Progress.fresh(self._hidden(task), task.data.n_clients)
+        return {**task.initial_parameters(), **progress.arrays()}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return each client's own layers: zeros until it trains them."""
+        return OWN.add(zeros_of_clients(task.initial_parameters(), task.data.n_clients))
+
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Return what this round's clients need: matched layers, or in the first round of a pass the whole model."""
+        del round_index
+        progress = Progress.of(server, self._hidden(task))
+        sent = {} if progress.layer or self._draws(progress) else self.final(server)
+        return Broadcast({**sent, **progress.arrays()}, DensePayload.of({**sent, **progress.layers}), update=None)
+
+    def download_bits(self, server: Arrays, broadcast: Broadcast, task: Task, recipients: Recipients) -> IntArray:
+        """Return the size of each recipient's message, [C].
+
+        In the first round of a pass it is the client's slice of the model, or its last layer for those that have all
+        others; then the layer matched last, or all of them for a client that was not in the round before, and the
+        places of the client's units; a header alone for clients that sit out.
+        """
+        del broadcast
+        progress, clients = Progress.of(server, self._hidden(task)), recipients.clients
+        follows = recipients.last_round == recipients.round_index - 1
+        model, dtype = self.final(server), dtype_of(self.final(server))
+        if progress.layer:
+            last = progress.layer - 1
+            new = sum(v.size for name, v in progress.layers.items() if progress.hidden.owner(name) == last)
+            every = sum(values.size for values in progress.layers.values())
+            values = np.where(follows, new, every) + progress.hidden.counts[last]
+            return dense_wire_bits(np.where(progress.takes_part(clients), values, 0), dtype)
+        if self._draws(progress):
+            return dense_wire_bits(np.zeros(len(clients), dtype=np.int64), dtype)
+        known = np.logical_and.reduce([units[clients, 0] >= 0 for units in progress.units])
+        own = progress.hidden.take(model, tuple(np.arange(count) for count in progress.hidden.counts))
+        head = sum(own[name].size for name in progress.hidden.outputs)
+        values = np.where(known & follows & (progress.passes > 0), head, sum(each.size for each in own.values()))
+        return dense_wire_bits(values, dtype)
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray:
+        """Return the size of each client's upload, [C]: its layer, and with the last one its examples by class."""
+        progress = Progress.of(broadcast, self._hidden(task))
+        like, counts = task.initial_parameters(), progress.counts
+        whole = progress.hidden.resized(counts)
+        n_values = sum(_size(progress.hidden, whole, name, like[name].size) for name in progress.names)
+        n_values += task.data.n_classes if progress.at_head and self.head == "classes" else 0
+        sends = progress.takes_part(clients) & (task.data.examples[clients] > 0)
+        return np.where(sends, dense_wire_bits(np.full(len(clients), n_values), dtype_of(like)), 0)
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Return what all clients sent, in the order of the clients."""
+        joined = {name: np.concatenate([each[name] for each in partials]) for name in partials[0]}
+        order = np.argsort(joined[CLIENTS])
+        return {name: values[order] for name, values in joined.items()}
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Match the layer, or average the last one; the layer is asked for again if nobody delivered it."""
+        del broadcast
+        clients, examples, progress = total[CLIENTS], total[EXAMPLES], Progress.of(server, self._hidden(task))
+        if not len(clients):
+            return server
+        sent = [{name: each[place] for name, each in SENT.of(total).items()} for place in range(len(clients))]
+        if progress.at_head:
+            head = joined_head(progress.names, sent, examples, total.get(CLASSES))
+            model = {**progress.layers, **head}
+            after = replace(progress, layer=0, passes=progress.passes + 1, layers={})
+            return {**{name: model[name] for name in self.final(server)}, **after.arrays()}
+        hidden, untrained = progress.hidden.resized(progress.counts), task.initial_parameters()
+        random = generator(task.seed, "matching order", round_index)
+        joined, places = self.matching.join(hidden, progress.layer, sent, examples, untrained, random)
+        units = np.full_like(progress.units[progress.layer], -1)
+        units[clients] = np.stack(places)
+        every = (*progress.units[: progress.layer], units, *progress.units[progress.layer + 1 :])
+        after = replace(progress, layer=progress.layer + 1, layers={**progress.layers, **joined}, units=every)
+        return {**self.final(server), **after.arrays()}
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return the model of the last complete pass."""
+        return MATCHING.without(server)
+
+    # Client half
+
+    def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
+        """Return the training of the layers that are not matched yet; clients that sit out take no steps."""
+        progress = Progress.of(broadcast, self._hidden(task))
+        start, epochs = self._start(progress, broadcast, chunk, task), None
+        training = task.training
+        if progress.layer:
+            asked = self.head_epochs if progress.at_head and self.head_epochs is not None else self.retrain_epochs
+            each = training.epochs if asked is None else asked
+            epochs = np.where(progress.takes_part(chunk.clients), each, 0)
+        if progress.at_head:
+            training = training.model_copy(update={"learning_rate": training.learning_rate * self.head_rate})
+        model = network_of_counts(task.model, progress.counts)
+        terms = LocalTerms(
+            epochs=epochs, start=start, frozen=progress.layers, rebuild=_joined if progress.layer else None
+        )
+        first = {name: values[0] for name, values in start.items()}
+        return LocalCall(first, chunk, replace(task, model=model, training=training), terms)
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train a chunk of clients, and send the layer."""
+        call = self.local_call(broadcast, chunk, task)
+        return self.upload(broadcast, chunk, task, call.task.training.train(call.server, chunk, call.task, call.terms))
+
+    def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
+        """Send the layer as it is after the training, and keep those above it."""
+        progress = Progress.of(broadcast, self._hidden(task))
+        start = self._start(progress, broadcast, chunk, task)
+        trained = {name: start[name] + values for name, values in updates.changes.items()}
+        finite, bits = finite_clients(updates), self.upload_bits(broadcast, task, chunk.clients)
+        sends = (bits > 0) & chunk.affords(bits)
+        delivered = sends & finite & chunk.arrives()
+        kept = {name: chunk.state[OWN.name(name)] for name in progress.hidden.axes}
+        keeps = finite & progress.takes_part(chunk.clients)
+        for name, values in trained.items():
+            if name not in progress.names:
+                kept[name] = of_clients(keeps, values, kept[name])
+        here = chunk.clients[delivered]
+        partial = {
+            CLIENTS: here,
+            EXAMPLES: task.data.examples[here].astype(np.float64),
+            **SENT.add({name: trained[name][delivered] for name in progress.names}),
+        }
+        if progress.at_head and self.head == "classes":
+            partial[CLASSES] = class_counts_of(task.data, here).astype(np.float64)
+        uploads = Uploads(np.where(sends, bits, 0), delivered, finite, {})
+        return chunk_result(chunk, updates, uploads, partial, state=OWN.add(kept))
+
+    def _start(self, progress: Progress, broadcast: Arrays, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
+        """Return the parameters from which each client trains, [C, ...], of the layers that are not matched yet."""
+        own, clients = OWN.of(chunk.state), chunk.clients.tolist()
+        if progress.layer:
+            started = {name: own[name] for name in progress.trained}
+            for name in progress.names:
+                started[name] = np.stack(
+                    [progress.in_places(name, each, client) for each, client in zip(own[name], clients, strict=True)]
+                )
+            return started
+        if self._draws(progress):
+            seeds = task.private_seed.stream_keys("initial model", 0, chunk.clients)
+            models = [task.model.init_server(task.data, int(seed >> np.uint64(1))) for seed in seeds]
+        elif progress.passes:
+            models = [progress.slice_of(self.final(broadcast), client) for client in clients]
+        else:
+            models = [dict(self.final(broadcast))] * len(clients)
+        return {name: np.stack([each[name] for each in models]) for name in progress.trained}
+
+    def _draws(self, progress: Progress) -> bool:
+        """Return whether clients start from models that they draw themselves."""
+        return self.initial == "different" and not progress.passes
+
+    def _hidden(self, task: Task) -> HiddenUnits:
+        model: Any = task.model
+        return units_to_match(model, task.data)
+
+
+def _can_be_matched(hidden: HiddenUnits, name: str) -> bool:
+    """Return whether a parameter belongs to a layer, and has no units but those of this layer and the one before."""
+    owner = hidden.owner(name)
+    return owner >= 0 and all(owner - axis.layer in (0, 1) for axis in hidden.axes[name] if axis)
+
+
+def _size(own: HiddenUnits, whole: HiddenUnits, name: str, size: int) -> int:
+    """Return the number of values of a parameter with other numbers of units."""
+    for axis in filter(None, own.axes[name]):
+        size = size // own.counts[axis.layer] * whole.counts[axis.layer]
+    return size
+
+
+def _joined(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return all parameters of a network of which some layers are frozen."""
+    return {**frozen, **trained}
