@@ -21,6 +21,7 @@ from narrowcast.algorithms.completion.entry_completion import EntryCompletion
 from narrowcast.algorithms.completion.fgd import FGD
 from narrowcast.algorithms.completion.gauss_newton import GaussNewton
 from narrowcast.algorithms.completion.image_completion import ImageCompletion
+from narrowcast.algorithms.completion.in_face_frank_wolfe import InFaceFrankWolfe
 from narrowcast.algorithms.completion.lmafit import LMaFit
 from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
 from narrowcast.algorithms.completion.niht import NIHT
@@ -39,6 +40,7 @@ from narrowcast.algorithms.federated.apfl import APFL
 from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
+from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.algorithms.federated.fedmavg import FedMAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fednova import FedNova
@@ -53,20 +55,28 @@ from narrowcast.algorithms.federated.sfmf import SFMF
 from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
+from narrowcast.algorithms.local_training.graph_training import GraphTraining
 from narrowcast.algorithms.local_training.learning_rate import LEARNING_RATE_SCHEDULES
 from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.algorithms.programs.program import Program
+from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
+from narrowcast.algorithms.sdp.hazan import Hazan
+from narrowcast.algorithms.sdp.lifted_stress import LiftedStress
 from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
 from narrowcast.algorithms.sdp.mixing import Mixing
+from narrowcast.algorithms.sdp.sdpa import SDPAFile
+from narrowcast.algorithms.sdp.sensor_localisation import SensorDistances, SensorLocalisation
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
 from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSource, Fleet, Model, Training
+from narrowcast.platform.data.block_model import BlockModel
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.diabetes import Diabetes
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
+from narrowcast.platform.data.graph_npz import GraphNPZ
 from narrowcast.platform.data.hugging_face import HuggingFace
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
 from narrowcast.platform.data.image_folder import ImageFolder
@@ -76,6 +86,7 @@ from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.npz import NPZ
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.pinterest import Pinterest
+from narrowcast.platform.data.planetoid import CiteSeer, Cora, PubMed
 from narrowcast.platform.data.python_docs import PythonDocs
 from narrowcast.platform.data.ratings import Ratings
 from narrowcast.platform.data.sample_columns import SampleColumns
@@ -85,6 +96,7 @@ from narrowcast.platform.data.text_files import TextFiles
 from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.models.graph_convolution import GCN
 from narrowcast.platform.models.losses import LOSSES
 from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
@@ -112,6 +124,7 @@ ALGORITHMS = Registry(
         "sfmf": SFMF,
         "fedpara": FedPara,
         "submodel": Submodel,
+        "fedma": FedMA,
         "colr": CoLR,
         "scolr": SCoLR,
         "adaptive_svd": AdaptiveSVD,
@@ -130,6 +143,7 @@ MODELS = Registry(
         "cnn": CNN,
         "vgg9": VGG9,
         "char_lstm": CharLSTM,
+        "gcn": GCN,
         "torch": TorchModule,
     },
     "matrix_factorisation",
@@ -142,6 +156,7 @@ TRAININGS = Registry(
         "sgd": SGD,
         "alternating_gradient": AlternatingGradient,
         "rating_sgd": RatingSGD,
+        "graph": GraphTraining,
     },
     "factorisation_sgd",
 )
@@ -171,6 +186,11 @@ DATA = Registry(
         "python-docs": PythonDocs,
         "text_files": TextFiles,
         "synthetic": Synthetic,
+        "cora": Cora,
+        "citeseer": CiteSeer,
+        "pubmed": PubMed,
+        "block_model": BlockModel,
+        "graph_npz": GraphNPZ,
     },
 )
 FLEETS = Registry("fleet", Fleet, {"tiers": Tiers, "lognormal": LogNormalFleet, "trace": TraceFleet}, "tiers")
@@ -186,6 +206,9 @@ PROBLEMS = Registry(
         "max_cut": MaxCutFile,
         "random_max_cut": RandomMaxCut,
         "torus_max_cut": TorusMaxCut,
+        "sdpa": SDPAFile,
+        "sensor_localisation": SensorLocalisation,
+        "sensor_distances": SensorDistances,
     },
 )
 SOLVERS = Registry(
@@ -207,7 +230,11 @@ SOLVERS = Registry(
         "matrix_irls": MatrixIRLS,
         "gauss_newton": GaussNewton,
         "soft_impute": SoftImpute,
+        "in_face_frank_wolfe": InFaceFrankWolfe,
+        "hazan": Hazan,
         "mixing": Mixing,
+        "burer_monteiro": BurerMonteiro,
+        "lifted_stress": LiftedStress,
         "program": Program,
     },
 )
@@ -224,6 +251,7 @@ REGISTRIES: Mapping[str, Registry] = {
 }
 """All but those of studies, which `tuning` has: samplers and pruners."""
 
+_GRAPHS = ("cora", "citeseer", "pubmed", "block_model", "graph_npz")
 _FACTORISATION = {"kind": "factorisation_sgd", "learning_rate": 0.5, "weight_decay": 5e-4, "epochs": 2}
 TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ml-100k": {**_FACTORISATION, "batch_size": 64},
@@ -234,11 +262,13 @@ TRAINING_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ratings": _FACTORISATION,
     "explicit_ratings": {"kind": "alternating_gradient", "weight_decay": 1.0},
     "sample_columns": {"kind": "alternating_gradient"},
+    **{kind: {"kind": "graph"} for kind in _GRAPHS},
 }
 """Local training per data set. ml-1m, pinterest: the code released with CoLR (Nguyen et al., WWW 2024)."""
 MODEL_DEFAULTS: Mapping[str, str] = {
     **dict.fromkeys(TRAINING_DEFAULTS, "matrix_factorisation"),
     **dict.fromkeys(("explicit_ratings", "sample_columns"), "masked_factorisation"),
+    **dict.fromkeys(_GRAPHS, "gcn"),
     **dict.fromkeys(("mnist", "fashion-mnist", "cifar-10", "image_folder"), "cnn"),
     **dict.fromkeys(("shakespeare", "python-docs", "text_files"), "char_lstm"),
     "least_squares": "softmax",

@@ -24,16 +24,35 @@ FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("pruner", "threshold"): {"at_least": 0.1},
     ("codec", "basis"): {"rank": 2},
     ("learning_rate_schedule", "step"): {"every": 3},
+    ("learning_rate_schedule", "milestones"): {"rounds": [5, 8]},
     ("learning_rate_schedule", "cosine"): {"rounds": 50},
     ("learning_rate_schedule", "inverse_time"): {"alpha": 0.5, "gamma": 9},
 }
 """What a kind needs to be given."""
 FILES = {
-    *(("channel", "trace"), ("availability", "trace"), ("fleet", "trace"), ("channel", "table")),
+    *(
+        ("channel", "trace"),
+        ("channel", "located_rayleigh"),
+        ("availability", "trace"),
+        ("fleet", "trace"),
+        ("channel", "table"),
+    ),
     *(("model", "torch"), ("data", "image_folder"), ("data", "text_files"), ("data", "ratings")),
     ("data", "explicit_ratings"),
-    *(("data", "npz"), ("data", "hugging_face"), ("data", "torch"), ("problem", "entry_completion")),
-    *(("problem", "rating_completion"), ("problem", "max_cut"), ("solver", "program")),
+    *(
+        ("data", "graph_npz"),
+        ("data", "npz"),
+        ("data", "hugging_face"),
+        ("data", "torch"),
+        ("problem", "entry_completion"),
+    ),
+    *(
+        ("problem", "rating_completion"),
+        ("problem", "max_cut"),
+        ("problem", "sensor_distances"),
+        ("problem", "sdpa"),
+        ("solver", "program"),
+    ),
 }
 """Kinds that describe a file, a module or a certain number of clients: their own tests have some."""
 NOT_HERE = {"algorithm", "backend"}
@@ -42,6 +61,7 @@ DEAR = {("secure", "paillier")}
 LARGE = {
     *("ml-100k", "ml-1m", "ml-latest-small", "pinterest", "ncf"),
     *("mnist", "fashion-mnist", "cifar-10", "shakespeare"),
+    *("cora", "citeseer", "pubmed"),
 }
 """Data sets that are files, and are tested with them."""
 

@@ -58,6 +58,21 @@ SERVER_STATE = {
         "submodel": "{kind: submodel, slices: disjoint, assignment: draw}",
         "adam": "{kind: fedavg, server_optimizer: adam, server_learning_rate: 0.03}",
     }.items()
+} | {"fedma": ("fedavg-digits", [*DIGITS, "rounds=5", "algorithm=fedma", "data.clients=20", "model.hidden=[30]"])}
+
+# Two sub-networks of a graph network, each on an actor of its own, one of which is killed.
+GRAPH = "{kind: block_model, clients: 2, nodes: 5000, blocks: 5, features: 64, clusters: 10}"
+GIST = {
+    name: (
+        "fedavg-digits",
+        [
+            *(f"data={GRAPH}", "model={kind: gcn, hidden: [32, 16], layer_norm: graph}"),
+            f"algorithm={{kind: submodel, widths: [0.5], slices: {name}, weights: equal, output_bias: kept}}",
+            "training={kind: graph, epochs: 20, clusters_per_step: 2}",
+            *("rounds=5", "clients_per_round=2", "chunk_size=1", "checkpoint_every=2", "evaluate_every=2"),
+        ],
+    )
+    for name in ("disjoint", "stratified")
 }
 
 # Channel-adapted ranks and levels on a shared band, and codecs with state per client.
@@ -145,6 +160,11 @@ def test_client_states_and_memories(case: str) -> None:
 @pytest.mark.parametrize("case", SERVER_STATE)
 def test_states_of_the_server(case: str) -> None:
     same_with_kills(*SERVER_STATE[case], A_HOST)
+
+
+@pytest.mark.parametrize("case", GIST)
+def test_sub_networks_of_a_graph(case: str) -> None:
+    same_with_kills(*GIST[case], A_HOST)
 
 
 @pytest.mark.parametrize("case", SECURE)

@@ -131,7 +131,8 @@ def test_the_list_shows_the_time_of_each_target() -> None:
             "server-optimizers",
             "heterofl-mnist",
         ),
-        *("channel-ml1m", "channel-mnist", "total-ml1m", "frontier-others"),
+        *("channel-ml1m", "channel-mnist", "total-ml1m", "total-mnist", "frontier-others"),
+        *("sdp-gset", "sdp-mixing-rates", "sdp-cohort-split"),
     ]
     starts = (
         "wireless-",
@@ -144,6 +145,9 @@ def test_the_list_shows_the_time_of_each_target() -> None:
         "server-",
         "total-",
         "heterofl-",
+        "sdp-gset",
+        "sdp-mixing-",
+        "sdp-cohort-",
     )
     assert [line.split()[0] for line in said.out.splitlines() if line.startswith(starts)] == names
     assert "6 runs a seed" in said.out

@@ -14,8 +14,20 @@ from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompl
 from narrowcast.cli.reproduce import reproduce
 from narrowcast.reproduce import completion_runs
 from narrowcast.reproduce.completion_cases import cases
-from narrowcast.reproduce.completion_runs import FLOOR, main, read, seconds_to, timed
+from narrowcast.reproduce.completion_runs import FLOOR, main, milestones, read, seconds_to, timed
 from narrowcast.reproduce.completion_table import judge_report, judge_solved
+
+
+def test_a_file_has_the_rows_that_tables_need() -> None:
+    rows = [
+        row("a", "x", place, error, 10 * error) for place, error in enumerate((2.0, 0.5, 0.4, 3e-5, 2e-5, 9e-6, 1e-5))
+    ]
+    rows[-1]["status"] = "time"
+    kept = milestones(rows)
+    assert [int(each["iteration"]) for each in kept] == [100, 300, 500, 600]
+    for judge in (judge_solved, judge_report):
+        cases_of = {("n1000-r2-p5-k2", "x", "1"): rows}, {("n1000-r2-p5-k2", "x", "1"): kept}
+        assert judge(cases_of[0]) == judge(cases_of[1]) != []
 
 
 def test_there_are_63_cases_of_which_36_were_published_as_solved() -> None:

@@ -376,6 +376,11 @@ class AlgorithmDefaults:
         return False
 
     @property
+    def widens_model(self) -> bool:
+        """False: the global model keeps the shapes that the model draws."""
+        return False
+
+    @property
     def counts_draws(self) -> bool:
         """False: a client that is drawn several times with replacement has the weight of one draw."""
         return False

@@ -211,7 +211,8 @@ class LocalTerms:
     over a client's samples, forward or forward and back.
 
     `rule` replaces gradient descent; `own` [C, ...] are its clients' tensors. `start` [C, ...] has the parameters from
-    which each client starts, if these are not the server's; changes are relative to them.
+    which each client starts, if these are not the server's; changes are relative to them. `columns` [k] are the
+    features that a slice of a network reads, ascending; None if it reads all of them.
     """
 
     proximal: float = 0.0
@@ -225,6 +226,7 @@ class LocalTerms:
     start: Arrays | None = None
     own: Arrays = field(default_factory=dict)
     start_gradient: bool = False
+    columns: IntArray | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ The clock runs in `init` and `step` alone: the start counts, measuring does not.
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
@@ -32,6 +31,7 @@ from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompl
 from narrowcast.platform.solver_contracts import Problem, Report, Solver
 from narrowcast.platform.threads import one_thread
 from narrowcast.reproduce.completion_cases import cases
+from narrowcast.reproduce.csv_lines import append_lines, read_lines
 
 SOLVERS: dict[str, Any] = {
     "scaled_asd+": ScaledASD(continuation=Continuation()),
@@ -56,6 +56,7 @@ PUBLISHED = ("r3mc", "scaled_asd", "asd", "niht", "cgiht", "scaled_gd", "lmafit"
 """The solvers whose results Engels and Morse show."""
 _SPACING = 1.25
 _NEAR = 10
+_EXPONENTS = (-15, 1)
 METRICS = ("test.relative_error", "test.unseen_error", "test.column_sum_error")
 Solves = dict[tuple[str, str, str], list[Mapping[str, Any]]]
 """The rows of solves by case, solver and seed."""
@@ -101,27 +102,26 @@ def seconds_to(rows: Sequence[Mapping[str, Any]], error: float, seconds: float) 
     return first if first is not None and first <= seconds else None
 
 
+def milestones(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows at which an error is first below a power of ten, those of the least errors, and the last."""
+    kept = {len(rows) - 1}
+    for metric in METRICS[1:]:
+        errors = [float(row[metric]) for row in rows]
+        kept.add(min(range(len(rows)), key=errors.__getitem__))
+        for exponent in range(*_EXPONENTS):
+            kept.update([place for place, error in enumerate(errors) if error <= 10.0**exponent][:1])
+    return [rows[place] for place in sorted(kept)]
+
+
 def read(path: Path) -> Solves:
     """Return the rows of the finished solves of a file."""
     found: Solves = {}
-    if path.exists():
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                rows = found.setdefault((row["case"], row["solver"], row["seed"]), [])
-                if rows and int(row["iteration"]) <= int(rows[-1]["iteration"]):
-                    rows.clear()  # an earlier solve that was cut
-                rows.append(row)
+    for row in read_lines(path):
+        rows = found.setdefault((row["case"], row["solver"], row["seed"]), [])
+        if rows and int(row["iteration"]) <= int(rows[-1]["iteration"]):
+            rows.clear()  # an earlier solve that was cut
+        rows.append(row)
     return {key: rows for key, rows in found.items() if rows[-1]["status"]}
-
-
-def append(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append the rows of one solve, with the header if the file is new."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows({name: f"{v:.6g}" if isinstance(v, float) else v for name, v in row.items()} for row in rows)
 
 
 @click.command()
@@ -155,7 +155,7 @@ def solve_missing(
                 {"case": case.name, "solver": name, "seed": seed, **row}
                 for row in timed(solvers[name], problem, seed, seconds)
             ]
-            append(output, rows)
+            append_lines(output, COLUMNS, milestones(rows))
             reached = seconds_to(rows, TARGET, seconds)
             shown = "not solved" if reached is None else f"solved in {reached:.2f} s"
             yield (

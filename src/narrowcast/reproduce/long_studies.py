@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from narrowcast.reproduce import (
     decay,
+    fedma_digits,
     fedmavg_central,
     fedmavg_clustering,
     fedmavg_items,
@@ -23,12 +24,14 @@ from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, C
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, TRIES
 from narrowcast.reproduce.results_csv import Rows, key_of
 from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.total_traffic import Traffic
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
 
 TEST_SEEDS = 5
 DECAY_SEEDS = dict(zip(decay.ROUNDS, (5, 3), strict=True))
 OTHER_SEEDS = 3
-_OTHER_BANDS = (256, 2048)
+_OTHER_BANDS = {"ml1m": (256, 2048), "mnist": (64, 256)}
+"""Of each study, those whose winners run on other data; methods are ranked in the last."""
 _BEST_METHODS = 4
 
 
@@ -131,10 +134,14 @@ def _decay(rounds: int) -> Plan:
     return _cells(name, decay.cells(rounds), decay.RATES, DECAY_SEEDS[rounds])
 
 
+def _total(traffic: Traffic) -> Plan:
+    return _cells(traffic.name, list(traffic.cells.values()), traffic.rates, TEST_SEEDS)
+
+
 def best_methods(study: Study, rows: Rows) -> list[str]:
-    """Return float32 and the methods with the best validation metric in the middle one of `_OTHER_BANDS`."""
+    """Return float32 and the methods with the best validation metric in the last of `_OTHER_BANDS`."""
     results = tuning_results(rows, study)
-    winners, band = study.winners(results), _OTHER_BANDS[-1]
+    winners, band = study.winners(results), _OTHER_BANDS[study.name][-1]
     if len(winners) < len(study.methods):
         return []
     metric = f"validation.{study.metric}"
@@ -161,17 +168,23 @@ _OTHER_DATA = {
 
 
 def others(rows: Rows) -> Iterator[Planned]:
-    """Yield the runs of float32 and the best methods on other data, at the settings chosen on ML-1M and MNIST."""
+    """Yield the runs of float32 and the best methods on other data, at the settings chosen on ML-1M and MNIST.
+
+    The control of a setting is float32 with the same rates and decays, those of the trial of the same number.
+    """
     for seed in range(OTHER_SEEDS):
         for data, (name, overrides) in _OTHER_DATA.items():
             study = read_tuning_study(name)
             winners = study.winners(tuning_results(rows, study))
-            for method in best_methods(study, rows):
-                bands = [band for band in _OTHER_BANDS if band in winners[method]] or list(winners[method])
-                for trial in dict.fromkeys(winners[method][band] for band in bands):
-                    spec = study.test(method, trial)
-                    spec = replace(spec, label=f"{data}-{spec.label}", overrides=(*spec.overrides, *overrides))
-                    yield Planned("frontier-others", spec, seed)
+            methods, trials = best_methods(study, rows), list[tuple[str, int]]()
+            for method in methods:
+                bands = [band for band in _OTHER_BANDS[name] if band in winners[method]] or list(winners[method])
+                trials += [(method, winners[method][band]) for band in bands]
+            controls = [(methods[0], trial) for _, trial in trials]
+            for method, trial in dict.fromkeys([*trials, *controls]):
+                spec = study.test(method, trial)
+                spec = replace(spec, label=f"{data}-{spec.label}", overrides=(*spec.overrides, *overrides))
+                yield Planned("frontier-others", spec, seed)
 
 
 def channel_results(rows: Rows, ablation: Ablation) -> dict[Cell, list[Mapping[str, Any]]]:
@@ -216,11 +229,14 @@ def _channel(ablation: Ablation) -> Plan:
     return plan
 
 
-def _clustering(rows: Rows) -> Iterator[Planned]:
-    del rows
-    for seed in range(fedmavg_clustering.SEEDS):
-        for cell in fedmavg_clustering.CELLS:
-            yield Planned(fedmavg_clustering.STUDY, cell.run, seed)
+def _untuned(name: str, runs: Sequence[RunSpec], seeds: int) -> Plan:
+    def plan(rows: Rows) -> Iterator[Planned]:
+        del rows
+        for seed in range(seeds):
+            for run in runs:
+                yield Planned(name, run, seed)
+
+    return plan
 
 
 def _sfmf(rows: Rows) -> Iterator[Planned]:
@@ -232,10 +248,11 @@ def _sfmf(rows: Rows) -> Iterator[Planned]:
 STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
     "decay-ml1m": _decay(decay.ROUNDS[0]),
-    "total-ml1m": _cells("total-ml1m", total_traffic.CELLS, total_traffic.RATES, TEST_SEEDS),
+    "total-ml1m": _total(total_traffic.ML1M),
     "frontier-ml1m": _frontier("ml1m"),
     "tuning-mnist": _tuning("mnist"),
     "frontier-mnist": _frontier("mnist"),
+    "total-mnist": _total(total_traffic.MNIST),
     "decay-ml1m-3000": _decay(decay.ROUNDS[1]),
     "frontier-others": others,
     ML1M.name: _channel(ML1M),
@@ -266,6 +283,9 @@ STUDIES: Mapping[str, Plan] = {
             )
         ]
     ),
-    fedmavg_clustering.STUDY: _clustering,
+    fedmavg_clustering.STUDY: _untuned(
+        fedmavg_clustering.STUDY, [cell.run for cell in fedmavg_clustering.CELLS], fedmavg_clustering.SEEDS
+    ),
+    fedma_digits.STUDY: _untuned(fedma_digits.STUDY, [cell.run for cell in fedma_digits.CELLS], fedma_digits.SEEDS),
     sfmf_excerpt.STUDY: _sfmf,
 }

@@ -11,12 +11,15 @@ from narrowcast.reproduce import heterofl_mnist, total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.channel_table import ChannelTable
+from narrowcast.reproduce.cohort_split_study import COHORT_SPLIT, CohortSplitTarget
 from narrowcast.reproduce.completion_table import COMPLETION, COMPLETION_REPORT, CompletionTarget
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
+from narrowcast.reproduce.fedma_table import judge_controls, plot_controls
 from narrowcast.reproduce.fedmavg_table import MARGIN as ITEM_MARGIN
 from narrowcast.reproduce.fedmavg_table import judge_clusters, judge_items, plot_clusters, plot_items
 from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
+from narrowcast.reproduce.gist_table import GIST_CITESEER, GIST_CORA, GistTarget
 from narrowcast.reproduce.heterofl_table import judge_slices, plot_slices
 from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import (
@@ -28,13 +31,17 @@ from narrowcast.reproduce.long_studies import (
     finished,
     others,
 )
+from narrowcast.reproduce.max_cut_table import GSET, MaxCutTarget
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
 from narrowcast.reproduce.method_table import judge_methods, plot_methods
+from narrowcast.reproduce.mixing_rates_table import MIXING_RATES, MixingRatesTarget
 from narrowcast.reproduce.qffl_table import judge_fairness, plot_fairness
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
+from narrowcast.reproduce.sdp_tables import SDP_COMPLETION, SDP_LOCALISATION, SolveStudy
 from narrowcast.reproduce.sfmf_table import judge_sfmf
 from narrowcast.reproduce.significance import MARGIN
+from narrowcast.reproduce.total_traffic import Traffic
 from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
 
@@ -114,11 +121,14 @@ def _slices(rows: Rows, path: Path) -> Finished:
     return judge_slices(runs), [png]
 
 
-def _total(rows: Rows, path: Path) -> Finished:
-    del path
-    cells = {f"{cell.uplink} up, {cell.downlink} down": cell for cell in total_traffic.CELLS}
-    runs = _tested(rows, cells, total_traffic.RATES, TEST_SEEDS)
-    return compared_with_first(runs, "hr@10", read_tuning_study("ml1m").dense_bits), []
+def _total(traffic: Traffic, takes: str) -> StudyTarget:
+    def finish(rows: Rows, path: Path) -> Finished:
+        del path
+        runs = _tested(rows, traffic.cells, traffic.rates, TEST_SEEDS)
+        return compared_with_first(runs, traffic.metric, read_tuning_study(traffic.dense_from).dense_bits), []
+
+    what = f"accuracy against uplink plus downlink, downloads on a grid, {traffic.dense_from}"
+    return StudyTarget(what, takes, (traffic.name,), finish)
 
 
 def _channel(ablation: Ablation, what: str, takes: str) -> StudyTarget:
@@ -161,6 +171,11 @@ def _items(rows: Rows, path: Path) -> Finished:
     return judge_items(rows), [png]
 
 
+def _controls(rows: Rows, path: Path) -> Finished:
+    plot_controls(rows, png := path.with_suffix(".png"))
+    return judge_controls(rows), [png]
+
+
 def _clusters(rows: Rows, path: Path) -> Finished:
     verdicts = judge_clusters(rows)
     plot_clusters(verdicts, png := path.with_suffix(".png"))
@@ -186,11 +201,14 @@ def _others(rows: Rows, path: Path) -> Finished:
     ], []
 
 
-STUDY_TARGETS: Mapping[str, StudyTarget | CompletionTarget] = {
+STUDY_TARGETS: Mapping[
+    str,
+    StudyTarget | CompletionTarget | CohortSplitTarget | MaxCutTarget | MixingRatesTarget | GistTarget | SolveStudy,
+] = {
     "tuning-ml1m": _tuning("ml1m", "112 runs, 2 h"),
     "tuning-mnist": _tuning("mnist", "105 runs, 1 h"),
     "frontier-ml1m": _frontier("ml1m", "about 280 runs, 4 h"),
-    "frontier-mnist": _frontier("mnist", "about 240 runs, 3 h"),
+    "frontier-mnist": _frontier("mnist", "about 150 runs, 1 h"),
     "decay-ml1m": StudyTarget(
         "decay of the item matrix: float32, SVD, quantised and EDEN",
         "192 runs, 4 h",
@@ -220,9 +238,8 @@ STUDY_TARGETS: Mapping[str, StudyTarget | CompletionTarget] = {
     ),
     "channel-ml1m": _channel(ML1M, "levels, allocation and knowledge of the channel, each apart", "220 runs, 1 h"),
     "channel-mnist": _channel(MNIST, "the same for a network on MNIST", "46 runs, 30 min"),
-    "total-ml1m": StudyTarget(
-        "accuracy against uplink plus downlink, downloads on a grid", "40 runs, 1 h", ("total-ml1m",), _total
-    ),
+    "total-ml1m": _total(total_traffic.ML1M, "40 runs, 1 h"),
+    "total-mnist": _total(total_traffic.MNIST, "48 runs, 15 min"),
     "frontier-others": StudyTarget(
         "the best methods of the frontiers on ML-100K, ML-latest-small and CIFAR-10 (JPEG copy, 12,000 images)",
         "45 runs, 1 h",
@@ -287,6 +304,19 @@ STUDY_TARGETS: Mapping[str, StudyTarget | CompletionTarget] = {
         ("Ours: accuracy in percent under the best assignment of clusters to classes. Nothing is tuned.",),
         FEDMAVG,
     ),
+    "fedma-digits": StudyTarget(
+        "FedMA and its controls: what matching adds, and what training the layers above again adds, digits",
+        "70 runs, 2 min",
+        ("fedma-digits",),
+        _controls,
+        (
+            "Five clients, Dirichlet(0.5), 64-50-10 perceptron, 40 epochs; the rate and the partition of all cells are "
+            "those nearest to the other program. Paper: here the means of that program, in numpy, which shares no code "
+            "with this one, on partitions of its own. Differences are paired by seed; p values are corrected over all "
+            "of them by Holm's method.",
+        ),
+        "Wang et al., ICLR 2020 (arXiv:2002.06440), without numbers of its own for this setting",
+    ),
     "sfmf": StudyTarget(
         "SFMF in the clear, under masks, CKKS and Paillier, beside the logs of the released code",
         "6 runs, 25 min, of which 24 are Paillier's",
@@ -301,4 +331,11 @@ STUDY_TARGETS: Mapping[str, StudyTarget | CompletionTarget] = {
     ),
     "completion": COMPLETION,
     "completion-report": COMPLETION_REPORT,
+    "sdp-gset": GSET,
+    "sdp-mixing-rates": MIXING_RATES,
+    "sdp-cohort-split": COHORT_SPLIT,
+    "gist-cora": GIST_CORA,
+    "gist-citeseer": GIST_CITESEER,
+    "sdp-completion": SDP_COMPLETION,
+    "sdp-localisation": SDP_LOCALISATION,
 }

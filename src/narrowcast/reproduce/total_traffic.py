@@ -1,8 +1,8 @@
-"""Total traffic on MovieLens-1M: accuracy against uplink plus downlink, with downloads on a grid of several steps.
+"""Total traffic: accuracy against uplink plus downlink, with downloads on a grid of several steps.
 
 Noise of a coarse grid regularises, so that part of what a cell gains over float32 both ways is not its codec's: uploads
 in float32 from the same downloads are the control. Every cell has the same tries of the server's rate on validation
-users, with a seed that is not a test seed.
+users or samples, with a seed that is not a test seed.
 """
 
 from __future__ import annotations
@@ -14,61 +14,120 @@ from typing import Any
 from narrowcast.reproduce.run_spec import RunSpec
 
 TUNING_SEED = 100
-RATES = (1.0, 1.5, 2.0)
-"""Server rates tried."""
-_LEVELS = "{kind: quantise, levels: %d, norms: column, rounding: dithered, norm_type: bfloat16}"
-UPLINKS = {"float32": "", "svd": f"{{kind: svd, rank: 1}}, {_LEVELS % 64}"}
-DOWNLINKS = {
-    "catch-up": "",
-    "rows": "{rows: touched}",
-    "1.5": "{rows: touched, step: 1.5}",
-    "2.5": "{rows: touched, step: 2.5}",
-    "4": "{rows: touched, step: 4}",
-}
-"""A download has the whole matrix in float32, or the rows that a client asks for, in float32 or on a grid of a step."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A data set, the ways up and down, by name, and the pairs of them that run.
+
+    `dense_from`: the study of the frontier whose dense uploads are the unit of traffic. `tuning`: what a run on
+    validation users differs in. A way up is the stages of a codec before the entropy coder; empty: float32.
+    """
+
+    name: str
+    dense_from: str
+    metric: str
+    experiment: str
+    overrides: tuple[str, ...]
+    rates: tuple[float, ...]
+    uplinks: Mapping[str, str]
+    downlinks: Mapping[str, str]
+    pairs: tuple[tuple[str, str], ...]
+    tuning: tuple[str, ...] = ()
+    data_seed: bool = False
+
+    @property
+    def cells(self) -> dict[str, TrafficCell]:
+        """The cells of the table by their names."""
+        return {f"{uplink} up, {downlink} down": TrafficCell(self, uplink, downlink) for uplink, downlink in self.pairs}
 
 
 @dataclass(frozen=True)
 class TrafficCell:
     """A way up and a way down."""
 
+    of: Traffic
     uplink: str
     downlink: str
 
     def tuning(self, rate: float) -> RunSpec:
         """Return the run on validation users at a rate of the server."""
-        spec = self._spec(f"{self._label}-tuning-{rate:g}", rate, ("data.validation=random",))
-        return RunSpec(spec.label, spec.experiment, spec.overrides, first_seed=TUNING_SEED)
+        return self._spec(f"{self._label}-tuning-{rate:g}", rate, self.of.tuning, TUNING_SEED)
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
-        """Return the run on test users at the best of the rates tried; the results are in the order of `RATES`."""
-        reached = [result["final"].get("validation.hr@10", 0.0) for result in tried]
-        return self._spec(self._label, RATES[reached.index(max(reached))], ())
+        """Return the run on test users at the best of the rates tried; the results are in the order of the rates."""
+        reached = [result["final"].get(f"validation.{self.of.metric}", 0.0) for result in tried]
+        return self._spec(self._label, self.of.rates[reached.index(max(reached))], (), 0)
 
     @property
     def _label(self) -> str:
-        return f"total-ml1m-{self.uplink}-{self.downlink}"
+        return f"{self.of.name}-{self.uplink}-{self.downlink}"
 
-    def _spec(self, label: str, rate: float, overrides: tuple[str, ...]) -> RunSpec:
-        codec, download = UPLINKS[self.uplink], DOWNLINKS[self.downlink]
+    def _spec(self, label: str, rate: float, overrides: tuple[str, ...], first_seed: int) -> RunSpec:
+        codec, download = self.of.uplinks[self.uplink], self.of.downlinks[self.downlink]
         return RunSpec(
             label,
-            "fedmf-ml1m",
+            self.of.experiment,
             (
-                *("evaluate_every=1000", "checkpoint_every=1000", "checkpoint_seconds=100000"),
-                *("algorithm.rows=touched", "training.item_weight_decay=0", "downlink=catch_up"),
+                *self.of.overrides,
                 *([f"algorithm.codec=[{codec}, entropy]"] if codec else []),
                 *([f"algorithm.download={download}"] if download else []),
                 f"algorithm.server_learning_rate={rate:g}",
                 *overrides,
             ),
+            first_seed=first_seed,
+            data_seed=self.of.data_seed,
         )
 
 
-CELLS = (
-    TrafficCell("float32", "catch-up"),
-    TrafficCell("svd", "2.5"),
-    TrafficCell("float32", "2.5"),
-    TrafficCell("svd", "4"),
-    TrafficCell("svd", "1.5"),
+ML1M = Traffic(
+    name="total-ml1m",
+    dense_from="ml1m",
+    metric="hr@10",
+    experiment="fedmf-ml1m",
+    overrides=(
+        *("evaluate_every=1000", "checkpoint_every=1000", "checkpoint_seconds=100000"),
+        *("algorithm.rows=touched", "training.item_weight_decay=0", "downlink=catch_up"),
+    ),
+    rates=(1.0, 1.5, 2.0),
+    uplinks={
+        "float32": "",
+        "svd": "{kind: svd, rank: 1}, {kind: quantise, levels: 64, norms: column, rounding: dithered, "
+        "norm_type: bfloat16}",
+    },
+    downlinks={
+        "catch-up": "",
+        "1.5": "{rows: touched, step: 1.5}",
+        "2.5": "{rows: touched, step: 2.5}",
+        "4": "{rows: touched, step: 4}",
+    },
+    pairs=(("float32", "catch-up"), ("svd", "2.5"), ("float32", "2.5"), ("svd", "4"), ("svd", "1.5")),
+    tuning=("data.validation=random",),
 )
+"""A download has the whole matrix in float32, or the rows that a client asks for on a grid of a step."""
+
+MNIST = Traffic(
+    name="total-mnist",
+    dense_from="mnist",
+    metric="accuracy",
+    experiment="scolr-mnist",
+    overrides=(
+        *("rounds=30", "evaluate_every=30", "checkpoint_every=30", "checkpoint_seconds=100000"),
+        *("algorithm=fedavg", "model={kind: cnn, channels: [8, 16], hidden: 64}"),
+        *("training.batch_size=20", "training.learning_rate=0.173", "downlink=catch_up"),
+    ),
+    rates=(0.8, 1.2, 1.7),
+    uplinks={"float32": "", "eden": "{kind: eden, levels: 2}"},
+    downlinks={
+        "whole": "",
+        "changes-0.01": "{step: 0.01, rounding: nearest, history: 30}",
+        "changes-0.02": "{step: 0.02, rounding: nearest, history: 30}",
+        "model-0.05": "{step: 0.05}",
+    },
+    pairs=(
+        *(("float32", "whole"), ("eden", "whole"), ("eden", "changes-0.01"), ("float32", "changes-0.01")),
+        *(("eden", "changes-0.02"), ("eden", "model-0.05")),
+    ),
+    data_seed=True,
+)
+"""A download has the model in float32, the changes since the client's last one on a grid, or the model on a grid."""

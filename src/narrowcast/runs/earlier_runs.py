@@ -33,10 +33,14 @@ _NEW_FIELDS_OF_DATA: Mapping[str, Mapping[str, Any]] = {
     "synthetic": {"data.as_variances": False},
     **{kind: {"data.classes": None} for kind in ("mnist", "fashion-mnist")},
 }
+_NEW_FIELDS_OF_MODEL: Mapping[str, Mapping[str, Any]] = {
+    "vgg9": {"model.channels": [32, 64, 128, 128, 256, 256], "model.hidden": [512, 512]},
+}
 _PARTIAL_DRAW = {"algorithm.partial_draw": "probability"}
 _NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {
     **{kind: {"algorithm.downlink_codec": []} for kind in ("colr", "scolr")},
     "fednova": _PARTIAL_DRAW,
+    "submodel": {"algorithm.sliced_layers": None, "algorithm.output_bias": "averaged"},
     "scaffold": {"algorithm.control": "update"},
     "fedprox": {**_PARTIAL_DRAW, "algorithm.drop_partial": False},
 }
@@ -45,7 +49,8 @@ _NEW_FIELDS_OF: Mapping[str, Mapping[str, Any]] = {
 def new_fields(experiment: Experiment) -> Mapping[str, Any]:
     """Return the dotted paths of the fields that those versions lack, and the values that they imply."""
     of_data = _NEW_FIELDS_OF_DATA.get(experiment.data.kind, {})
-    return {**_NEW_FIELDS, **of_data, **_NEW_FIELDS_OF.get(experiment.algorithm.kind, {})}
+    of_model = _NEW_FIELDS_OF_MODEL.get(experiment.model.kind, {})
+    return {**_NEW_FIELDS, **of_data, **of_model, **_NEW_FIELDS_OF.get(experiment.algorithm.kind, {})}
 
 
 def saved_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
