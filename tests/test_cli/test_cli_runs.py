@@ -186,7 +186,7 @@ def test_show_lists_the_packaged_experiments() -> None:
     names = [words[0] for words in rows if words[0].endswith(("ml1m", "ml100k"))]
     assert names == [
         *("colr-ckks-ml1m", "colr-ml1m", "fedmf-ml1m", "scolr-channel-ml1m"),
-        *("scolr-masked-ml1m", "scolr-ml100k", "scolr-ml1m"),
+        *("scolr-masked-ml1m", "scolr-ml100k", "scolr-ml1m", "ratings-ml100k"),
     ]
 
 
