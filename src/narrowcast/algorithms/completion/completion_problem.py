@@ -12,12 +12,14 @@ import numpy as np
 
 from narrowcast.algorithms.completion.low_rank_matrix import difference, frobenius
 from narrowcast.algorithms.completion.nuclear_ball import ball_metrics
+from narrowcast.algorithms.completion.nuclear_norm_program import nuclear_norm_program
 from narrowcast.algorithms.completion.observed import ObservedMatrix
+from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 LOWER_IS_BETTER = (
     *("observed_error", "relative_error", "unseen_error", "column_sum_error", "rmse"),
-    *("objective", "gap", "nuclear_norm", "rank"),
+    *("objective", "gap", "nuclear_norm", "rank", "infeasibility"),
 )
 """Metrics of `Completion` of which the lower value is better; others of its metrics are better if higher."""
 
@@ -40,6 +42,9 @@ class Completion:
     `rank` is the rank of the matrix where that is known, `peak` the largest possible value, which a PSNR is relative
     to. Ratings have an `offset` and may have `biases` of rows [m] and columns [n], which were subtracted from the
     observed values, and `bounds`, to which predictions are clipped.
+
+    `program` is the semidefinite program of least nuclear norm, for solvers of those; their answer is `vectors` V
+    [m + n, k], `left` above `right`.
     """
 
     name: str
@@ -71,6 +76,11 @@ class Completion:
         known = {} if self.rank is None else {"rank": self.rank}
         return {"rows": observed.rows, "columns": observed.columns, "observed": observed.count, **known}
 
+    @cached_property
+    def program(self) -> SemidefiniteProgram:
+        """The program of the matrix of least nuclear norm that has the observed entries exactly."""
+        return nuclear_norm_program(self.name, self.source, self.observed)
+
     def exported(self) -> Arrays:
         """Return what programs in other languages are given: `entries` [p, 3], row, column, value; `sizes` [1, 2]."""
         observed = self.observed
@@ -85,11 +95,15 @@ class Completion:
         `test.relative_error` is the relative Frobenius error, `test.unseen_error` that on the other entries, and
         `test.column_sum_error` the Euclidean norm of the errors of the column sums, which Engels and Morse's programs
         report as the Frobenius distance. `test.psnr` in dB where values have a peak. With held-out entries
-        `test.rmse`, with entries for validation `validation.rmse`. An answer that has a `radius` is measured as one
-        over the ball of that nuclear norm too (`nuclear_ball.ball_metrics`).
+        `test.rmse` and, relative to their norm, `test.unseen_error`; with entries for validation `validation.rmse`. An
+        answer that has a `radius` is measured as one over the ball of that nuclear norm too
+        (`nuclear_ball.ball_metrics`), and one of `vectors` has the metrics of `program`.
         """
-        left, right = answer["left"], answer["right"]
         observed = self.observed
+        if "vectors" in answer:
+            left, right = np.split(answer["vectors"], [observed.rows])
+            return {**self.measure({"left": left, "right": right}), **self.program.measure(answer)}
+        left, right = answer["left"], answer["right"]
         residual = float(np.linalg.norm(observed.residual(left, right)))
         found = {"observed_error": residual / max(observed.norm, np.finfo(float).tiny)}
         if self.truth is not None:
@@ -105,7 +119,10 @@ class Completion:
                 found["test.psnr"] = 20 * math.log10(self.peak / rmse) if rmse else math.inf
         for split, entries in (("test", self.held_out), ("validation", self.validation)):
             if entries is not None:
-                found[f"{split}.rmse"] = self._held_out_rmse(entries, left, right)
+                error = float(np.linalg.norm(self._predicted(entries, left, right) - entries.value))
+                found[f"{split}.rmse"] = error / math.sqrt(len(entries.value))
+                if split == "test" and self.truth is None and (norm := float(np.linalg.norm(entries.value))):
+                    found["test.unseen_error"] = error / norm
         if "radius" in answer:
             found |= ball_metrics(observed, left, right, float(answer["radius"]))
         return found
@@ -124,11 +141,11 @@ class Completion:
         error = left @ right.T - self.truth
         return tuple(float(np.linalg.norm(each)) for each in (error, self.truth, error.sum(axis=0)))  # type: ignore[return-value]
 
-    def _held_out_rmse(self, held_out: HeldOut, left: FloatArray, right: FloatArray) -> float:
+    def _predicted(self, held_out: HeldOut, left: FloatArray, right: FloatArray) -> FloatArray:
         predicted = self.offset + np.einsum("ek,ek->e", left[held_out.row], right[held_out.column])
         if self.biases is not None:
             of_rows, of_columns = self.biases
             predicted += of_rows[held_out.row] + of_columns[held_out.column]
         if self.bounds is not None:
             predicted = predicted.clip(*self.bounds)
-        return float(np.sqrt(np.mean((predicted - held_out.value) ** 2)))
+        return np.asarray(predicted)

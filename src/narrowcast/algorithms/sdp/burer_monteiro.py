@@ -72,24 +72,27 @@ class BurerMonteiro(BaseModel):
     )
 
     def check(self, problem: Any) -> None:
-        """Raise `UserError` for another problem than a semidefinite program; warn of a rank that may be too low."""
+        """Raise `UserError` for another problem than a semidefinite program, and for a rank above its side."""
         program = semidefinite_program_of(problem)
         if self.rank is not None and self.rank > program.constraints.size:
             size = program.constraints.size
             raise UserError(f"solver.rank is {self.rank}, but X is {size} x {size}; lower it to {size} or less")
         if self.start_rank is not None and self.start_rank > self._columns(program):
             raise UserError(f"solver.start_rank is {self.start_rank}; lower it to the rank {self._columns(program)}")
+
+    def init(self, problem: Any, seed: int) -> Arrays:
+        """Return a Gaussian V, scaled so that A(V V') is as near to b as it can be, and y = 0.
+
+        Warn of a rank that may be too low.
+        """
+        self.check(problem)
+        program = semidefinite_program_of(problem)
         if self.rank is not None and self.rank < program.pataki_rank:
             logger.warning(
-                "rank %d is below %d, which some solution needs at most; the optimum may not be reached",
+                "rank %d is below %d, which some solution needs at most; the optimum may not be reached: see the gap",
                 self.rank,
                 program.pataki_rank,
             )
-
-    def init(self, problem: Any, seed: int) -> Arrays:
-        """Return a Gaussian V, scaled so that A(V V') is as near to b as it can be, and y = 0."""
-        self.check(problem)
-        program = semidefinite_program_of(problem)
         vectors = generator(seed, "factor start").standard_normal((program.constraints.size, self._columns(program)))
         if self.start_rank is not None:
             vectors[:, self.start_rank :] = 0.0

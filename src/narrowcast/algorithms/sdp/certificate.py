@@ -53,6 +53,11 @@ def sparse_eigenvalue_bound(matrix: csr_array, proof: Proof) -> float:
         margin *= 4
 
 
+def gershgorin_bound(matrix: csr_array) -> float:
+    """Return a number that the least eigenvalue of a symmetric matrix is not below, from its rows alone."""
+    return float((matrix.diagonal() + abs(matrix.diagonal()) - abs(matrix).sum(axis=1)).min())
+
+
 def least_eigenvector(matrix: csr_array) -> tuple[float, FloatArray]:
     """Return the least Ritz value of a symmetric matrix and its vector of unit norm; 0 and zero without convergence."""
     return _least_ritz_pair(matrix, float(abs(matrix).sum(axis=1).max()))[:2]
@@ -99,7 +104,7 @@ def _least_ritz_value(matrix: csr_array, scale: float) -> tuple[float, float]:
     """Return the least Ritz value and its residual; without convergence the bound of Gershgorin's circles, and 0."""
     least, vector, residual = _least_ritz_pair(matrix, scale)
     if not vector.any():
-        return float((matrix.diagonal() + abs(matrix.diagonal()) - abs(matrix).sum(axis=1)).min()), 0.0
+        return gershgorin_bound(matrix), 0.0
     return least, residual
 
 
@@ -112,6 +117,11 @@ def _least_ritz_pair(matrix: csr_array, scale: float) -> tuple[float, FloatArray
     if size <= _DENSE:
         values, vectors = np.linalg.eigh(matrix.toarray())
         return float(values[0]), vectors[:, 0], 0.0
+    diagonal = matrix.diagonal()
+    if np.count_nonzero(diagonal) == matrix.count_nonzero():  # a multiple of the identity leaves Lanczos nothing
+        vector = np.zeros(size)
+        vector[np.argmin(diagonal)] = 1.0
+        return float(diagonal.min()), vector, 0.0
     # Errors are relative to the eigenvalue, and the least one of a solution is zero: that of scale I - A is not.
     mirrored = diags_array(np.full(size, scale)) - matrix
     start = generator(0, "lanczos start").standard_normal(size)

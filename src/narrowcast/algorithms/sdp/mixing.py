@@ -58,21 +58,21 @@ class Mixing(BaseModel):
     )
 
     def check(self, problem: Any) -> None:
-        """Raise `UserError` for another problem than MAXCUT; warn of a rank that may be too low for its solution."""
+        """Raise `UserError` for another problem than MAXCUT, and for adaptive momentum of other than cyclic sweeps."""
         if not isinstance(problem, MaxCut):
             raise UserError(f"mixing solves problems of MAXCUT, not {problem.name}; use the problem max_cut")
         if self.momentum == "adaptive" and self.selection != "cyclic":
             raise UserError(f"adaptive momentum needs selection: cyclic, got {self.selection}; give it as a number")
+
+    def init(self, problem: MaxCut, seed: int) -> Arrays:
+        """Return vectors uniform on the sphere; warn of a rank that may be too low for a solution."""
+        self.check(problem)
         if self.rank is not None and self.rank < problem.sufficient_rank:
             logger.warning(
-                "rank %d is below %d, which some solution needs at most; the relaxation may not be reached",
+                "rank %d is below %d, which some solution needs at most; the optimum may not be reached: see the gap",
                 self.rank,
                 problem.sufficient_rank,
             )
-
-    def init(self, problem: MaxCut, seed: int) -> Arrays:
-        """Return vectors uniform on the sphere."""
-        self.check(problem)
         size = problem.graph.vertices
         drawn = generator(seed, "mixing start").standard_normal((size, self.rank or math.isqrt(2 * size) + 1))
         return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from narrowcast.algorithms.sdp.certificate import Proof, sparse_eigenvalue_bound
+from narrowcast.algorithms.sdp.certificate import Proof, gershgorin_bound, sparse_eigenvalue_bound
 from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
 from narrowcast.algorithms.sdp.trace_bound import implied_trace_bound
 from narrowcast.platform.errors import UserError
@@ -116,12 +116,16 @@ class SemidefiniteProgram:
         """Return a lower bound on the objective of every feasible X, as y = `dual` [m] proves it.
 
         <C, X> >= <b, y> + R min(0, l) if R bounds the trace of X, and l the least eigenvalue of the slack from below.
-        Without R it is <b, y> if the slack is proved to be positive semidefinite, and minus infinity otherwise.
+        Without R it is <b, y> if the slack is proved to be positive semidefinite. If it is not, but no eigenvalue of C
+        is below c > 0 (by Gershgorin's circles), the slack of t y is for t = c / (c - l), so that the bound is t <b, y>
+        or 0, which is the bound of y = 0. Otherwise it is minus infinity.
         """
         least = min(0.0, sparse_eigenvalue_bound(self.slack(dual), self.proof))
-        if self.trace_bound is None:
-            return float(self.targets @ dual) if least == 0 else -math.inf
-        return float(self.targets @ dual) + self.trace_bound * least
+        value = float(self.targets @ dual)
+        if self.trace_bound is not None or least == 0:
+            return value + (self.trace_bound or 0.0) * least
+        of_cost = gershgorin_bound(self.cost)
+        return max(0.0, value * of_cost / (of_cost - least)) if of_cost > 0 else -math.inf
 
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of an answer.
