@@ -10,7 +10,7 @@ _MOST_OTHERS = 4
 
 @dataclass(frozen=True)
 class SharedSource:
-    """What all workers share, and the source that it was loaded from.
+    """The data that all workers share, and the source from which they were loaded.
 
     Other seeds and parameters may have other sources, of which a worker keeps what it loaded last.
     """

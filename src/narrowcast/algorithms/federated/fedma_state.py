@@ -13,14 +13,14 @@ from narrowcast.platform.models.hidden_units import HiddenUnits
 from narrowcast.platform.types import Arrays, BoolArray, IntArray
 
 MATCHING = PrefixedArrays("matching/")
-"""What the server keeps besides the last whole model."""
+"""The server state besides the last whole model."""
 MATCHED = PrefixedArrays("matching/layers/")
 """The layers of the present pass that are matched."""
 OWN = PrefixedArrays("own/")
 """A client's own layers, of its own width and those of the layer before, [U, ...]."""
 CLIENTS, EXAMPLES, CLASSES = "clients", "examples", "classes"
 SENT = PrefixedArrays("sent/")
-"""What clients sent: their numbers [k], their examples in all [k] and by class [k, classes], and tensors [k, ...]."""
+"""The uploads of a layer: client numbers [k], their examples in all [k] and by class [k, classes], and tensors [k, ...]."""
 _LAYER, _PASS, _UNITS = (MATCHING.name(name) for name in ("layer", "pass", "units"))
 
 

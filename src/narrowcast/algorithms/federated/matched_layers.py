@@ -1,4 +1,4 @@
-"""How a server joins the layers that clients sent: hidden layers unit by unit, the last layer class by class."""
+"""Joining the layers that clients sent: hidden layers unit by unit, the last layer class by class."""
 
 from __future__ import annotations
 

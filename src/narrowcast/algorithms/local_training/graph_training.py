@@ -120,7 +120,7 @@ class _Trained(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a step trains on: the features of some nodes, the matrix among them, and those that are trained on."""
+    """The subgraph of a step: the features of some nodes, the matrix among them, and those that are trained on."""
 
     features: Features
     adjacency: Any

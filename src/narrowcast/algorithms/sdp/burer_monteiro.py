@@ -28,7 +28,7 @@ _LEAST_GRADIENT = 1e-13
 _FIRST_GRADIENT, _SHARPENED = 1e-2, 0.3
 """Relative to the cost, the gradient that the first minimisation ends at, and what each iteration multiplies it by."""
 _FADING = 0.5
-"""What each iteration multiplies the size of the noise by."""
+"""Factor of the size of the noise from one iteration to the next."""
 
 
 class BurerMonteiro(BaseModel):

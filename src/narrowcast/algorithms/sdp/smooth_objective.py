@@ -1,4 +1,4 @@
-"""What a Frank-Wolfe method over positive semidefinite matrices of bounded trace needs of an objective."""
+"""The objective of a Frank-Wolfe method over positive semidefinite matrices of bounded trace, as a contract."""
 
 from __future__ import annotations
 
