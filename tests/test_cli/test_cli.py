@@ -313,7 +313,9 @@ def test_a_port_that_is_taken(runs: Path, silent_server: int) -> None:
     assert_refused(said, f"port {silent_server} is taken (Address already in use); give another with --port")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_the_ui_says_where_the_runs_are_and_leaves_no_process(runs: Path, closed_port: int, number: int) -> None:
     command = [sys.executable, "-m", "narrowcast", "ui", "--output", str(runs), "--port", str(closed_port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

@@ -84,6 +84,7 @@ def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
 
 
 @have_ml1m
+@pytest.mark.slow
 def test_a_measurement_is_made_and_kept(tmp_path: Path) -> None:
     words = ("colr-fig2", "--seeds", 1, "--rounds", 2, "--output", tmp_path)
     process = start(*words)

@@ -74,8 +74,9 @@ _BLOCK = bytes(2**20)
 def memory_of(pid: int) -> bytes:
     """Return the writable memory of a process without blocks of zeros: most of what threads reserve was never used."""
     parts = []
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
-        for line in maps:
+    maps = Path(f"/proc/{pid}/maps").read_text()  # at once: of this process it grows with what is read
+    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps.splitlines():
             span, access = line.split()[:2]
             start, stop = (int(each, 16) for each in span.split("-"))
             if access.startswith("rw") and "[v" not in line:
