@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,14 @@ from narrowcast.reproduce.light_run import light_run, light_runs
 from narrowcast.reproduce.long_runs import Queue
 from narrowcast.reproduce.long_studies import Planned
 from narrowcast.reproduce.qffl_table import judge_fairness, plot_fairness
-from narrowcast.reproduce.results_csv import append, key_of, read_rows
+from narrowcast.reproduce.results_csv import append, read_rows
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.scaffold_similarity import RATES, SimilarityCell
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
 from narrowcast.reproduce.study_targets import STUDY_TARGETS
+from planned_runs import ended
 
 DIGITS = RunSpec("digits", "fedavg-digits", ("data.clients=8", "clients_per_round=4", "rounds=6", "evaluate_every=1"))
-
-
-def ended(queue: Queue, result: Callable[[Planned], dict[str, Any]]) -> list[list[Planned]]:
-    """Give every missing run a result, job by job, and return the jobs."""
-    jobs = []
-    while (planned := next(queue.missing(), None)) is not None:
-        jobs.append(job := queue.next_job(planned))
-        for each in job:
-            queue.rows[key_of(each.spec, each.seed)] = {"uplink_bits": 8, "wall_seconds": 1.0, **result(each)}
-    return jobs
 
 
 def _without(path: Path, column: str) -> list[list[str]]:

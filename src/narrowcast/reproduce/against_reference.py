@@ -19,6 +19,11 @@ def accuracies(runs: Runs, metric: str) -> tuple[float, ...]:
     return tuple(100 * run["final"].get(f"test.{metric}", 0.0) for run in runs)
 
 
+def megabytes(runs: Runs) -> float:
+    """Return the mean uplink and downlink of a run in MB."""
+    return sum(float(run[column]) for run in runs for column in COUNTS) / len(runs) / 8e6
+
+
 def against(every: Mapping[Key, Runs], reference: Runs, metric: str, users: int = 0) -> dict[Key, tuple[str, str]]:
     """Return for each setting its mean difference to the reference in points, and the verdict on it.
 

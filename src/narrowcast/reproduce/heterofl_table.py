@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib import colormaps
 
 from narrowcast.platform.tracking.run_plots import new_figure
-from narrowcast.reproduce.against_reference import Runs, accuracies, compared_with_first
+from narrowcast.reproduce.against_reference import Runs, accuracies, compared_with_first, megabytes
 from narrowcast.reproduce.heterofl_mnist import ROUNDS
 from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.verdict import PaperVerdict
@@ -28,7 +28,7 @@ def plot_slices(runs: Mapping[str, Runs], path: Path) -> None:
     """Plot the accuracy of each method against the simulated time of all rounds, and against uplink and downlink."""
     figure, panels = new_figure(f"Slices of a model for unequal devices, MNIST, {ROUNDS} rounds", panels=2)
     colours = colormaps["tab10"]
-    for axes, place_of in zip(panels, (_simulated_minutes, _megabytes), strict=True):
+    for axes, place_of in zip(panels, (_simulated_minutes, megabytes), strict=True):
         for place, (what, each) in enumerate(runs.items()):
             draw_seed_means(
                 axes,
@@ -51,7 +51,3 @@ def plot_slices(runs: Mapping[str, Runs], path: Path) -> None:
 
 def _simulated_minutes(runs: Runs) -> float:
     return sum(float(run["simulated_seconds"]) for run in runs) / len(runs) / 60
-
-
-def _megabytes(runs: Runs) -> float:
-    return sum(float(run["uplink_bits"] + run["downlink_bits"]) for run in runs) / len(runs) / 8e6

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from narrowcast.reproduce import (
     decay,
     fedma_digits,
+    fedma_networks,
     fedmavg_central,
     fedmavg_clustering,
     fedmavg_items,
@@ -51,6 +52,7 @@ class Planned:
 
 Plan = Callable[[Rows], Iterator[Planned]]
 RateT_contra = TypeVar("RateT_contra", contravariant=True)
+KeyT = TypeVar("KeyT")
 
 
 class TunedCell(Protocol[RateT_contra]):
@@ -108,6 +110,15 @@ def chosen(rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_cont
     """Return the test run of a cell at the best of the rates tried; None until all of these runs are finished."""
     results = tried(rows, cell, rates)
     return cell.test(results) if results else None
+
+
+def tested(
+    rows: Rows, cells: Mapping[KeyT, TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int
+) -> dict[KeyT, Sequence[Mapping[str, Any]]]:
+    """Return the test results of the cells at their best rates, of those whose seeds are all finished."""
+    specs = {key: chosen(rows, cell, rates) for key, cell in cells.items()}
+    results = {key: finished(rows, spec, seeds) for key, spec in specs.items() if spec is not None}
+    return {key: found for key, found in results.items() if found}
 
 
 def _cells(name: str, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int) -> Plan:
@@ -287,5 +298,9 @@ STUDIES: Mapping[str, Plan] = {
         fedmavg_clustering.STUDY, [cell.run for cell in fedmavg_clustering.CELLS], fedmavg_clustering.SEEDS
     ),
     fedma_digits.STUDY: _untuned(fedma_digits.STUDY, [cell.run for cell in fedma_digits.CELLS], fedma_digits.SEEDS),
+    **{
+        name: _in_turn([_cells(name, each.cells, fedma_networks.RATES, fedma_networks.TEST_SEEDS) for each in settings])
+        for name, settings in fedma_networks.STUDIES.items()
+    },
     sfmf_excerpt.STUDY: _sfmf,
 }

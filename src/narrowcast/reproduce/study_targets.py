@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from narrowcast.reproduce import heterofl_mnist, total_traffic
+from narrowcast.reproduce import fedma_networks, heterofl_mnist, total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.channel_table import ChannelTable
 from narrowcast.reproduce.cohort_split_study import COHORT_SPLIT, CohortSplitTarget
 from narrowcast.reproduce.completion_table import COMPLETION, COMPLETION_REPORT, CompletionTarget
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
+from narrowcast.reproduce.fedma_networks_table import judge_networks, plot_networks
 from narrowcast.reproduce.fedma_table import judge_controls, plot_controls
 from narrowcast.reproduce.fedmavg_table import MARGIN as ITEM_MARGIN
 from narrowcast.reproduce.fedmavg_table import judge_clusters, judge_items, plot_clusters, plot_items
@@ -25,11 +25,10 @@ from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import (
     OTHER_SEEDS,
     TEST_SEEDS,
-    TunedCell,
     channel_results,
-    chosen,
     finished,
     others,
+    tested,
 )
 from narrowcast.reproduce.max_cut_table import GSET, MaxCutTarget
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
@@ -46,8 +45,8 @@ from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
 
 Finished = tuple[list[PaperVerdict], list[Path]]
-RateT = TypeVar("RateT")
 _MEMORY_GIB = 100.0
+FEDMA = "Wang et al., ICLR 2020 (arXiv:2002.06440)"
 FEDMAVG = "Wang, Suwandi and Chang, ICASSP 2021"
 SOURCE = "no paper: a study of narrowcast"
 
@@ -104,19 +103,20 @@ def _methods(comparison: Comparison, what: str, takes: str) -> StudyTarget:
     return StudyTarget(what, takes, (comparison.name,), finish)
 
 
-def _tested(rows: Rows, cells: Mapping[str, TunedCell[RateT]], rates: Sequence[RateT], seeds: int) -> dict[str, Runs]:
-    """Return the test runs of the cells at their best rates, those that are all finished."""
-    runs: dict[str, Runs] = {}
-    for what, cell in cells.items():
-        spec = chosen(rows, cell, rates)
-        if spec is not None and (found := finished(rows, spec, seeds)):
-            runs[what] = found
-    return runs
+def _networks(name: str, model: str, takes: str) -> StudyTarget:
+    settings, what = fedma_networks.STUDIES[name], f"FedMA beside FedAvg and FedProx by bytes and rounds, {model}"
+
+    def finish(rows: Rows, path: Path) -> Finished:
+        plot_networks(settings, rows, png := path.with_suffix(".png"))
+        return judge_networks(settings, rows), [png]
+
+    note = "Each method has three rates on validation samples. Differences are from FedAvg after as many rounds."
+    return StudyTarget(what, takes, (name,), finish, (note,), FEDMA)
 
 
 def _slices(rows: Rows, path: Path) -> Finished:
     cells = {cell.method: cell for cell in heterofl_mnist.CELLS}
-    runs = _tested(rows, cells, heterofl_mnist.TRIES, heterofl_mnist.TEST_SEEDS)
+    runs = tested(rows, cells, heterofl_mnist.TRIES, heterofl_mnist.TEST_SEEDS)
     plot_slices(runs, png := path.with_suffix(".png"))
     return judge_slices(runs), [png]
 
@@ -124,7 +124,7 @@ def _slices(rows: Rows, path: Path) -> Finished:
 def _total(traffic: Traffic, takes: str) -> StudyTarget:
     def finish(rows: Rows, path: Path) -> Finished:
         del path
-        runs = _tested(rows, traffic.cells, traffic.rates, TEST_SEEDS)
+        runs = tested(rows, traffic.cells, traffic.rates, TEST_SEEDS)
         return compared_with_first(runs, traffic.metric, read_tuning_study(traffic.dense_from).dense_bits), []
 
     what = f"accuracy against uplink plus downlink, downloads on a grid, {traffic.dense_from}"
@@ -315,8 +315,12 @@ STUDY_TARGETS: Mapping[
             "with this one, on partitions of its own. Differences are paired by seed; p values are corrected over all "
             "of them by Holm's method.",
         ),
-        "Wang et al., ICLR 2020 (arXiv:2002.06440), without numbers of its own for this setting",
+        f"{FEDMA}, without numbers of its own for this setting",
     ),
+    "fedma-mnist": _networks("fedma-mnist", "LeNet", "144 runs, 2 h"),
+    "fedma-cifar": _networks("fedma-cifar", "VGG-9", "52 runs, 4 h"),
+    "fedma-shakespeare": _networks("fedma-shakespeare", "LSTM", "72 runs, 2 h"),
+    "fedma-epochs": _networks("fedma-epochs", "LeNet, by local epochs", "48 runs, 1 h"),
     "sfmf": StudyTarget(
         "SFMF in the clear, under masks, CKKS and Paillier, beside the logs of the released code",
         "6 runs, 25 min, of which 24 are Paillier's",

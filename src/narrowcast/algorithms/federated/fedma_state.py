@@ -20,7 +20,7 @@ OWN = PrefixedArrays("own/")
 """A client's own layers, of its own width and those of the layer before, [U, ...]."""
 CLIENTS, EXAMPLES, CLASSES = "clients", "examples", "classes"
 SENT = PrefixedArrays("sent/")
-"""The uploads of a layer: client numbers [k], their examples in all [k] and by class [k, classes], and tensors [k, ...]."""
+"""The uploads of a layer: client numbers [k], examples in all [k] and by class [k, classes], tensors [k, ...]."""
 _LAYER, _PASS, _UNITS = (MATCHING.name(name) for name in ("layer", "pass", "units"))
 
 
