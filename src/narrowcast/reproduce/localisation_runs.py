@@ -1,4 +1,7 @@
-"""Sensor localisation by the relaxation and by three controls, over noise levels, radio ranges and seeds.
+"""Sensor localisation by two relaxations and by controls, over noise levels, radio ranges and seeds.
+
+The linear program of Biswas and Ye has absolute errors of squared distances, `lifted_stress` their squares. An error is
+a diagonal entry, |row|^2 of V, which stays zero once its row is: noise leaves such points.
 
 python -m narrowcast.reproduce.localisation_runs --output FILE.csv
 """
@@ -14,6 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
+from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
 from narrowcast.algorithms.sdp.lifted_stress import LiftedStress
 from narrowcast.algorithms.sdp.localisation_problem import Localisation
 from narrowcast.algorithms.sdp.sensor_localisation import SensorLocalisation
@@ -25,14 +29,16 @@ from narrowcast.reproduce.csv_lines import append_lines, read_lines
 SENSORS, ANCHORS, SEEDS = 25, 6, 5
 NOISES, RANGES = (0.0, 0.05, 0.2), (0.4, 0.55)
 STARTS = 5
-_ITERATIONS = 300
-RELAXED, PLANE, SCIPY, MDS = (
+_ITERATIONS, _PROGRAM_ITERATIONS, _PROGRAM_RESIDUAL = 300, 60, 1e-6
+RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS = (
     "relaxation, refined",
+    "relaxation alone",
+    "linear program of Biswas and Ye",
     "the same steps in the plane",
     "least_squares, five starts",
     "MDS on shortest paths",
 )
-METHODS = (RELAXED, PLANE, SCIPY, MDS)
+METHODS = (RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS)
 COLUMNS = ("noise", "radio_range", "seed", "method", "cpu_seconds", "position_rmse", "stress", "gap")
 Row = Mapping[str, Any]
 
@@ -44,8 +50,16 @@ def network_of(noise: float, radio_range: float, seed: int) -> Localisation:
 
 def solved(problem: Localisation, method: str, seed: int) -> Arrays:
     """Return the answer of a method; controls start from the seed."""
-    if method in (RELAXED, PLANE):
-        solver = LiftedStress(dimensions=2 if method == PLANE else None)
+    if method == PROGRAM:
+        program = BurerMonteiro(perturbation="noise")
+        state = program.init(problem, seed)
+        for _ in range(_PROGRAM_ITERATIONS):
+            state, report = program.step(problem, state)
+            if report.residual <= _PROGRAM_RESIDUAL:
+                break
+        return program.answer(state)
+    if method in (RELAXED, UNREFINED, PLANE):
+        solver = LiftedStress(dimensions=2 if method == PLANE else None, refine=method != UNREFINED)
         state = solver.init(problem, seed)
         for _ in range(_ITERATIONS):
             state, report = solver.step(problem, state)

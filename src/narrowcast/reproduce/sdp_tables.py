@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from narrowcast.platform.tracking.run_plots import new_figure
 from narrowcast.reproduce import frank_wolfe_runs, localisation_runs
 from narrowcast.reproduce.csv_lines import read_lines
-from narrowcast.reproduce.frank_wolfe_runs import DATA, IN_FACE, METHODS, PLAIN, TUNING_SEED
-from narrowcast.reproduce.localisation_runs import NOISES, RANGES, RELAXED
+from narrowcast.reproduce.frank_wolfe_runs import DATA, EXACT, IN_FACE, METHODS, PLAIN, TUNING_SEED, methods_of
+from narrowcast.reproduce.localisation_runs import NOISES, PROGRAM, RANGES, RELAXED
 from narrowcast.reproduce.significance import compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
 
@@ -77,17 +77,24 @@ def gap_slope(curve: Sequence[Row]) -> float:
 
 
 def judge_completion(rows: Sequence[Row]) -> list[PaperVerdict]:
-    """Compare test errors with Soft-Impute's, seed by seed; add ranks, gaps, times, and the slopes of the gaps."""
+    """Compare test errors with Soft-Impute's, seed by seed; add ranks, gaps, times, and the slopes of the gaps.
+
+    Without noise the logarithms of the errors are compared.
+    """
     verdicts: list[PaperVerdict] = []
     for data in DATA:
-        curves = {method: curves_of(rows, data, method) for method in METHODS}
+        methods = methods_of(data)
+        curves = {method: curves_of(rows, data, method) for method in methods}
         seeds = sorted(set.intersection(*(set(each) for each in curves.values())))
         if not seeds:
             continue
         ends = {method: [each[seed][-1] for seed in seeds] for method, each in curves.items()}
         errors = {method: [float(row["test_rmse"]) for row in each] for method, each in ends.items()}
-        control = next(iter(METHODS))
-        verdicts += _compared(f"{data}, test RMSE, ", errors, control, partial(_end_of, ends))
+        label = "test RMSE"
+        if data == EXACT:  # errors differ by powers of ten
+            label, errors = f"log10 of the {label}", {name: list(np.log10(each)) for name, each in errors.items()}
+        control = next(iter(methods))
+        verdicts += _compared(f"{data}, {label}, ", errors, control, partial(_end_of, ends))
         largest = {
             method: np.mean([max(int(row["rank"]) for row in curves[method][seed]) for seed in seeds])
             for method in (IN_FACE, PLAIN)
@@ -96,7 +103,7 @@ def judge_completion(rows: Sequence[Row]) -> list[PaperVerdict]:
         verdicts.append(
             PaperVerdict(f"{data}, largest rank on the way, {IN_FACE}", "", f"{largest[IN_FACE]:.0f}", said)
         )
-        for method in METHODS:
+        for method in methods:
             if method.startswith(("hazan", "in-face")):
                 slopes = [gap_slope(curves[method][seed]) for seed in seeds]
                 near = f"gap times {float(np.mean([10**slope for slope in slopes])):.2g} in ten times the iterations"
@@ -138,13 +145,13 @@ def _compared(
 
 
 def plot_completion(rows: Sequence[Row], path: Path) -> None:
-    """Plot gap and rank by iteration on ratings, and test errors by processor time on both data sets."""
-    figure, panels = new_figure("Completion over a nuclear-norm ball, beside Soft-Impute and ALS", panels=4)
+    """Plot gap and rank by iteration on ratings, and test errors by processor time on ratings and without noise."""
+    figure, panels = new_figure("Completion over a nuclear-norm ball, beside other methods", panels=4)
     wanted = (
         (DATA[0], "iteration", "residual", "gap over f(0)"),
         (DATA[0], "iteration", "rank", "rank of the iterate"),
         (DATA[0], "cpu_seconds", "test_rmse", "test RMSE, ml-100k"),
-        (DATA[1], "cpu_seconds", "test_rmse", "test RMSE, synthetic"),
+        (EXACT, "cpu_seconds", "test_rmse", "test RMSE, rank 5, no noise"),
     )
     for axes, (data, across, up, label) in zip(panels, wanted, strict=True):
         for place, method in enumerate(METHODS):
@@ -152,9 +159,9 @@ def plot_completion(rows: Sequence[Row], path: Path) -> None:
                 continue
             _draw(axes, list(curves_of(rows, data, method).values()), across, up, method, place)
         axes.set(xlabel={"iteration": "iteration", "cpu_seconds": "CPU seconds"}[across], ylabel=label, xscale="log")
-        if up == "residual":
+        if up == "residual" or data == EXACT:
             axes.set_yscale("log")
-    handles, labels = panels[1].get_legend_handles_labels()
+    handles, labels = panels[3].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(path, dpi=100)
 
@@ -166,13 +173,13 @@ def _draw(axes: Axes, curves: Sequence[Sequence[Row]], across: str, up: str, lab
 
 
 def _values(rows: Sequence[Row], noise: float, radio_range: float, column: str) -> dict[str, list[float]]:
-    """Return the values of a column by method, in the order of the seeds, for the seeds that all methods have."""
+    """Return a column by method in the order of the seeds, of the methods that have all seeds of the relaxation."""
     found: dict[str, dict[int, float]] = {method: {} for method in localisation_runs.METHODS}
     for row in rows:
         if (float(row["noise"]), float(row["radio_range"])) == (noise, radio_range):
             found[row["method"]][int(row["seed"])] = float(row[column])
-    seeds = sorted(set.intersection(*(set(each) for each in found.values())))
-    return {method: [each[seed] for seed in seeds] for method, each in found.items()}
+    seeds = sorted(found[RELAXED])
+    return {method: [each[seed] for seed in seeds] for method, each in found.items() if each.keys() >= {*seeds}}
 
 
 def judge_localisation(rows: Sequence[Row]) -> list[PaperVerdict]:
@@ -188,7 +195,7 @@ def judge_localisation(rows: Sequence[Row]) -> list[PaperVerdict]:
 
             def said(method: str, gaps: Any = gaps, cpu: Any = cpu) -> str:
                 seconds = f"{np.mean(cpu[method]):.2f} CPU s"
-                if method != RELAXED:
+                if method not in (RELAXED, PROGRAM):
                     return seconds
                 return f"largest gap {max(gaps[method]):.0e}, {seconds}"
 
@@ -202,11 +209,11 @@ def plot_localisation(rows: Sequence[Row], path: Path) -> None:
     for axes, radio_range in zip(panels, RANGES, strict=True):
         for place, method in enumerate(localisation_runs.METHODS):
             for at, noise in enumerate(NOISES):
-                errors = _values(rows, noise, radio_range, "position_rmse")[method]
+                errors = _values(rows, noise, radio_range, "position_rmse").get(method, [])
                 axes.plot(
-                    [at + 0.12 * (place - 2)] * len(errors),
+                    [at + 0.12 * (place - 2.5)] * len(errors),
                     np.maximum(errors, 1e-6),
-                    "osD^v"[place],
+                    "osDP^v"[place],
                     color=colormaps["tab10"](place),
                     markersize=4,
                     label=method if at == 0 else None,
@@ -219,24 +226,26 @@ def plot_localisation(rows: Sequence[Row], path: Path) -> None:
 
 
 SDP_COMPLETION = SolveStudy(
-    "Frank-Wolfe over a nuclear-norm ball: slope of the gap, rank by iteration, error beside Soft-Impute and ALS",
-    "66 solves, 10 min",
+    "Frank-Wolfe over a nuclear-norm ball: slope of the gap, rank by iteration, error beside Soft-Impute, ALS and the "
+    "semidefinite program of least nuclear norm",
+    "105 solves, 15 min",
     "sdp-completion.csv",
     read_lines,
     frank_wolfe_runs.solve_missing,
     judge_completion,
     plot_completion,
     (
-        "MovieLens-100K less biases, and a 300 x 200 matrix of rank 5 with noise, a quarter observed. Each of "
-        "Soft-Impute, ALS and in-face Frank-Wolfe has four tries on validation entries of a seed that is no test seed; "
+        "MovieLens-100K less biases, and a 300 x 200 matrix of rank 5, a quarter observed, with noise and without. "
+        "Soft-Impute, ALS and in-face Frank-Wolfe have four tries each on validation entries of another seed; "
         "all Frank-Wolfe solvers have the radius of the in-face one. Differences from Soft-Impute are paired by seed; "
-        "p values are corrected by Holm's method within a data set. The gap is the solver's own, from its best bound.",
+        "p values are corrected by Holm's method within a data set. The gap is the solver's own, from its best bound. "
+        "burer_monteiro solves the linear program, which has the observed entries exactly, so that nothing is tuned.",
     ),
     "Hazan, LATIN 2008; Freund, Grigas and Mazumder, SIAM J. Optim. 27(1), 2017",
 )
 SDP_LOCALISATION = SolveStudy(
-    "sensor localisation by a certified relaxation, beside local minimisation and MDS, by noise and radio range",
-    "120 solves, 3 min",
+    "sensor localisation by two certified relaxations, beside local minimisation and MDS, by noise and radio range",
+    "180 solves, 10 min",
     "sdp-localisation.csv",
     read_lines,
     localisation_runs.solve_missing,
