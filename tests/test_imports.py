@@ -29,6 +29,7 @@ OF_PLATFORM = {
     for name in (
         "types",
         "contracts",
+        "client_contracts",
         "secure_contracts",
         "solver_contracts",
         "seeds",

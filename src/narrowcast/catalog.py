@@ -42,6 +42,7 @@ from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.feddyn import FedDyn
 from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.algorithms.federated.fedmavg import FedMAvg
+from narrowcast.algorithms.federated.fedmd import FedMD
 from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.fedpara import FedPara
@@ -70,7 +71,7 @@ from narrowcast.algorithms.sdp.sensor_localisation import SensorDistances, Senso
 from narrowcast.algorithms.secure.schemes import SCHEMES as SECURES
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
-from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSource, Fleet, Model, Training
+from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, DataSource, Fleet, Training
 from narrowcast.platform.data.block_model import BlockModel
 from narrowcast.platform.data.cifar import CIFAR10
 from narrowcast.platform.data.diabetes import Diabetes
@@ -96,12 +97,9 @@ from narrowcast.platform.data.text_files import TextFiles
 from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.local_backend import LocalBackend
-from narrowcast.platform.models.graph_convolution import GCN
 from narrowcast.platform.models.losses import LOSSES
-from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
-from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.metrics import METRICS
-from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
+from narrowcast.platform.models.model_kinds import MODELS
 from narrowcast.platform.schedule import SCHEDULES
 from narrowcast.platform.simulation.availability import AVAILABILITIES
 from narrowcast.platform.simulation.fleet import LogNormalFleet, Tiers, TraceFleet
@@ -125,28 +123,13 @@ ALGORITHMS = Registry(
         "fedpara": FedPara,
         "submodel": Submodel,
         "fedma": FedMA,
+        "fedmd": FedMD,
         "colr": CoLR,
         "scolr": SCoLR,
         "adaptive_svd": AdaptiveSVD,
         "adaptive_atomo": AdaptiveAtomo,
     },
     optional=AlgorithmDefaults,
-)
-MODELS = Registry(
-    "model",
-    Model,
-    {
-        "matrix_factorisation": MatrixFactorisation,
-        "masked_factorisation": MaskedFactorisation,
-        "softmax": Softmax,
-        "mlp": MLP,
-        "cnn": CNN,
-        "vgg9": VGG9,
-        "char_lstm": CharLSTM,
-        "gcn": GCN,
-        "torch": TorchModule,
-    },
-    "matrix_factorisation",
 )
 TRAININGS = Registry(
     "training",

@@ -26,7 +26,6 @@ from narrowcast.catalog import (
     DATA,
     FLEETS,
     MODEL_DEFAULTS,
-    MODELS,
     TRAINING_DEFAULTS,
     TRAININGS,
 )
@@ -39,6 +38,7 @@ from narrowcast.platform.field_roles import Role, role_of
 from narrowcast.platform.identity import Identified, digest_of
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
+from narrowcast.platform.models.model_kinds import MODELS
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
@@ -125,6 +125,11 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed, start)
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()
+        if not (getattr(self.algorithm, "has_global_model", True) or self.evaluate_clients):
+            raise UserError(
+                f"algorithm.kind = {self.algorithm.kind} has no global model to evaluate; set evaluate_clients = "
+                "test, which measures the model of each client"
+            )
         if self.radio and self.radio.downlink.kind == "broadcast":
             self._check_one_transmission()
         if getattr(self.training, "shared_negatives", False) and not getattr(algorithm, "codes_row_lists", False):

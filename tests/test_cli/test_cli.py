@@ -75,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["algorithm.kind=scolar"],
             [
                 'algorithm.kind = "scolar" is unknown; known: fedavg, fedprox, scaffold, fednova, feddyn, qffl, afl, '
-                "apfl, fedmf, fedmavg, sfmf, fedpara, submodel, fedma, colr, scolr",
+                "apfl, fedmf, fedmavg, sfmf, fedpara, submodel, fedma, fedmd, colr, scolr",
                 'Did you mean "scolr"',
             ],
         ),

@@ -60,6 +60,18 @@ SERVER_STATE = {
     }.items()
 } | {"fedma": ("fedavg-digits", [*DIGITS, "rounds=5", "algorithm=fedma", "data.clients=20", "model.hidden=[30]"])}
 
+# Clients whose networks are of three architectures and stay with them, measured one by one.
+OWN_NETWORKS = {
+    "fedmd": (
+        "fedavg-digits",
+        [
+            *(*DIGITS, "rounds=5", "data={kind: digits, clients: 20, public: {samples: 100}}"),
+            "algorithm={kind: fedmd, models: [{kind: mlp, hidden: [30]}, softmax, {kind: mlp, hidden: [20, 10]}]}",
+            *("evaluate_clients=[test]", "evaluate_every=2"),
+        ],
+    )
+}
+
 # Two sub-networks of a graph network, each on an actor of its own, one of which is killed.
 GRAPH = "{kind: block_model, clients: 2, nodes: 5000, blocks: 5, features: 64, clusters: 10}"
 GIST = {
@@ -150,9 +162,9 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
     return alone
 
 
-@pytest.mark.parametrize("case", {**STATEFUL, **FACTORS, **FADING})
+@pytest.mark.parametrize("case", {**STATEFUL, **FACTORS, **OWN_NETWORKS, **FADING})
 def test_client_states_and_memories(case: str) -> None:
-    last = same_with_kills(*{**STATEFUL, **FACTORS, **FADING}[case], A_HOST)[-1].state
+    last = same_with_kills(*{**STATEFUL, **FACTORS, **OWN_NETWORKS, **FADING}[case], A_HOST)[-1].state
     assert last is not None
     assert all(values.any() for values in last.clients.values())
 

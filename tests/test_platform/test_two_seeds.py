@@ -24,6 +24,7 @@ PUBLIC = {
     ("algorithms/channel/channel_random.py", "purpose"),
     ("algorithms/channel/cohort_split.py", "'bands'"),
     ("platform/data/classification.py", "part"),
+    ("platform/data/public_set.py", "'public samples'"),
     ("platform/data/diabetes.py", "'diabetes: test'"),
     ("platform/data/digits.py", "'digits: test'"),
     ("platform/data/explicit_ratings.py", "'ratings'"),
@@ -77,6 +78,7 @@ PUBLIC = {
     ("algorithms/federated/unit_slices.py", "'units'"),
     ("algorithms/federated/unit_slices.py", "'circle'"),
     ("algorithms/federated/fedma.py", "'matching order'"),
+    ("algorithms/federated/fedmd.py", "'public subset'"),
     ("algorithms/federated/coded_change.py", "'downlink codec'"),
     ("algorithms/federated/coded_download.py", "'download'"),
     ("algorithms/uploads/client_loop.py", "'codec'"),
@@ -100,6 +102,7 @@ PRIVATE = {
     ("algorithms/local_training/graph_training.py", "'graph steps'"),
     ("algorithms/federated/fedprox.py", "'partial work'"),
     ("algorithms/federated/fedma.py", "'initial model'"),
+    ("algorithms/federated/client_networks.py", "'initial model'"),
     ("algorithms/secure/fixed_point.py", "'secure rounding'"),
 }
 OF_THE_CALLER = {
@@ -122,7 +125,9 @@ INITIAL_STATE = {
     )
 }
 CLIENT_SIDE = {
+    "algorithms/federated/client_networks.py",
     "algorithms/federated/fedma.py",
+    "algorithms/federated/fedmd.py",
     "algorithms/local_training/graph_training.py",
     "algorithms/federated/fedprox.py",
     "algorithms/local_training/batches.py",
@@ -182,6 +187,7 @@ def test_a_derived_seed_is_another_for_each_seed_and_never_changes() -> None:
     derived = [PrivateSeed.derived(seed).value for seed in (0, 1, 2, 2**63 - 1)]
     assert len({*derived, 0, 1, 2, 2**63 - 1}) == 8 and all(0 <= value < 2**63 for value in derived)
     assert derived[0] == DERIVED_FROM_0
+    assert PrivateSeed(derived[0]).successor().value not in (derived[0], PrivateSeed(1).successor().value)
 
 
 def test_the_private_seed_follows_the_seed_unless_it_is_given() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from narrowcast.platform.types import Arrays, Chunk, ClientMeasures, FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from narrowcast.platform.contracts import Broadcast, Task
+    from narrowcast.platform.contracts import Broadcast, Model, Task
 
 ClientSplit = Literal["train", "validation", "test"]
 """A split of which clients have samples of their own."""
@@ -61,6 +62,28 @@ class Personalises(Protocol):
 
         They may be adapted on training samples, never on held-out ones. `chunk.state` is all that clients keep.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """The clients at `places` [k] of a chunk, which use a model other than the run's; parameters are [k, ...]."""
+
+    places: IntArray
+    model: Model
+    parameters: Arrays
+
+
+@runtime_checkable
+class HasOwnModels(Protocol):
+    """An `Algorithm` whose clients use models of several architectures; the metrics are those of the run's model."""
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Return what the server sends in this round."""
+        ...
+
+    def own_models(self, broadcast: Arrays, chunk: Chunk, task: Task) -> Sequence[OwnModel]:
+        """Return the models that the clients of a chunk would use; each client is in one of them."""
         ...
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from narrowcast.platform.chunk_training import naming_chunk_size
-from narrowcast.platform.client_contracts import ClientSplit, Personalises
+from narrowcast.platform.client_contracts import ClientSplit, HasOwnModels, OwnModel, Personalises
 from narrowcast.platform.client_statistics import over_clients
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
@@ -45,20 +45,30 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
     A client uses the global model, which `broadcast` is, or for an algorithm that personalises what that says the
     client would use; `broadcast` is then the algorithm's.
     """
-    task = run.task
+    metrics: dict[str, FloatArray] = {}
     with naming_chunk_size(chunk.round_index, len(chunk.clients)):
-        if (algorithm := _personalising(run)) is not None:
-            parameters = algorithm.personal(broadcast, chunk, task)
-        else:
-            parameters = {name: values[np.newaxis] for name, values in broadcast.items()}
-        metrics = {
-            f"{split}.{name}": values
-            for split in splits
-            for name, values in task.model.measure_clients(  # type: ignore[attr-defined] # see client_splits.py
-                parameters, chunk.state, task.data, split, chunk.clients
-            ).items()
-        }
+        for part in _used(run, broadcast, chunk):
+            own = chunk.take(part.places)
+            for split in splits:
+                measured = part.model.measure_clients(  # type: ignore[attr-defined] # see client_splits.py
+                    part.parameters, own.state, run.task.data, split, own.clients
+                )
+                for name, values in measured.items():
+                    of_all = metrics.setdefault(f"{split}.{name}", np.full(len(chunk.clients), np.nan))
+                    of_all[part.places] = values
     return ClientMeasures(chunk.index, metrics)
+
+
+def _used(run: Run, broadcast: Arrays, chunk: Chunk) -> Sequence[OwnModel]:
+    """Return the models that the clients of a chunk use."""
+    algorithm, task = _personalising(run), run.task
+    if isinstance(algorithm, HasOwnModels):
+        return algorithm.own_models(broadcast, chunk, task)
+    if algorithm is not None:
+        parameters = algorithm.personal(broadcast, chunk, task)
+    else:
+        parameters = {name: values[np.newaxis] for name, values in broadcast.items()}
+    return [OwnModel(np.arange(len(chunk.clients)), task.model, parameters)]
 
 
 def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str, FloatArray]:
@@ -88,10 +98,10 @@ def measure_clients(live: LiveState, measure: Measure | None = None) -> dict[str
     return {name: np.concatenate([part.metrics[name] for part in parts]) for name in parts[0].metrics}
 
 
-def _personalising(run: Run) -> Personalises | None:
+def _personalising(run: Run) -> Personalises | HasOwnModels | None:
     """Return the algorithm if its clients use models of their own; secure aggregation is around it."""
     algorithm = getattr(run.algorithm, "algorithm", run.algorithm)
-    return algorithm if isinstance(algorithm, Personalises) else None
+    return algorithm if isinstance(algorithm, Personalises | HasOwnModels) else None
 
 
 def client_statistics(run: Run, metrics: Mapping[str, FloatArray]) -> dict[str, float]:

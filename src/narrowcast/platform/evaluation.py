@@ -15,8 +15,10 @@ from narrowcast.platform.types import Arrays
 
 
 def evaluate(live: LiveState) -> dict[str, float]:
-    """Return the metrics of both held-out splits, named `validation.METRIC` and `test.METRIC`."""
+    """Return the metrics of both held-out splits, named `validation.METRIC` and `test.METRIC`, of the global model."""
     task = live.run.task
+    if not getattr(live.run.algorithm, "has_global_model", True):
+        return {}
     server, clients = live.run.algorithm.final(live.server), live.population.arrays
     splits: tuple[Split, Split] = ("validation", "test")
     return {

@@ -88,6 +88,10 @@ class PrivateSeed:
         digest = hashlib.sha256(b"narrowcast private stream" + seed.to_bytes(8, "little")).digest()
         return cls(int.from_bytes(digest[:8], "little") >> 1)
 
+    def successor(self) -> Self:
+        """Return a private seed that follows one-way from this one, for streams apart from its own."""
+        return self.derived(self.value)
+
     def stream_keys(self, purpose: str, round_index: int, clients: NDArray[np.int64]) -> Words:
         """Return one key per client [C] for the private streams of `purpose` in this round."""
         return stream_keys(self.value, purpose, round_index, clients)

@@ -14,6 +14,7 @@ from narrowcast.reproduce import (
     fedmavg_central,
     fedmavg_clustering,
     fedmavg_items,
+    fedmd_digits,
     fedprox_synthetic,
     heterofl_mnist,
     qffl_fairness,
@@ -302,5 +303,6 @@ STUDIES: Mapping[str, Plan] = {
         name: _in_turn([_cells(name, each.cells, fedma_networks.RATES, fedma_networks.TEST_SEEDS) for each in settings])
         for name, settings in fedma_networks.STUDIES.items()
     },
+    fedmd_digits.STUDY: _untuned(fedmd_digits.STUDY, [cell.run for cell in fedmd_digits.CELLS], fedmd_digits.SEEDS),
     sfmf_excerpt.STUDY: _sfmf,
 }

@@ -22,6 +22,7 @@ _NEW_FIELDS: Mapping[str, Any] = {
     "algorithm.server_optimizer": None,
     "algorithm.aggregator": None,
     "data.predict": "last",
+    "data.public": None,
     "model.loss": None,
     "model.metrics": None,
     "model.dtype": "float32",

@@ -166,7 +166,11 @@ class Result(FinishedRun[ResultFile]):
         A torch module in evaluation mode for networks, whose input shape is taken from the data set; the arrays by
         name for matrix factorisation, whose user factors never leave the clients.
         """
-        model = self.config.model
+        model, algorithm = self.config.model, self.config.algorithm
+        if not getattr(algorithm, "has_global_model", True):
+            raise UserError(
+                f"{self.name}: clients of {algorithm.kind} have models of their own, and there is no global one"
+            )
         build = getattr(model, "typed_module", None) or getattr(model, "module", None)
         if build is None:
             return self.arrays()

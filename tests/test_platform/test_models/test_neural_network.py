@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from narrowcast.laws.rehearsal import numbers, samples, sequences
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.losses import CrossEntropy, Huber, Loss, SquaredLoss
+from narrowcast.platform.models.losses import AbsoluteLoss, CrossEntropy, Huber, Loss, SquaredLoss
 from narrowcast.platform.models.metrics import Accuracy, Metric, Perplexity
 from narrowcast.platform.models.networks import CNN, MLP, CharLSTM, Softmax
 
@@ -114,6 +114,11 @@ def test_huber_is_half_the_squared_error_up_to_delta() -> None:
     outputs, targets = torch.tensor([[0.5], [3.0]]), torch.zeros(2, 1)
     assert_allclose(Huber().per_sample(outputs, targets), [0.125, 2.5])
     assert_allclose(SquaredLoss().per_sample(outputs, targets), [0.25, 9.0])
+
+
+def test_the_absolute_error_is_the_mean_over_the_numbers_of_a_sample() -> None:
+    outputs, targets = torch.tensor([[0.5, -2.0], [3.0, 0.0]]), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    assert_allclose(AbsoluteLoss().per_sample(outputs, targets), [1.75, 1.5])
 
 
 def test_a_loss_decides_how_many_outputs_there_are() -> None:

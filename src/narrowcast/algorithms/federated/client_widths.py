@@ -64,11 +64,12 @@ def relative_work(
         work = np.array([model.multiplications(data, each) for each in (whole, *counts)], dtype=np.float64)
     else:
         models: list[Any] = [model, *map(model.narrowed, counts)]
-        work = np.array([_multiplications(each, data) for each in models], dtype=np.float64)
+        work = np.array([multiplications(each, data) for each in models], dtype=np.float64)
     return work[1:] / work[0]
 
 
-def _multiplications(model: NeuralNetwork, data: Samples) -> int:
+def multiplications(model: NeuralNetwork, data: Samples) -> int:
+    """Return the floating-point operations of a network's forward pass on one sample."""
     from torch.utils.flop_counter import FlopCounterMode  # imports for a third of a second
 
     features = as_input(torch.from_numpy(np.array(data.train.features[:1])), model.torch_dtype).to("meta")

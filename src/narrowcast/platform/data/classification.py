@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Shards, Similarity
+from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples, tenths
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -42,6 +43,9 @@ class Classification(BaseModel):
     )
     seed: int | None = Field(
         None, ge=0, description="seed of the validation split and the partition; null: that of the run"
+    )
+    public: PublicSet | None = Field(
+        None, description="samples that all clients hold besides their own, for distillation; null: none"
     )
 
     def _dealt(
@@ -84,16 +88,20 @@ class Classification(BaseModel):
         held_out_users: Mapping[str, IntArray | None],
     ) -> Samples:
         """Partition the training samples as given; `held_out_users` counts for the partition `natural`."""
-        nobody = np.empty(0, dtype=np.int64)
+        nobody, train, public = np.empty(0, dtype=np.int64), splits.train, None
+        if self.public is not None:
+            public, kept = self.public.drawn(train, n_classes, self.seed or 0)
+            train, users = train.take(kept), None if users is None else users[kept]
         data = Samples(
             name=name,
             source=source,
             n_classes=n_classes,
-            train=splits.train,
+            train=train,
             validation=splits.validation,
             test=splits.test,
             order=nobody,
             indptr=nobody,
+            public=public,
         )
         if data.targets == "tokens" and isinstance(self.partition, Dirichlet | Shards | Similarity):
             raise UserError(f"partition {self.partition.kind}: {name} has no classes; use natural, iid or quantity")

@@ -49,7 +49,8 @@ class Samples:
     `test` belong to the server; either may be empty.
 
     `held_out_users` has the client of each sample of `validation` and `test`, [n], if these come from the clients' own
-    users. Otherwise `of_clients` deals these samples to the clients, by `seed`.
+    users. Otherwise `of_clients` deals these samples to the clients, by `seed`. `public` samples are held by all
+    clients and are nobody's own.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Samples:
     indptr: IntArray
     held_out_users: Mapping[str, IntArray] = field(default_factory=dict)
     seed: int = 0
+    public: Labelled | None = None
 
     @property
     def targets(self) -> Targets:
@@ -129,6 +131,7 @@ class Samples:
             "training_samples": len(self.train),
             "validation_samples": len(self.validation),
             "test_samples": len(self.test),
+            **({} if self.public is None else {"public_samples": len(self.public)}),
         }
 
     @cached_property
@@ -136,7 +139,8 @@ class Samples:
         """The sha256 of all content that a run can observe."""
         hasher = hashlib.sha256(f"{self.name}\0{self.n_classes}".encode())
         arrays = [self.order, self.indptr]
-        for part in (self.train, self.validation, self.test):
+        parts = (self.train, self.validation, self.test)
+        for part in parts if self.public is None else (*parts, self.public):
             arrays += [part.features, part.labels]
         for array in arrays:
             hasher.update(f"\0{array.dtype.str}\0{array.shape}".encode())

@@ -44,6 +44,17 @@ class SquaredLoss(Loss):
         return differences(outputs, targets).square().mean(1)
 
 
+class AbsoluteLoss(Loss):
+    """Absolute error, averaged over the numbers that a sample has."""
+
+    takes: ClassVar[tuple[Targets, ...]] = ("numbers",)
+    kind: Literal["absolute_error"] = "absolute_error"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the absolute error of each sample, [n]."""
+        return differences(outputs, targets).abs().mean(1)
+
+
 class Huber(Loss):
     """Squared error / 2 up to an error of `delta`, and linear beyond, so that outliers count less.
 
@@ -60,7 +71,11 @@ class Huber(Loss):
         return nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=self.delta).mean(1)
 
 
-LOSSES = Registry("loss", Loss, {"cross_entropy": CrossEntropy, "squared_error": SquaredLoss, "huber": Huber})
+LOSSES = Registry(
+    "loss",
+    Loss,
+    {"cross_entropy": CrossEntropy, "squared_error": SquaredLoss, "absolute_error": AbsoluteLoss, "huber": Huber},
+)
 
 
 _OF_CLASSES, _OF_NUMBERS = CrossEntropy(), SquaredLoss()

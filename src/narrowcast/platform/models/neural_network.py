@@ -68,6 +68,12 @@ class NeuralNetwork(BaseModel):
         """Return the untrained module, its parameters converted to `dtype`."""
         return self.module(data).to(self.torch_dtype)
 
+    def loaded(self, parameters: Arrays, data: Samples) -> nn.Module:
+        """Return the module with these parameters, in evaluation mode."""
+        module = self.typed_module(data)
+        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in parameters.items()})
+        return module.eval()
+
     def loss_on(self, data: Samples) -> Loss:
         """Return the loss that clients minimise on this data set."""
         return default_loss(data.targets) if self.loss is None else self.loss
@@ -215,9 +221,7 @@ class NeuralNetwork(BaseModel):
         self, parameters: Arrays, data: Samples, samples: Labelled, rows: IntArray | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the values of the metrics and the loss of each sample, [n] or [n, m] float64, a batch at a time."""
-        module, dtype = self._of_widths(parameters, data).typed_module(data), self.torch_dtype
-        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in parameters.items()})
-        module.eval()
+        module, dtype = self._of_widths(parameters, data).loaded(parameters, data), self.torch_dtype
         loss, metrics = self.loss_on(data), self.metrics_on(data)
         parts: list[tuple[str, SampleMeasure]] = [*((metric.name, metric) for metric in metrics), ("loss", loss)]
         for start in range(0, len(samples) if rows is None else len(rows), _SAMPLES_AT_ONCE):

@@ -1,0 +1,272 @@
+"""FedMD: clients with models of their own learn each other's outputs for public samples, which are all that is sent.
+
+Reference: Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, NeurIPS 2019 workshop on
+federated learning (arXiv:1910.03581), Algorithm 1, and its code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from narrowcast.algorithms.codecs.chain import Codec
+from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
+from narrowcast.algorithms.codecs.stages import Stages
+from narrowcast.algorithms.federated.client_networks import ClientNetworks, check_networks
+from narrowcast.algorithms.uploads.client_loop import chunk_result, zeros_of_clients
+from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, add_up, tensor_weights
+from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
+from narrowcast.platform.client_contracts import OwnModel
+from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Model, Task
+from narrowcast.platform.data.public_set import held_by
+from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.losses import LOSSES, AbsoluteLoss, Loss
+from narrowcast.platform.models.model_kinds import MODELS
+from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.seeds import generator
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
+
+CONSENSUS, CONSENSUS_ROUND = "consensus", "consensus round"
+"""The mean outputs [n, k] for the public samples of a round, and that round, 0 before there are any."""
+PARAMETERS, STARTED = "own/parameters", "own/started"
+"""A client's parameters [U, row_length], and whether it has trained, [U]."""
+
+
+class FedMD(AlgorithmDefaults, BaseModel):
+    """Clients send their networks' outputs for public samples, and are taught the mean of these by distillation.
+
+    In a round from the second on, clients receive the mean outputs of the round before (the consensus), train on them
+    for `digest_epochs` and on their own samples for the epochs of `training`, and send their outputs for the public
+    samples of this round. In its first round a client trains on the labelled public samples and then on its own before
+    all else. The clients' networks never leave them, and there is no global model: `evaluate_clients` measures each
+    client's network.
+
+    `models` share loss, metrics and type of values with `model`, which also is the unit of work.
+
+    Differs from the paper: 1. a round begins with the download of the consensus and ends with the upload, so that
+    clients have digested the uploads of all rounds but the last. 2. optimisers are those of `training`; the code has
+    Adam. 3. epochs of the first round are fixed numbers; the paper trains to convergence.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["fedmd"] = "fedmd"
+    models: tuple[Annotated[Model, MODELS], ...] = Field((), description="networks of clients; []: model for all")
+    assignment: Literal["turns", "compute"] = Field(
+        "turns",
+        description="network of a client: in turn by its number, or the dearest whose work, relative to that of model, "
+        "is at most its compute speed",
+    )
+    public_epochs: int = Field(5, ge=0, description="epochs on the labelled public samples in a client's first round")
+    private_epochs: int | None = Field(
+        None, ge=0, description="epochs on its own samples after them; null: those of training"
+    )
+    samples_per_round: int | None = Field(
+        None, ge=1, description="public samples drawn in each round for which outputs are sent; null: all"
+    )
+    digest_epochs: int = Field(1, ge=0, description="epochs on the consensus in each round; 0: clients train alone")
+    digest_loss: Annotated[Loss, LOSSES] = Field(
+        AbsoluteLoss(), description="distance from the consensus that a client minimises"
+    )
+    digest_rate: float = Field(1.0, gt=0, description="factor of the learning rate on the consensus")
+    weights: Weights = "equal"
+    codec: Stages = ()
+
+    @property
+    def has_global_model(self) -> bool:
+        """False: the server holds mean outputs alone."""
+        return False
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` without public samples, and for models whose outputs cannot be averaged."""
+        data, kind = task.data, self.kind
+        if not isinstance(task.model, NeuralNetwork) or not isinstance(data, Samples):
+            raise UserError(
+                f"algorithm.kind = {kind} trains networks on samples, not {task.model.kind}; use mlp or cnn"
+            )
+        if data.targets == "tokens":
+            raise UserError(
+                f"algorithm.kind = {kind} averages one output for each class or number, but the targets of "
+                f"{data.name} are tokens at each position; use another data set"
+            )
+        if data.public is None:
+            raise UserError(
+                f"algorithm.kind = {kind} needs samples that all clients hold; give data.public, such as "
+                "data.public.samples=200"
+            )
+        if (self.samples_per_round or 0) > len(data.public):
+            raise UserError(
+                f"algorithm.samples_per_round = {self.samples_per_round}: there are {len(data.public)} public samples; "
+                "use at most these, or raise data.public.samples"
+            )
+        if task.start is not None:
+            raise UserError(
+                f"algorithm.kind = {kind}: clients draw networks of their own, which start_from does not have; leave "
+                "start_from out"
+            )
+        if "numbers" not in self.digest_loss.takes:
+            named = getattr(self.digest_loss, "kind", type(self.digest_loss).__name__)
+            raise UserError(f"algorithm.digest_loss = {named} takes no outputs as targets; use absolute_error")
+        if stateful := [stage.kind for stage in self.codec if stage.remembers]:
+            raise UserError(
+                f"algorithm.codec has {stateful[0]}, which keeps state between rounds, but clients of {kind} send "
+                "outputs anew in every round; leave it out"
+            )
+        check_networks(self.models, task, kind)
+
+    def init(self, task: Task) -> Arrays:
+        """Return a consensus of zeros, of no round."""
+        model: Any = task.model
+        shape = len(self._rows(task, 0)), model.n_outputs(task.data)
+        return {CONSENSUS: np.zeros(shape, model.dtype), CONSENSUS_ROUND: np.array(0)}
+
+    def init_clients(self, task: Task) -> Arrays:
+        """Return rows of zeros: a client draws its network in its first round."""
+        like = {
+            PARAMETERS: np.zeros(self._networks(task).row_length, task.model.dtype),  # type: ignore[attr-defined]
+            STARTED: np.zeros((), bool),
+        }
+        return zeros_of_clients(like, task.data.n_clients)
+
+    # Server half
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Return the consensus; an empty message as long as there is none."""
+        del task, round_index
+        sent = self.final(server) if server[CONSENSUS_ROUND] else {}
+        return Broadcast(server, DensePayload.of(sent), update=None)
+
+    def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
+        """Return the size of the outputs that each client sends, [C]; None with a codec."""
+        if self.codec:
+            return None
+        bits = dense_wire_bits(broadcast[CONSENSUS].size, broadcast[CONSENSUS].dtype)
+        return np.where(task.data.examples[clients] > 0, bits, 0)
+
+    def relative_work(self, broadcast: Arrays, task: Task, clients: IntArray) -> FloatArray:
+        """Return each client's work on all samples of a round, by sample of its own, [C].
+
+        The first epochs are counted in round 1, not for clients that are first drawn later.
+        """
+        networks, model, epochs = self._networks(task), task.model, task.training.epochs
+        public = self.digest_epochs * len(broadcast[CONSENSUS])
+        if not broadcast[CONSENSUS_ROUND]:
+            epochs = epochs if self.private_epochs is None else self.private_epochs
+            public = self.public_epochs * len(task.data.public)
+        own = np.maximum(epochs * task.data.examples[clients], 1)
+        work: FloatArray = networks.work(model)[self._assigned(task, clients)] * (1 + public / own)  # type: ignore[arg-type]
+        return work
+
+    def fold(self, partials: Sequence[Arrays]) -> Arrays:
+        """Add up the chunks' sums and weights."""
+        return add_up(partials)
+
+    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+        """Return the mean outputs of this round; the former ones if nobody delivered."""
+        del broadcast, task
+        sums = TensorSum.of(total)
+        if not sums.weight:
+            return server
+        return {**sums.means(), CONSENSUS_ROUND: np.array(round_index)}
+
+    def final(self, server: Arrays) -> Arrays:
+        """Return the consensus, which is all that the server knows."""
+        return {CONSENSUS: server[CONSENSUS]}
+
+    # Client half
+
+    def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
+        """Train the networks of a chunk's clients, and send their outputs for the public samples of the round."""
+        networks, n_clients = self._networks(task), len(chunk.clients)
+        features = task.data.public.features[self._rows(task, chunk.round_index)]
+        outputs = np.empty((n_clients, *broadcast[CONSENSUS].shape), broadcast[CONSENSUS].dtype)
+        parameters, loss = np.empty_like(chunk.state[PARAMETERS]), np.empty(n_clients)
+        examples, steps = np.empty(n_clients, np.int64), np.empty(n_clients, np.int64)
+        for network, places in networks.parts(self._assigned(task, chunk.clients)):
+            values, trained = self._trained(network, broadcast, chunk.take(places), task)
+            parameters[places] = networks.packed(values)
+            outputs[places] = networks.outputs(network, values, features)
+            loss[places], examples[places], steps[places] = trained.loss, trained.examples, trained.steps
+        state = {PARAMETERS: parameters, STARTED: np.ones(n_clients, bool)}
+        updates = LocalUpdates({CONSENSUS: outputs}, state, loss, examples, steps)
+        began = time.perf_counter()
+        received, sent = send_tensors(chunk, task, updates, tensor_coding(Codec(self.codec)))
+        sums = TensorSum.weighted(received, tensor_weights(self.weights, task, chunk, sent.delivered))
+        return chunk_result(chunk, updates, sent, sums.arrays()).encoded_since(began)
+
+    def own_models(self, broadcast: Arrays, chunk: Chunk, task: Task) -> list[OwnModel]:
+        """Return each client's network as it is after its last round; untrained if it had none."""
+        del broadcast
+        parts = self._networks(task).parts(self._assigned(task, chunk.clients))
+        return [OwnModel(places, each, self._start(each, chunk.take(places), task)) for each, places in parts]
+
+    def _trained(self, network: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> tuple[Arrays, LocalUpdates]:
+        """Return the parameters [C, ...] of clients with one network after training, and their steps on own samples."""
+        values, none = self._start(network, chunk, task), np.zeros(len(chunk.clients), np.int64)
+        own = LocalUpdates({}, {}, none.astype(np.float64), none, none)
+        for phase, epochs in self._phases(network, broadcast, chunk, task):
+            if not epochs.any():
+                continue
+            first = {name: each[0] for name, each in values.items()}
+            # Of the time that a client may have for training, public samples take none.
+            limited = chunk if phase.data is task.data else replace(chunk, epochs=None)
+            updates = phase.training.train(first, limited, phase, LocalTerms(epochs=epochs, start=values))
+            values = {name: each + updates.changes[name] for name, each in values.items()}
+            if phase.data is task.data:
+                loss = np.where(updates.steps > 0, updates.loss, own.loss)
+                own = LocalUpdates({}, {}, loss, own.examples + updates.examples, own.steps + updates.steps)
+        return values, own
+
+    def _phases(self, network: Any, broadcast: Arrays, chunk: Chunk, task: Task) -> Iterator[tuple[Task, IntArray]]:
+        """Yield the tasks that clients train on one after the other, with the epochs of each client, [C]."""
+        new, agreed = ~chunk.state[STARTED], int(broadcast[CONSENSUS_ROUND])
+        private, training = task.training.epochs, task.training
+        own = replace(task, model=network)
+        # Public samples are shuffled by a stream of their own, so that the client's own are as without them.
+        shared = replace(own, private_seed=task.private_seed.successor())
+        labelled = held_by(chunk.clients, task.data, task.data.public)
+        yield replace(shared, data=labelled), np.where(new, self.public_epochs, 0)
+        yield own, np.where(new, private if self.private_epochs is None else self.private_epochs, 0)
+        if agreed:
+            taught = Labelled(task.data.public.features[self._rows(task, agreed)], np.array(broadcast[CONSENSUS]))
+            digest = replace(
+                shared,
+                data=held_by(chunk.clients, task.data, taught),
+                model=network.model_copy(update={"loss": self.digest_loss}),
+                training=training.model_copy(update={"learning_rate": self.digest_rate * training.learning_rate}),
+            )
+            yield digest, np.full(len(new), self.digest_epochs)
+        yield own, np.where(new & (not agreed), 0, private)
+
+    def _start(self, network: Any, chunk: Chunk, task: Task) -> dict[str, NDArray[Any]]:
+        """Return the parameters of each client with this network before a round, [C, ...]."""
+        networks, new = self._networks(task), ~chunk.state[STARTED]
+        rows = np.array(chunk.state[PARAMETERS])
+        if new.any():
+            rows[new] = networks.drawn(network, task, chunk.clients[new])
+        return networks.unpacked(network, rows)
+
+    def _rows(self, task: Task, round_index: int) -> IntArray:
+        """Return the public samples of a round, ascending, drawn from the public seed."""
+        n_samples = len(task.data.public)
+        if self.samples_per_round is None:
+            return np.arange(n_samples)
+        rows = generator(task.seed, "public subset", round_index).permutation(n_samples)
+        return np.sort(rows[: self.samples_per_round])
+
+    def _networks(self, task: Task) -> ClientNetworks:
+        return ClientNetworks.of(self.models, task)
+
+    def _assigned(self, task: Task, clients: IntArray) -> IntArray:
+        """Return the place of each client's network in `models`, [C]."""
+        networks = self._networks(task)
+        if self.assignment == "turns":
+            return clients % len(networks.networks)
+        return networks.affordable(task.profiles.compute_speed[clients], task.model)  # type: ignore[arg-type]

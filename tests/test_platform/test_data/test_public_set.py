@@ -1,0 +1,82 @@
+"""Public samples: apart from all others, of this data set or another, and refused where they do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labelled_sets import need
+from narrowcast.platform.data.digits import Digits
+from narrowcast.platform.data.idx import MNIST
+from narrowcast.platform.data.public_set import held_by
+from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.data.synthetic import Synthetic
+from narrowcast.platform.errors import UserError
+
+
+def lines(part: Labelled) -> list[bytes]:
+    return sorted(features.tobytes() for features in part.features)
+
+
+def public_of(data: Samples) -> Labelled:
+    assert data.public is not None
+    return data.public
+
+
+def test_they_are_held_out_and_nobodys_own() -> None:
+    with_them = Digits(clients=7, public={"samples": 150}).load()  # type: ignore[arg-type]
+    without, public = Digits(clients=7).load(), public_of(with_them)
+    assert len(public) == with_them.sizes["public_samples"] == 150
+    assert lines(without.train) == sorted([*lines(with_them.train), *lines(public)])
+    assert with_them.examples.sum() == len(with_them.train) == len(without.train) - 150
+    assert lines(without.test) == lines(with_them.test)
+    assert lines(without.validation) == lines(with_them.validation)
+    assert with_them.digest != without.digest != replace(with_them, public=None).digest != with_them.digest
+    assert "public_samples" not in without.sizes
+
+
+def test_the_seed_of_the_data_draws_them() -> None:
+    settings: Any = {"samples": 30}
+    first, again, other = (public_of(Digits(public=settings, seed=seed).load()) for seed in (0, 0, 1))
+    assert np.array_equal(first.features, again.features)
+    assert not np.array_equal(first.features, other.features)
+
+
+def test_users_keep_their_other_samples() -> None:
+    settings: Any = {"samples": 40}
+    data, whole = (Synthetic(clients=10, public=public).load() for public in (settings, None))
+    assert data.examples.sum() == whole.examples.sum() - 40
+    assert (data.examples <= whole.examples).all()
+
+
+def test_another_set_takes_nothing_from_the_clients() -> None:
+    need("mnist")
+    need("fashion-mnist")
+    data = MNIST(clients=5, public={"samples": 20, "set": "fashion-mnist"}).load()  # type: ignore[arg-type]
+    assert data.examples.sum() == len(MNIST(clients=5).load().train)
+    assert not set(lines(public_of(data))) & set(lines(data.train))
+
+
+def test_more_than_there_are_is_refused() -> None:
+    with pytest.raises(UserError, match=r"data\.public\.samples = 1293: there are 1293; use at most 1292"):
+        Digits(public={"samples": 1293}).load()  # type: ignore[arg-type]
+
+
+def test_a_set_of_other_features_is_refused() -> None:
+    need("fashion-mnist")
+    message = r"set = fashion-mnist: its samples are \[1, 28, 28\] uint8 in 10 classes, those of the clients \[64\]"
+    with pytest.raises(UserError, match=message):
+        Digits(public={"set": "fashion-mnist"}).load()  # type: ignore[arg-type]
+
+
+def test_they_are_the_samples_of_the_clients_that_are_asked_for() -> None:
+    data = Digits(clients=6, public={"samples": 9}).load()  # type: ignore[arg-type]
+    clients = np.array([1, 4])
+    shared = held_by(clients, data, public_of(data))
+    assert shared.examples.tolist() == [0, 9, 0, 0, 9, 0]
+    for client in clients.tolist():
+        rows, _ = shared.of_clients("train").rows(np.array([client]))
+        assert np.array_equal(shared.train.features[rows], public_of(data).features)

@@ -1,0 +1,49 @@
+"""The study of FedMD's controls: its runs in the repository, its table, and that a row is what its run gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from narrowcast.reproduce import fedmd_digits
+from narrowcast.reproduce.fedmd_digits import CELLS, METHODS, PAIRS, PARTITIONS, DistilledCell
+from narrowcast.reproduce.fedmd_table import distilled_runs, judge_distillation
+from narrowcast.reproduce.light_run import light_run
+from narrowcast.reproduce.long_runs import Queue
+from narrowcast.reproduce.results_csv import key_of
+from narrowcast.reproduce.study_targets import STUDY_TARGETS
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def test_no_run_of_the_table_is_missing_and_a_row_is_what_its_run_gives() -> None:
+    queue = Queue([fedmd_digits.STUDY], [RESULTS])
+    assert not list(queue.missing())
+    for method in ("FedMD", "public samples alone"):
+        spec = DistilledCell(method, "iid").run
+        found, row = light_run(spec, 2), queue.rows[key_of(spec, 2)]
+        assert found["final"]["test.accuracy.mean"] == pytest.approx(row["final"]["test.accuracy.mean"], abs=1e-2)
+        assert found["uplink_bits"] == row["uplink_bits"] == 10 * spec.configured(2, "one").rounds * (80 + 200 * 320)
+
+
+def test_the_table_has_every_cell_and_the_differences_with_their_intervals(tmp_path: Path) -> None:
+    rows = Queue([fedmd_digits.STUDY], [RESULTS]).rows
+    verdicts = {each.what: each for each in judge_distillation(rows)}
+    assert {cell.name for cell in CELLS} < set(verdicts)
+    assert len(verdicts) == len(CELLS) + len(PAIRS) * len(PARTITIONS)
+    assert all(len(runs) == fedmd_digits.SEEDS for runs in distilled_runs(rows).values())
+    assert float(verdicts["FedMD less alone, classes alike"].difference) > 0
+    _, files = STUDY_TARGETS["fedmd-digits"].finish(rows, tmp_path / "fedmd-digits")
+    assert [path.name for path in files] == ["fedmd-digits.png"]
+    assert files[0].stat().st_size > 10_000
+
+
+def test_clients_that_train_alone_differ_from_fedmd_in_digestion_only() -> None:
+    algorithms = {
+        name: DistilledCell(name, "iid").run.configured(0, "one").plain()["algorithm"]
+        for name in METHODS
+        if name != "FedAvg, one architecture"
+    }
+    for with_it, without in PAIRS[0], PAIRS[3]:
+        assert algorithms[without] == {**algorithms[with_it], "digest_epochs": 0}
