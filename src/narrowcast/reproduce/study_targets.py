@@ -334,8 +334,8 @@ STUDY_TARGETS: Mapping[
         _distillation,
         (
             "Ten clients, 200 public samples, 10 rounds; but for digestion nothing is tuned. Ours: the mean over "
-            "clients of the accuracy in percent, each on its own test samples, which have the classes of its training samples. "
-            "Differences are paired by seed; p values are corrected over all of them by Holm's method.",
+            "clients of the accuracy in percent, each on its own test samples, which have the classes of its training "
+            "samples. Differences are paired by seed; p values are corrected over all of them by Holm's method.",
         ),
         "Li and Wang, 2019 (arXiv:1910.03581), on other data and networks",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -105,10 +105,11 @@ def check_networks(models: Sequence[Model], task: Task, kind: str) -> None:
         for name in sorted(model.model_fields_set.intersection(_SHARED)):
             if getattr(model, name) != getattr(task.model, name):
                 raise UserError(f"{field}.{name}: clients of {kind} share it; set model.{name} in its place")
-    for place, network in enumerate(ClientNetworks.of(models, task).networks):
+    networks: Sequence[Any] = ClientNetworks.of(models, task).networks
+    for place, network in enumerate(networks):
         try:
             network.check(task.data)
-            task.training.check(Task(task.data, task.profiles, network, task.training, task.seed, task.private_seed))
+            task.training.check(replace(task, model=network))
         except UserError as error:
             raise UserError(f"algorithm.models[{place}]: {error}") from error
 
