@@ -229,3 +229,29 @@ def test_files_that_are_no_programs_are_one_line(text: str, message: str, tmp_pa
         SDPAFile(path=path).load()
     assert str(caught.value).count(str(path)) == 1
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "2\n1\n2\n1 2\n1 1 1 1 1\n2 1 1 1 1\n0 1 2 2 -1\n",  # X_11 is 1 and 2
+        "3\n1\n2\n1 1 3\n1 1 1 1 1\n2 1 2 2 1\n3 1 1 2 1\n0 1 1 2 5\n",  # 2 X_12 is at most 2
+    ],
+)
+def test_constraints_that_nothing_satisfies_together_are_one_line(rows: str, tmp_path: Path) -> None:
+    (tmp_path / "x.dat-s").write_text(rows)
+    problem = SDPAFile(path=tmp_path / "x.dat-s").load()
+    with pytest.raises(UserError, match=r"x: no positive semidefinite matrix of a trace up to .* satisfies") as caught:
+        solved(BurerMonteiro(), problem)
+    assert "\n" not in str(caught.value)
+
+
+def test_infeasibility_is_proved_for_the_trace_that_is_stated_and_no_larger_one(tmp_path: Path) -> None:
+    (tmp_path / "x.dat-s").write_text("2\n1\n2\n1 0.001\n1 1 1 2 1\n2 1 2 2 1\n")
+    problem = SDPAFile(path=tmp_path / "x.dat-s").load()  # X_12 = 1/2 and X_22 = 1/1000 need X_11 >= 250
+    violations = np.array([-1.0, 250.0])  # <b, v> is -0.75
+    least = float(np.linalg.eigvalsh([[0, -1.0], [-1.0, 250.0]])[0])
+    problem.check_feasible(violations, 1.01 * -0.75 / least)
+    with pytest.raises(UserError, match="constraint 2 is violated most, by 250"):
+        problem.check_feasible(violations, 0.99 * -0.75 / least)
+    problem.check_feasible(-violations, 1.0)

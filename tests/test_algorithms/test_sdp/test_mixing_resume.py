@@ -1,4 +1,4 @@
-"""The Mixing method goes on from a checkpoint, and after a kill, as if it had not ended: all selections."""
+"""Solves of MAXCUT go on from a checkpoint, and after a kill, as if they had not ended."""
 
 from __future__ import annotations
 
@@ -44,14 +44,24 @@ def test_a_checkpoint_in_the_middle_changes_nothing(fields: dict[str, Any]) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_killed_solve_by_importance_with_momentum_resumes_to_the_same_answer(tmp_path: Path) -> None:
-    settings = {"problem.roundings": 0, "solver.selection": "importance", "solver.momentum": 0.3}
-    settings |= {"iterations": 200, "tolerance": 0, "evaluate_every": 200}
+@pytest.mark.parametrize(
+    ("solver", "iterations", "killed_after"),
+    [
+        ({"kind": "mixing", "selection": "importance", "momentum": 0.3}, 200, 25),
+        ({"kind": "burer_monteiro", "rank": 8, "perturbation": "noise"}, 24, 5),
+    ],
+    ids=("mixing", "burer_monteiro"),
+)
+def test_a_killed_solve_resumes_to_the_same_answer(
+    solver: dict[str, Any], iterations: int, killed_after: int, tmp_path: Path
+) -> None:
+    settings = {"problem.roundings": 0, "solver": solver, "iterations": iterations, "tolerance": 0}
+    settings |= {"evaluate_every": iterations}
     whole = nc.solve("max-cut-g1", settings, output=tmp_path / "whole", progress=False)
     words = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
-    command = Command("run", "max-cut-g1", *words, "checkpoint_every=10", "--output", tmp_path, log=tmp_path / "killed")
+    command = Command("run", "max-cut-g1", *words, "checkpoint_every=2", "--output", tmp_path, log=tmp_path / "killed")
     try:
-        command.wait_for_round(tmp_path / "max-cut-g1", 25)
+        command.wait_for_round(tmp_path / "max-cut-g1", killed_after)
         command.send(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
     finally:

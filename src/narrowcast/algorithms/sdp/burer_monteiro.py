@@ -29,6 +29,8 @@ _FIRST_GRADIENT, _SHARPENED = 1e-2, 0.3
 """Relative to the cost, the gradient that the first minimisation ends at, and what each iteration multiplies it by."""
 _FADING = 0.5
 """Factor of the size of the noise from one iteration to the next."""
+_STUCK, _LARGEST_TRACE = 0.9, 1e6
+"""Ratio of |v| to the last one at which a proof of infeasibility is tried; the largest trace it is for, over V V's."""
 
 
 class BurerMonteiro(BaseModel):
@@ -109,7 +111,10 @@ class BurerMonteiro(BaseModel):
         }
 
     def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
-        """Return the state after one minimisation and one update of the multipliers."""
+        """Return the state after one minimisation and one update of the multipliers.
+
+        Raise `UserError` where the violations prove that nothing satisfies the constraints.
+        """
         program, iteration = semidefinite_program_of(problem), int(state["iteration"])
         lagrangian = AugmentedLagrangian(program, state["dual"], float(state["penalty"]))
         start = self._perturbed(lagrangian, state)
@@ -123,6 +128,8 @@ class BurerMonteiro(BaseModel):
         residual = max(infeasible, unsteady)
         # A larger penalty cannot mend an inexact minimisation, and makes the next one harder.
         grows = violation > self.decrease * float(state["violation"]) and infeasible >= unsteady
+        if grows and violation > _STUCK * float(state["violation"]):
+            program.check_feasible(violations, _LARGEST_TRACE * float(np.sum(vectors**2)))
         new = {
             "vectors": vectors,
             "dual": dual,

@@ -127,6 +127,24 @@ class SemidefiniteProgram:
         of_cost = gershgorin_bound(self.cost)
         return max(0.0, value * of_cost / (of_cost - least)) if of_cost > 0 else -math.inf
 
+    def check_feasible(self, violations: FloatArray, trace: float) -> None:
+        """Raise `UserError` if v = `violations` [m] proves that no X of a trace up to this, or R, is feasible.
+
+        A feasible X has <A*(v), X> = <b, v>, and <A*(v), X> >= l tr X for the least eigenvalue l of A*(v): with <b, v>
+        < 0 its trace is at least <b, v> / l, and with l >= 0 there is none (the lemma of Farkas).
+        """
+        value = float(self.targets @ violations)
+        if value >= 0:
+            return
+        least = sparse_eigenvalue_bound(self.constraints.adjoint(violations), self.proof)
+        most = trace if self.trace_bound is None else self.trace_bound
+        if value < most * min(0.0, least):
+            worst = int(np.argmax(np.abs(violations)))
+            raise UserError(
+                f"{self.name}: no positive semidefinite matrix of a trace up to {most:.3g} satisfies the constraints; "
+                f"constraint {worst + 1} is violated most, by {abs(violations[worst]):.3g}: check the targets"
+            )
+
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of an answer.
 
