@@ -236,3 +236,13 @@ def test_a_run_is_shown_by_the_metric_that_it_measured() -> None:
     assert in_short({"final": {"test.loss": 1.5}, "wall_seconds": 1.0}) == "1.0 s"
     assert in_short({"client_seconds": 0.1}) == "measured"
     assert in_short(ValueError("no space")) == "failed: no space"
+
+
+def test_float32_fits_in_its_band_of_the_network() -> None:
+    study = read_tuning_study("mnist")
+    experiment = study.trial("float32", 0).configured(100, "run")
+    task, clients = experiment.task(experiment.data_source.load()), np.arange(10)
+    sent = experiment.algorithm.broadcast(experiment.algorithm.init(task), task, 1).arrays
+    bits = experiment.algorithm.upload_bits(sent, task, clients)
+    assert bits is not None
+    assert bits.sum() == study.dense_bits
