@@ -1,4 +1,4 @@
-"""Semidefinite programs on the command line: cut files, and constraints that nothing satisfies, a line each."""
+"""Semidefinite programs on the command line: cut files, unsatisfiable constraints and low ranks, a line each."""
 
 from __future__ import annotations
 
@@ -44,3 +44,13 @@ def test_files_and_constraints_that_cannot_be_used_are_one_line(
     kind: str, file: str, solver: str, said: str, tmp_path: Path
 ) -> None:
     assert_refused(narrowcast(*words(kind, file, solver, tmp_path)), file.partition(".")[0], said)
+
+
+def test_a_rank_below_the_bound_is_one_line_of_a_finished_solve(tmp_path: Path) -> None:
+    problem = "problem={kind: random_max_cut, vertices: 30, edges: 60, roundings: 0}"
+    for solver in ("mixing", "burer_monteiro"):
+        settings = (problem, f"solver={{kind: {solver}, rank: 2}}", "iterations=3", *QUIET)
+        said = narrowcast("run", "max-cut-g1", *settings, "--output", tmp_path / solver)
+        assert said.status == 0, said.err
+        assert said.err.startswith("WARNING: rank 2 is below ")
+        assert said.err.count("\n") == 1
