@@ -15,6 +15,7 @@ import pyarrow as pa
 from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
+from narrowcast.platform.client_statistics import CLIENTS
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.journal import CLIENT_METRICS
@@ -204,13 +205,15 @@ class Result(FinishedRun[ResultFile]):
         rows = []
         chosen, shares = self.chosen, self.file.shares
         for split in ("test", "validation"):
-            measured = metrics_of(self.final, split)
+            # Without a global model there are statistics over clients alone.
+            measured = metrics_of([each.removesuffix(f".{CLIENTS}") for each in self.final], split)
             for metric in [each for each in measured if each != "loss"] or measured:
                 name, peak = f"{split}.{metric}", ""
                 if chosen is not None and name in chosen[1]:
                     best = format_metric(name, chosen[1][name], shares)
                     peak = f" ({best} in round {chosen[0]}, the best on validation)"
-                rows.append((metric_label(name), format_metric(name, self.final[name], shares) + peak))
+                if name in self.final:
+                    rows.append((metric_label(name), format_metric(name, self.final[name], shares) + peak))
                 if statistics := over_clients_text(name, self.final, shares):
                     rows.append((f"{metric_label(name)} of clients", statistics))
         rows += [(goal(each, self.file), target_cost(each)) for each in self.targets]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import nn
 
+import narrowcast as nc
 from digits import digits, make_task, run
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.federated.client_networks import ClientNetworks
@@ -308,3 +310,16 @@ def test_what_else_does_not_fit_is_refused() -> None:
 def test_it_is_found_by_its_kind_with_nested_models_and_losses() -> None:
     written = FedMD(models=(MLP(hidden=(3,)), Softmax()), digest_loss="squared_error")  # type: ignore[arg-type]
     assert ALGORITHMS["fedmd"].model_validate_json(written.model_dump_json()) == written
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+def test_a_recorded_run_has_the_consensus_and_what_clients_measure_and_no_model(tmp_path: Path) -> None:
+    data = {"kind": "digits", "clients": 6, "public": {"samples": 30}}
+    settings = {"data": data, "algorithm": "fedmd", "clients_per_round": 6, "rounds": 2, "evaluate_clients": "test"}
+    result = nc.run("fedavg-digits", settings, backend="local", output=tmp_path, progress=False)
+    labels = dict(result.summary())
+    assert labels["test accuracy of clients"].endswith("(6 clients)")
+    assert "test accuracy" not in labels
+    assert {name: values.shape for name, values in result.arrays().items()} == {CONSENSUS: (30, 10)}
+    with pytest.raises(UserError, match="clients of fedmd have models of their own"):
+        result.model()
