@@ -54,7 +54,7 @@ class Setting:
 
         They are updates in float32, the changed rows in float32, which `full` sends, and those of `coded`.
         """
-        baselines = [("dense", 1.0), ("changed rows", full.uplink), *([("coded FedMF", coded.uplink)] if coded else [])]
+        baselines = [("dense", 1.0), ("changed rows", full.uplink), *([(coded.name, coded.uplink)] if coded else [])]
         ratios = ", ".join(f"{uplink / self.uplink:.3g} ({name})" for name, uplink in baselines)
         return f"uplink smaller by {ratios}; total by {1 / self.total:.3g}"
 
