@@ -14,6 +14,7 @@ import pytest
 import requests
 from mlflow import MlflowClient
 
+import narrowcast as nc
 from command_line import assert_refused, narrowcast
 from mlflow_server import MlflowServer
 from postgres import Postgres
@@ -238,3 +239,16 @@ def test_a_benchmark_of_solvers_is_a_job(nodes: RayNodes, tmp_path: Path) -> Non
         (runs / "small" / f"a.{solver}.seed-0" / "result.json").is_file() for solver in ("asd", "scaled_asd", "niht")
     )
     assert "small: finished already" in narrowcast(*submit, "--no-wait").out
+
+
+def test_a_solve_is_a_job_with_the_answer_of_this_process(nodes: RayNodes, tmp_path: Path) -> None:
+    settings = ("iterations=60", "problem.roundings=20")
+    said = narrowcast(
+        "submit", "max-cut-g1", *settings, "--id", "cut", "--address", nodes.address, "--output", tmp_path / "runs"
+    )
+    assert said.status == 0, said.err
+    there = json.loads((tmp_path / "runs" / "cut" / "result.json").read_text())
+    here = nc.solve("max-cut-g1", dict(each.split("=") for each in settings), output=tmp_path, progress=False)
+    assert there["answer_sha256"] == here.file.answer_sha256
+    assert there["final"] == here.final
+    assert there["final"]["gap"] < 0.1
