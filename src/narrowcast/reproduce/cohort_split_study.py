@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
 from narrowcast.platform.types import Profiles
 from narrowcast.reproduce.csv_lines import append_lines, read_lines
+from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.significance import compare_paired, holm, mean_interval
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order
@@ -37,7 +38,6 @@ RULES: Mapping[str, tuple[Split, int]] = {
 }
 """Rules and their tries; the first is compared with all others. The best split is that with the least lost rates."""
 COLUMNS = ("clients", "drop", "rule", "sum_rate", "within", "cpu_seconds")
-Finished = tuple[list[PaperVerdict], list[Path]]
 Rows = list[Mapping[str, str]]
 
 
@@ -64,35 +64,13 @@ def measure_drop(clients: int, drop: int) -> Iterator[dict[str, Any]]:
             yield {"clients": clients, "drop": drop, "rule": name, **found}
 
 
-@dataclass(frozen=True)
-class CohortSplitTarget:
-    """Sum rates of splits; has what `narrowcast reproduce` asks of a study."""
-
-    what: str
-    takes: str
-    notes: tuple[str, ...]
-    source: str
-
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
-        """Return the rows of both folders' files, after measuring the drops that they lack for so many seconds."""
-        del at_once
-        began, path = time.monotonic(), output / FILE
-        paths = dict.fromkeys([results / FILE, path])
-        done = {(int(row["clients"]), int(row["drop"])) for row in read_lines(*paths)}
-        for clients, drop in ((clients, drop) for clients in CLIENTS for drop in range(DROPS)):
-            if time.monotonic() - began >= seconds:
-                break
-            if (clients, drop) in done:
-                continue
+def measure_missing(path: Path, done: Rows) -> Iterator[str]:
+    """Measure the drops that the rows lack, append theirs to the file, and yield a line of each drop."""
+    known = {(int(row["clients"]), int(row["drop"])) for row in done}
+    for clients, drop in product(CLIENTS, range(DROPS)):
+        if (clients, drop) not in known:
             append_lines(path, COLUMNS, list(measure_drop(clients, drop)), digits=8)
-        return read_lines(*paths)
-
-    def finish(self, rows: Any, path: Path) -> Finished:
-        """Return the verdicts and the plot; both are empty without rows."""
-        if not (verdicts := judge_splits(rows)):
-            return [], []
-        plot_splits(rows, png := path.with_suffix(".png"))
-        return verdicts, [png]
+            yield f"{clients} clients, drop {drop}"
 
 
 def _values(rows: Rows, clients: int, rule: str, column: str) -> list[float]:
@@ -156,9 +134,14 @@ def plot_splits(rows: Rows, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-COHORT_SPLIT = CohortSplitTarget(
+COHORT_SPLIT = MeasuredTarget(
     "a cohort in two bands: sum rate of the split by MAXCUT beside local search, greedy and random ones",
     "60 drops, 2 min",
+    FILE,
+    lambda paths: read_lines(*paths),
+    measure_missing,
+    judge_splits,
+    plot_splits,
     (
         "Ours: mean over 20 drops of the sum rate in bits per second and hertz of both bands, with 95 % intervals; "
         "differences to the first rule are paired by drop, and p values corrected over all of them by Holm's method. "

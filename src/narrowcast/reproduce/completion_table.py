@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from narrowcast.reproduce.completion_cases import Class, CompletionCase, cases
 from narrowcast.reproduce.completion_runs import PUBLISHED, SECONDS, TARGET, Solves, read, seconds_to, solve_missing
+from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.verdict import PaperVerdict
 
 FILE = "completion.csv"
+_REPORT = "Engels and Morse, Benchmarking Low-Rank Matrix Completion Algorithms"
 _CLASSES: Mapping[Class, tuple[str, float]] = {
     "S": ("distance below 1e-9", 1e-9),
     "M": ("distance from 1e-9 to 1", 1.0),
     "F": ("distance of 1 or more", math.inf),
 }
-Finished = tuple[list[PaperVerdict], list[Path]]
-
-
-@dataclass(frozen=True)
-class CompletionTarget:
-    """A table of timed solves; has what `narrowcast reproduce` asks of a study."""
-
-    what: str
-    takes: str
-    judge: Callable[[Solves], list[PaperVerdict]]
-    notes: tuple[str, ...]
-    source: str = "Engels and Morse, Benchmarking Low-Rank Matrix Completion Algorithms"
-
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
-        """Return the solves in the CSV files of both folders, after running what they lack for so many seconds.
-
-        Solves are timed, and run one at a time.
-        """
-        del at_once
-        began, done = time.monotonic(), {**read(results / FILE), **read(output / FILE)}
-        if seconds:
-            for line in solve_missing(output / FILE, done):
-                print(line, flush=True)
-                if time.monotonic() - began >= seconds:
-                    break
-        return {**done, **read(output / FILE)}
-
-    def finish(self, rows: Any, path: Path) -> Finished:
-        """Return the verdicts; draws nothing."""
-        del path
-        return self.judge(rows), []
 
 
 def judge_solved(solves: Solves) -> list[PaperVerdict]:
@@ -112,18 +81,32 @@ def _rows_of(solves: Solves, case: CompletionCase, solvers: Sequence[str] | None
     ]
 
 
-COMPLETION = CompletionTarget(
+def _read_all(paths: Sequence[Path]) -> Solves:
+    return {key: rows for path in paths for key, rows in read(path).items()}
+
+
+COMPLETION = MeasuredTarget(
     "63 synthetic completion cases: seconds to an error of 1e-4 on unseen entries, start included",
     "882 solves of at most 60 s, up to 15 h",
+    FILE,
+    _read_all,
+    solve_missing,
     judge_solved,
+    None,
     ("A solver with + has rank continuation. The clock runs in the start and the iterations, not in measuring.",),
+    _REPORT,
 )
-COMPLETION_REPORT = CompletionTarget(
+COMPLETION_REPORT = MeasuredTarget(
     "classes of the same cases by the report's distance, as in its table 1",
     "the same solves",
+    FILE,
+    _read_all,
+    solve_missing,
     judge_report,
+    None,
     (
         "The report's distance is the norm of the errors of column sums, at the best iteration of the best solver "
         "within 60 s; it is absolute, and matrices have norms of 2 to 60,000.",
     ),
+    _REPORT,
 )

@@ -4,8 +4,6 @@ Every solver has four values of one field, chosen on validation entries of a see
 the nuclear-norm ball, the penalty of Soft-Impute, the weight decay of alternating least squares. Frank-Wolfe solvers
 share the radius that in-face steps choose, since they minimise the same function. The semidefinite program of least
 nuclear norm has nothing to choose: its solutions have the observed entries exactly, noise included.
-
-    python -m narrowcast.reproduce.frank_wolfe_runs --output FILE.csv
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from narrowcast.algorithms.completion.als import ALS
@@ -35,7 +32,7 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Solver
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, FloatArray
-from narrowcast.reproduce.csv_lines import append_lines, read_lines
+from narrowcast.reproduce.csv_lines import append_lines
 
 TUNING_SEED, SEEDS = 100, 3
 ITERATIONS = 200
@@ -192,15 +189,3 @@ def solve_missing(output: Path, done: list[Row]) -> Iterator[str]:
                     append_lines(output, COLUMNS, rows)
                     done += rows
                     yield f"{data} {name} {value:g} seed {seed}: test RMSE {rows[-1]['test_rmse']:.4f}"
-
-
-@click.command()
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="CSV file, which is gone on with")
-def main(output: Path) -> None:
-    """Run the solves that the file lacks."""
-    for line in solve_missing(output, read_lines(output)):
-        click.echo(line)
-
-
-if __name__ == "__main__":
-    main()

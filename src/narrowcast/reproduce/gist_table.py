@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from narrowcast.reproduce.gist_runs import CITESEER, CORA, SEEDS, Cell, Rows, read, run_missing
+from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 MARGIN = 2.0
 """Points within which a mean counts as reproduced."""
 _MEASURES = {"last": "last epoch", "best": "best epoch by test", "at_best_validation": "at the best validation"}
-Finished = tuple[list[PaperVerdict], list[Path]]
-
-
-@dataclass(frozen=True)
-class GistTarget:
-    """A table of GIST's settings on one graph; has what `narrowcast reproduce` asks of a study."""
-
-    what: str
-    takes: str
-    name: str
-    cells: tuple[Cell, ...]
-    notes: tuple[str, ...]
-    source: str = "Distributed Graph Convolutional Networks with Independent Subnet Training, tables 2 and 3"
-
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
-        """Return the rows of the CSV files of both folders, after running what they lack for so many seconds."""
-        del at_once
-        file, began = f"{self.name}.csv", time.monotonic()
-        done = {**read(results / file), **read(output / file)}
-        if seconds:
-            for line in run_missing(output / file, self.cells, done):
-                print(line, flush=True)
-                if time.monotonic() - began >= seconds:
-                    break
-        return {**done, **read(output / file)}
-
-    def finish(self, rows: Any, path: Path) -> Finished:
-        """Return the verdicts, and draw them."""
-        verdicts = judge_gist(self.cells, rows)
-        if not verdicts:
-            return [], []
-        plot_gist(self.what, self.cells, rows, png := path.with_suffix(".png"))
-        return verdicts, [png]
 
 
 def judge_gist(cells: Sequence[Cell], rows: Rows) -> list[PaperVerdict]:
@@ -101,12 +66,25 @@ _NOTES = (
     "Test at its best epoch selects on the test set, as the report does; beside it stand the last epoch and the epoch "
     "of the best validation. The report takes the best learning rate of a table; here each has the one that is named.",
 )
-GIST_CORA = GistTarget(
-    "GIST on Cora: sub-networks of a GCN", f"{len(CORA)} settings of {SEEDS} seeds, 20 min", "gist-cora", CORA, _NOTES
-)
-GIST_CITESEER = GistTarget(
+
+
+def _target(what: str, name: str, cells: tuple[Cell, ...], notes: tuple[str, ...]) -> MeasuredTarget:
+    return MeasuredTarget(
+        what,
+        f"{len(cells)} settings of {SEEDS} seeds, 20 min",
+        f"{name}.csv",
+        lambda paths: read(*paths),
+        lambda path, done: run_missing(path, cells, done),
+        lambda rows: judge_gist(cells, rows),
+        lambda rows, path: plot_gist(what, cells, rows, path),
+        notes,
+        "Distributed Graph Convolutional Networks with Independent Subnet Training, tables 2 and 3",
+    )
+
+
+GIST_CORA = _target("GIST on Cora: sub-networks of a GCN", "gist-cora", CORA, _NOTES)
+GIST_CITESEER = _target(
     "GIST on CiteSeer: the trend alone",
-    f"{len(CITESEER)} settings of {SEEDS} seeds, 20 min",
     "gist-citeseer",
     CITESEER,
     (*_NOTES, "The report's means are no multiples of a 5000th, so that its split or number of runs is another."),

@@ -2,8 +2,6 @@
 
 The linear program of Biswas and Ye has absolute errors of squared distances, `lifted_stress` their squares. An error is
 a diagonal entry, |row|^2 of V, which stays zero once its row is: noise leaves such points.
-
-python -m narrowcast.reproduce.localisation_runs --output FILE.csv
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
@@ -24,7 +21,7 @@ from narrowcast.algorithms.sdp.sensor_localisation import SensorLocalisation
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, FloatArray
-from narrowcast.reproduce.csv_lines import append_lines, read_lines
+from narrowcast.reproduce.csv_lines import append_lines
 
 SENSORS, ANCHORS, SEEDS = 25, 6, 5
 NOISES, RANGES = (0.0, 0.05, 0.2), (0.4, 0.55)
@@ -132,15 +129,3 @@ def solve_missing(output: Path, done: list[Row]) -> Iterator[str]:
         append_lines(output, COLUMNS, rows)
         done += rows
         yield f"noise {noise:g}, range {radio_range:g}, seed {seed}: RMSE {rows[0]['position_rmse']:.4f}"
-
-
-@click.command()
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="CSV file, which is gone on with")
-def main(output: Path) -> None:
-    """Run the solves that the file lacks."""
-    for line in solve_missing(output, read_lines(output)):
-        click.echo(line)
-
-
-if __name__ == "__main__":
-    main()

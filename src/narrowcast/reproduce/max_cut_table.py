@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
 from narrowcast.reproduce.max_cut_runs import GRAPHS, MOMENTA, SELECTIONS, Rows, read, solve_missing
+from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 FILE = "sdp-gset.csv"
@@ -33,37 +31,6 @@ C_CODE: Mapping[tuple[str, str], str] = {
 }
 """The authors' code in C until a sweep gains less than 1e-5 in four times the cut, on a machine without other work."""
 _METHODS = (*MOMENTA, *SELECTIONS)
-Finished = tuple[list[PaperVerdict], list[Path]]
-
-
-@dataclass(frozen=True)
-class MaxCutTarget:
-    """A table of timed solves of Gset; has what `narrowcast reproduce` asks of a study."""
-
-    what: str
-    takes: str
-    notes: tuple[str, ...]
-    source: str
-
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
-        """Return the rows of both folders' files, after running what they lack for so many seconds, one at a time."""
-        del at_once
-        began = time.monotonic()
-        if seconds:
-            for line in solve_missing(
-                output / FILE, read(results / FILE, output / FILE), lambda case, _: case in GRAPHS
-            ):
-                print(line, flush=True)
-                if time.monotonic() - began >= seconds:
-                    break
-        return read(results / FILE, output / FILE)
-
-    def finish(self, rows: Any, path: Path) -> Finished:
-        """Return the verdicts and the plot; both are empty without rows."""
-        if not (verdicts := judge_gset(rows)):
-            return [], []
-        plot_gset(rows, png := path.with_suffix(".png"))
-        return verdicts, [png]
 
 
 def judge_gset(rows: Rows) -> list[PaperVerdict]:
@@ -168,9 +135,14 @@ def plot_gset(rows: Rows, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-GSET = MaxCutTarget(
+GSET = MeasuredTarget(
     "MAXCUT relaxations of five graphs of Gset: sweeps and processor seconds to a proved gap of 1e-6, and cuts",
     "150 solves, 20 min",
+    FILE,
+    lambda paths: read(*paths),
+    lambda path, done: solve_missing(path, done, lambda case, _: case in GRAPHS),
+    judge_gset,
+    plot_gset,
     (
         "Seconds: processor time of start and sweeps, one thread, median over seeds; proofs are not in it. "
         "Paper: optima of the literature; the authors' code in C, which ends at another rule, without proof, on a "

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
 from narrowcast.reproduce.csv_lines import Lines, read_lines
 from narrowcast.reproduce.max_cut_runs import GRAPHS, SEEDS, TORUS, TORUS_METHODS, Rows, read, solve_missing
 from narrowcast.reproduce.max_cut_table import FILE
+from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.mixing_rates import (
     CURVES,
     CURVES_FILE,
@@ -30,7 +29,6 @@ _TORUS_IN_C: Mapping[str, str] = {
     "Mixing++ 0.495": "724 sweeps",
 }
 """The authors' code on G67, another such torus, until a sweep gains less than 1e-5 in four times the cut."""
-Finished = tuple[list[PaperVerdict], list[Path]]
 
 
 class Convergence(NamedTuple):
@@ -41,42 +39,22 @@ class Convergence(NamedTuple):
     curves: Lines
 
 
-@dataclass(frozen=True)
-class MixingRatesTarget:
-    """Sweeps, rates and curves of the Mixing method; has what `narrowcast reproduce` asks of a study."""
+def read_convergence(paths: Sequence[Path]) -> Convergence:
+    """Return what is in these files of rates, and in those of curves and solves beside them."""
+    folders = [path.parent for path in paths]
+    curves = read_lines(*(folder / CURVES_FILE for folder in folders))
+    return Convergence(read(*(folder / FILE for folder in folders)), read_lines(*paths), curves)
 
-    what: str
-    takes: str
-    notes: tuple[str, ...]
-    source: str
 
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
-        """Return what is in the files of both folders, after measuring what they lack for so many seconds."""
-        del at_once
-        began = time.monotonic()
-        if seconds:
-            done = self._read(results, output)
-            for lines in (
-                measure_missing(output, done.rates, done.curves),
-                solve_missing(output / FILE, done.solves, lambda _, name: name in TORUS_METHODS),
-            ):
-                for line in lines:
-                    print(line, flush=True)
-                    if time.monotonic() - began >= seconds:
-                        break
-        return self._read(results, output)
+def measure_convergence(path: Path, done: Convergence) -> Iterator[str]:
+    """Measure the rates, curves and solves that are missing, and yield a line of each."""
+    yield from measure_missing(path.parent, done.rates, done.curves)
+    yield from solve_missing(path.parent / FILE, done.solves, lambda _, name: name in TORUS_METHODS)
 
-    def _read(self, results: Path, output: Path) -> Convergence:
-        folders = list(dict.fromkeys([results, output]))
-        rates, curves = (read_lines(*(folder / name for folder in folders)) for name in (RATES_FILE, CURVES_FILE))
-        return Convergence(read(*(folder / FILE for folder in folders)), rates, curves)
 
-    def finish(self, rows: Any, path: Path) -> Finished:
-        """Return the verdicts and the plot; both are empty without rows."""
-        if not (verdicts := [*judge_sweeps(rows.solves), *judge_rates(rows.rates)]):
-            return [], []
-        plot_curves(rows.curves, png := path.with_suffix(".png"))
-        return verdicts, [png]
+def judge_convergence(found: Convergence) -> list[PaperVerdict]:
+    """Return the rows of sweeps and of rates."""
+    return [*judge_sweeps(found.solves), *judge_rates(found.rates)]
 
 
 def judge_sweeps(solves: Rows) -> list[PaperVerdict]:
@@ -141,9 +119,14 @@ def plot_curves(curves: Lines, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-MIXING_RATES = MixingRatesTarget(
+MIXING_RATES = MeasuredTarget(
     "the Mixing method with and without momentum: sweeps to a proved gap, and the linear rate beside theory",
     "45 solves, 15 min",
+    RATES_FILE,
+    read_convergence,
+    measure_convergence,
+    judge_convergence,
+    lambda found, path: plot_curves(found.curves, path),
     (
         "Paper: of rates, the spectral radius of the derivative of a sweep at the solution, which is Gauss-Seidel or "
         "overrelaxation by 1 / (1 - momentum) on the Hessian; of sweeps, the authors' code in C on G67, which ends at "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,46 +16,13 @@ from narrowcast.reproduce import frank_wolfe_runs, localisation_runs
 from narrowcast.reproduce.csv_lines import read_lines
 from narrowcast.reproduce.frank_wolfe_runs import DATA, EXACT, IN_FACE, METHODS, PLAIN, TUNING_SEED, methods_of
 from narrowcast.reproduce.localisation_runs import NOISES, PROGRAM, RANGES, RELAXED
+from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.significance import compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
 
 Row = Mapping[str, Any]
-Finished = tuple[list[PaperVerdict], list[Path]]
 _FROM = 10
 """First iteration that the slope of a gap is measured from."""
-
-
-@dataclass(frozen=True)
-class SolveStudy:
-    """A table of solves with a CSV file of their own; has what `narrowcast reproduce` asks of a study."""
-
-    what: str
-    takes: str
-    file: str
-    read: Callable[[Path], list[Any]]
-    solve_missing: Callable[[Path, list[Any]], Iterator[str]]
-    judge: Callable[[Sequence[Row]], list[PaperVerdict]]
-    plot: Callable[[Sequence[Row], Path], None]
-    notes: tuple[str, ...]
-    source: str
-
-    def rows(self, results: Path, output: Path, at_once: int, seconds: float) -> Any:
-        """Return the rows in the CSV files of both folders, after running what they lack for so many seconds."""
-        del at_once
-        began, done = time.monotonic(), [*self.read(results / self.file), *self.read(output / self.file)]
-        if seconds:
-            for line in self.solve_missing(output / self.file, done):
-                print(line, flush=True)
-                if time.monotonic() - began >= seconds:
-                    break
-        return done
-
-    def finish(self, rows: Any, path: Path) -> Finished:
-        """Return the verdicts and the plot, none of either without rows."""
-        if not (verdicts := self.judge(rows)):
-            return [], []
-        self.plot(rows, png := path.with_suffix(".png"))
-        return verdicts, [png]
 
 
 def curves_of(rows: Sequence[Row], data: str, method: str) -> dict[int, list[Row]]:
@@ -225,12 +190,12 @@ def plot_localisation(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-SDP_COMPLETION = SolveStudy(
+SDP_COMPLETION = MeasuredTarget(
     "Frank-Wolfe over a nuclear-norm ball: slope of the gap, rank by iteration, error beside Soft-Impute, ALS and the "
     "semidefinite program of least nuclear norm",
     "105 solves, 15 min",
     "sdp-completion.csv",
-    read_lines,
+    lambda paths: read_lines(*paths),
     frank_wolfe_runs.solve_missing,
     judge_completion,
     plot_completion,
@@ -243,11 +208,11 @@ SDP_COMPLETION = SolveStudy(
     ),
     "Hazan, LATIN 2008; Freund, Grigas and Mazumder, SIAM J. Optim. 27(1), 2017",
 )
-SDP_LOCALISATION = SolveStudy(
+SDP_LOCALISATION = MeasuredTarget(
     "sensor localisation by two certified relaxations, beside local minimisation and MDS, by noise and radio range",
     "180 solves, 10 min",
     "sdp-localisation.csv",
-    read_lines,
+    lambda paths: read_lines(*paths),
     localisation_runs.solve_missing,
     judge_localisation,
     plot_localisation,

@@ -10,8 +10,8 @@ from narrowcast.reproduce import fedma_networks, heterofl_mnist, total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.channel_table import ChannelTable
-from narrowcast.reproduce.cohort_split_study import COHORT_SPLIT, CohortSplitTarget
-from narrowcast.reproduce.completion_table import COMPLETION, COMPLETION_REPORT, CompletionTarget
+from narrowcast.reproduce.cohort_split_study import COHORT_SPLIT
+from narrowcast.reproduce.completion_table import COMPLETION, COMPLETION_REPORT
 from narrowcast.reproduce.decay_table import judge_decay, plot_decay
 from narrowcast.reproduce.fedma_networks_table import judge_networks, plot_networks
 from narrowcast.reproduce.fedma_table import judge_controls, plot_controls
@@ -20,7 +20,7 @@ from narrowcast.reproduce.fedmavg_table import judge_clusters, judge_items, plot
 from narrowcast.reproduce.fedmd_table import judge_distillation, plot_distillation
 from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.frontier import judge_frontier, judge_tuning, plot_frontier
-from narrowcast.reproduce.gist_table import GIST_CITESEER, GIST_CORA, GistTarget
+from narrowcast.reproduce.gist_table import GIST_CITESEER, GIST_CORA
 from narrowcast.reproduce.heterofl_table import judge_slices, plot_slices
 from narrowcast.reproduce.long_runs import Queue, work
 from narrowcast.reproduce.long_studies import (
@@ -31,14 +31,15 @@ from narrowcast.reproduce.long_studies import (
     others,
     tested,
 )
-from narrowcast.reproduce.max_cut_table import GSET, MaxCutTarget
+from narrowcast.reproduce.max_cut_table import GSET
+from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, Comparison
 from narrowcast.reproduce.method_table import judge_methods, plot_methods
-from narrowcast.reproduce.mixing_rates_table import MIXING_RATES, MixingRatesTarget
+from narrowcast.reproduce.mixing_rates_table import MIXING_RATES
 from narrowcast.reproduce.qffl_table import judge_fairness, plot_fairness
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
-from narrowcast.reproduce.sdp_tables import SDP_COMPLETION, SDP_LOCALISATION, SolveStudy
+from narrowcast.reproduce.sdp_tables import SDP_COMPLETION, SDP_LOCALISATION
 from narrowcast.reproduce.sfmf_table import judge_sfmf
 from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.total_traffic import Traffic
@@ -207,10 +208,7 @@ def _others(rows: Rows, path: Path) -> Finished:
     ], []
 
 
-STUDY_TARGETS: Mapping[
-    str,
-    StudyTarget | CompletionTarget | CohortSplitTarget | MaxCutTarget | MixingRatesTarget | GistTarget | SolveStudy,
-] = {
+STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
     "tuning-ml1m": _tuning("ml1m", "112 runs, 2 h"),
     "tuning-mnist": _tuning("mnist", "105 runs, 1 h"),
     "frontier-ml1m": _frontier("ml1m", "about 280 runs, 4 h"),
