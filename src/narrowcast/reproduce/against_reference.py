@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.results_csv import COUNTS, unpacked_hits
 from narrowcast.reproduce.significance import bootstrap_over_users, compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
@@ -12,6 +13,8 @@ from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
 Runs = Sequence[Mapping[str, Any]]
 """The results of one setting, by seed."""
 Key = TypeVar("Key")
+Values = Sequence[float] | FloatArray
+"""A value for each seed."""
 
 
 def accuracies(runs: Runs, metric: str) -> tuple[float, ...]:
@@ -38,6 +41,18 @@ def against(every: Mapping[Key, Runs], reference: Runs, metric: str, users: int 
         words = [describe(test, p_level, p_zero, len(theirs)), _over_users(every[key], reference, users)]
         said[key] = f"{test.interval.mean:+.2f}", ", ".join(filter(None, words))
     return said
+
+
+def paired_differences(pairs: Sequence[tuple[str, Values, Values]]) -> list[PaperVerdict]:
+    """Return the first less the second of each named pair, by seed; p values are corrected over all pairs."""
+    tests = [compare_paired(ours, theirs) for _, ours, theirs in pairs]
+    level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
+    verdicts = []
+    for (what, ours, theirs), test, p_level, p_zero in zip(pairs, tests, level, zero, strict=True):
+        each = tuple(float(one - other) for one, other in zip(ours, theirs, strict=True))
+        said = describe(test, p_level, p_zero, len(each))
+        verdicts.append(PaperVerdict(what, "", mean_and_spread(each), said, f"{test.interval.mean:+.2f}", each))
+    return verdicts
 
 
 def compared_with_first(runs: Mapping[str, Runs], metric: str, dense_bits: int | None = None) -> list[PaperVerdict]:

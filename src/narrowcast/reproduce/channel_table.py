@@ -12,9 +12,9 @@ import numpy as np
 from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.platform.tracking.run_plots import BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.types import FloatArray
+from narrowcast.reproduce.against_reference import paired_differences
 from narrowcast.reproduce.channel_ablation import PERFECT, Ablation, Cell
-from narrowcast.reproduce.significance import compare_paired, holm
-from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 CellResults = Mapping[Cell, Sequence[Mapping[str, Any]]]
 """The results of the seeds of each cell, in the order of the seeds."""
@@ -45,14 +45,10 @@ class ChannelTable:
             )
             for cell in self._cells
         ]
-        pairs = list(self._pairs())
-        tests = [compare_paired(ours, theirs) for _, ours, theirs in pairs]
-        level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
-        for (what, ours, theirs), test, p_level, p_zero in zip(pairs, tests, level, zero, strict=True):
-            difference = tuple((ours - theirs).tolist())
-            verdict = describe(test, p_level, p_zero, len(ours)).replace("off by", "differs by")
-            rows.append(PaperVerdict(what, "", mean_and_spread(difference), verdict, by_seed=difference))
-        return rows
+        differences = paired_differences(list(self._pairs()))
+        return rows + [
+            replace(each, difference="", verdict=each.verdict.replace("off by", "differs by")) for each in differences
+        ]
 
     def plot(self, path: Path) -> None:
         """Plot the accuracy of each cell, a line for each band, and the accuracy against the bits of the same cells."""

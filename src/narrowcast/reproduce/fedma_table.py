@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLUE, ORANGE, new_figure
-from narrowcast.reproduce.against_reference import Runs, accuracies
+from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.reproduce.against_reference import Runs, accuracies, paired_differences
 from narrowcast.reproduce.fedma_digits import CELLS, INITIAL, METHODS, PAIRS, SEEDS, DigitsCell
 from narrowcast.reproduce.long_studies import finished
 from narrowcast.reproduce.results_csv import Rows
-from narrowcast.reproduce.significance import compare_paired, holm
-from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+from narrowcast.reproduce.seed_means import draw_groups
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 
 def digits_runs(rows: Rows) -> dict[DigitsCell, Runs]:
@@ -33,14 +32,12 @@ def judge_controls(rows: Rows) -> list[PaperVerdict]:
         for first, second in ((DigitsCell(a, initial), DigitsCell(b, initial)) for a, b in PAIRS)
         if first in ours and second in ours
     ]
-    tests = [compare_paired(ours[first], ours[second]) for first, second in pairs]
-    level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
-    for (first, second), test, p_level, p_zero in zip(pairs, tests, level, zero, strict=True):
-        what = f"{first.method} less {second.method}, {INITIAL[first.initial]}"
-        each = tuple(a - b for a, b in zip(ours[first], ours[second], strict=True))
-        said = describe(test, p_level, p_zero, len(each))
-        verdicts.append(PaperVerdict(what, "", mean_and_spread(each), said, f"{test.interval.mean:+.2f}", each))
-    return verdicts
+    return verdicts + paired_differences(
+        [
+            (f"{first.method} less {second.method}, {INITIAL[first.initial]}", ours[first], ours[second])
+            for first, second in pairs
+        ]
+    )
 
 
 def _beside(cell: DigitsCell, values: tuple[float, ...]) -> PaperVerdict:
@@ -53,23 +50,15 @@ def _beside(cell: DigitsCell, values: tuple[float, ...]) -> PaperVerdict:
 
 def plot_controls(rows: Rows, path: Path) -> None:
     """Plot the accuracy of each method from both kinds of starts."""
-    runs: Mapping[DigitsCell, Runs] = digits_runs(rows)
+    runs = digits_runs(rows)
     figure, (axes,) = new_figure("FedMA on digits, and its controls", panels=1)
-    names = list(METHODS)[::-1]
-    for shift, (initial, colour) in zip((0.12, -0.12), zip(INITIAL, (BLUE, ORANGE), strict=True), strict=True):
-        cells = [cell for cell in runs if cell.initial == initial]
-        for cell in cells:
-            values = accuracies(runs[cell], "accuracy")
-            axes.errorbar(
-                np.mean(values),
-                names.index(cell.method) + shift,
-                xerr=np.std(values, ddof=1),
-                fmt="o",
-                color=colour,
-                capsize=3,
-                label=INITIAL[initial] if cell is cells[0] else None,
-            )
-    axes.set_yticks(range(len(names)), names)
+    groups = {
+        INITIAL[initial]: {
+            cell.method: accuracies(each, "accuracy") for cell, each in runs.items() if cell.initial == initial
+        }
+        for initial in INITIAL
+    }
+    draw_groups(axes, list(METHODS), groups)
     axes.set(xlabel="test accuracy (%) of five seeds")
     axes.legend(frameon=False, loc="lower left")
     figure.savefig(path, dpi=100)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.platform.tracking.run_plots import BLUE, ORANGE, new_figure
-from narrowcast.reproduce.against_reference import Runs, accuracies
+from narrowcast.platform.tracking.run_plots import new_figure
+from narrowcast.reproduce.against_reference import Runs, accuracies, paired_differences
 from narrowcast.reproduce.fedmd_digits import CELLS, METHODS, PAIRS, PARTITIONS, SEEDS, DistilledCell
 from narrowcast.reproduce.long_studies import finished
 from narrowcast.reproduce.results_csv import Rows
-from narrowcast.reproduce.significance import compare_paired, holm
-from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+from narrowcast.reproduce.seed_means import draw_groups
+from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
 
 MEASURED = "accuracy.mean"
 
@@ -37,14 +37,12 @@ def judge_distillation(rows: Rows) -> list[PaperVerdict]:
         for first, second in ((DistilledCell(a, partition), DistilledCell(b, partition)) for a, b in PAIRS)
         if first in ours and second in ours
     ]
-    tests = [compare_paired(ours[first], ours[second]) for first, second in pairs]
-    level, zero = (holm([getattr(test, name) for test in tests]) for name in ("p_level", "p_zero"))
-    for (first, second), test, p_level, p_zero in zip(pairs, tests, level, zero, strict=True):
-        what = f"{first.method} less {second.method}, {PARTITIONS[first.partition][1]}"
-        each = tuple(a - b for a, b in zip(ours[first], ours[second], strict=True))
-        said = describe(test, p_level, p_zero, len(each))
-        verdicts.append(PaperVerdict(what, "", mean_and_spread(each), said, f"{test.interval.mean:+.2f}", each))
-    return verdicts
+    return verdicts + paired_differences(
+        [
+            (f"{first.method} less {second.method}, {PARTITIONS[first.partition][1]}", ours[first], ours[second])
+            for first, second in pairs
+        ]
+    )
 
 
 def _traffic(cell: DistilledCell, runs: Runs) -> str:
@@ -58,21 +56,13 @@ def plot_distillation(rows: Rows, path: Path) -> None:
     """Plot the clients' mean accuracy of each method on both partitions."""
     runs = distilled_runs(rows)
     figure, (axes,) = new_figure("FedMD on digits, and its controls", panels=1)
-    names = list(METHODS)[::-1]
-    for shift, (partition, colour) in zip((0.12, -0.12), zip(PARTITIONS, (BLUE, ORANGE), strict=True), strict=True):
-        cells = [cell for cell in runs if cell.partition == partition]
-        for cell in cells:
-            values = accuracies(runs[cell], MEASURED)
-            axes.errorbar(
-                np.mean(values),
-                names.index(cell.method) + shift,
-                xerr=np.std(values, ddof=1),
-                fmt="o",
-                color=colour,
-                capsize=3,
-                label=PARTITIONS[partition][1] if cell is cells[0] else None,
-            )
-    axes.set_yticks(range(len(names)), names)
+    groups = {
+        PARTITIONS[partition][1]: {
+            cell.method: accuracies(each, MEASURED) for cell, each in runs.items() if cell.partition == partition
+        }
+        for partition in PARTITIONS
+    }
+    draw_groups(axes, list(METHODS), groups)
     axes.set(xlabel="mean test accuracy of ten clients (%), five seeds")
     axes.legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=100)
