@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
-from narrowcast.platform.data.npz import UNREADABLE
-from narrowcast.platform.data.own_files import located, readable
+from narrowcast.platform.data.npz_arrays import npz_arrays
+from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.rating_table import PARQUET, read_rating_table
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
@@ -86,13 +85,7 @@ class EntryCompletion(BaseModel):
 
 
 def _npz(path: Path) -> list[NDArray[Any]]:
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: is no .npz file; write row, column and value with numpy.savez")
-    with (
-        readable(path, UNREADABLE, "write it anew with numpy.savez"),
-        path.open("rb") as file,
-        np.load(file, allow_pickle=False) as arrays,
-    ):
+    with npz_arrays(path, "row, column and value") as arrays:
         if missing := [name for name in _NAMES if name not in arrays.files]:
             there = ", ".join(arrays.files) or "nothing"
             raise UserError(f"{path}: has no array {missing[0]}, only {there}; write row, column and value")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +11,8 @@ from pydantic import Field
 
 from narrowcast.platform.data.graph_source import GraphSource
 from narrowcast.platform.data.node_graph import NodeGraph
-from narrowcast.platform.data.npz import UNREADABLE
-from narrowcast.platform.data.own_files import located, readable
+from narrowcast.platform.data.npz_arrays import npz_arrays
+from narrowcast.platform.data.own_files import located
 from narrowcast.platform.errors import UserError
 
 _SPLITS = ("train", "validation", "test")
@@ -35,13 +34,7 @@ class GraphNPZ(GraphSource):
     def load(self) -> NodeGraph:
         """Return the graph; raise `UserError` if an array is missing or malformed, or an edge has no node."""
         path = located(self.path, "path")
-        if not zipfile.is_zipfile(path):
-            raise UserError(f"{path}: is no .npz file; write the arrays with numpy.savez")
-        with (
-            readable(path, UNREADABLE, "write it anew with numpy.savez"),
-            path.open("rb") as file,
-            np.load(file, allow_pickle=False) as arrays,
-        ):
+        with npz_arrays(path, "the arrays") as arrays:
             found = {name: _array(path, arrays, name) for name in _DIMENSIONS}
         if found["edges"].shape[1] != 2 or len(found["features"]) != len(found["labels"]) or not found["features"].size:
             raise UserError(

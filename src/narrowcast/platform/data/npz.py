@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from narrowcast.platform.data.own_files import located, readable
+from narrowcast.platform.data.npz_arrays import npz_arrays
+from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.own_samples import (
     TEST,
     TRAIN,
@@ -22,12 +20,6 @@ from narrowcast.platform.data.own_samples import (
 )
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-
-UNREADABLE = (
-    OSError, ValueError, EOFError, LookupError, RuntimeError, MemoryError, OverflowError, zipfile.BadZipFile,
-    zlib.error, struct.error,
-)  # fmt: skip
-"""Errors of NumPy and zipfile on damaged, encrypted or newer files, of which NotImplementedError is a RuntimeError."""
 
 
 class NPZ(OwnSamples):
@@ -51,13 +43,7 @@ class NPZ(OwnSamples):
     def load(self) -> Samples:
         """Return the samples partitioned across clients; raise `UserError` if an array is missing or malformed."""
         path = located(self.path, "path")
-        if not zipfile.is_zipfile(path):
-            raise UserError(f"{path}: is no .npz file; write features and labels with numpy.savez")
-        with (
-            readable(path, UNREADABLE, "write it anew with numpy.savez"),
-            path.open("rb") as file,
-            np.load(file, allow_pickle=False) as arrays,
-        ):
+        with npz_arrays(path, "features and labels") as arrays:
             parts = self._parts(path, arrays)
         return self._samples(path.stem, str(path), parts)
 
