@@ -40,16 +40,17 @@ operations = [(each.kind, str(each.target or each.path)) for each in disk.operat
 def test_the_system_calls_of_a_run_are_its_recorded_operations(tmp_path: Path) -> None:
     fixtures, log, folder = Path(__file__).parents[1] / "fixtures", tmp_path / "calls", tmp_path / "run"
     command = [sys.executable, "-W", "ignore", "-c", RUN, str(fixtures), str(tmp_path)]
-    strace = ["strace", "-f", "-y", "-qq", "--seccomp-bpf", "-s", "1", "-e", TRACE, "-o", str(log)]
+    strace = ["strace", "-ff", "-y", "-qq", "--seccomp-bpf", "-s", "1", "-e", TRACE, "-o", str(log)]
     subprocess.run([*strace, *command], check=True, capture_output=True)
     operations = json.loads((tmp_path / "operations.json").read_text())
     done, called = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for kind, path in operations:
         if Path(path).is_relative_to(folder):
             done["write" if kind in WRITES else kind, path] += 1
-    for line in log.read_text().splitlines():
-        if (found := re.search(r"(\w+)\((.*)(?:\) = \d| <unfinished)", line)) is None:
-            continue  # a call that failed, or the end of one during which another thread called
+    # A file for each thread, so that a call during which another thread calls is one line, with its result.
+    for line in (line for file in tmp_path.glob("calls.*") for line in file.read_text().splitlines()):
+        if (found := re.search(r"(\w+)\((.*)\) += \d", line)) is None:
+            continue  # a call that failed
         name, words = found.groups()
         open_files, names = re.findall(r"<(/[^>]*)>", words), re.findall(r'"(/[^"]*)"', words)
         paths = open_files[:1] if name in WRITES or "sync" in name else names

@@ -143,7 +143,7 @@ def _in_turn(plans: Sequence[Plan]) -> Plan:
 
 def _decay(rounds: int) -> Plan:
     name = "decay-ml1m" if rounds == decay.ROUNDS[0] else f"decay-ml1m-{rounds}"
-    return _cells(name, decay.cells(rounds), decay.RATES, DECAY_SEEDS[rounds])
+    return _in_turn([_cells(name, cells, decay.RATES, DECAY_SEEDS[rounds]) for cells in decay.groups(rounds)])
 
 
 def _total(traffic: Traffic) -> Plan:
