@@ -10,7 +10,7 @@ import pytest
 from narrowcast.algorithms.sdp.weighted_graph import WeightedGraph, random_graph, read_graph, torus
 from narrowcast.platform.errors import UserError
 
-TRIANGLE = "4 3\n1 2 1\n2 3 -2.5\n1 3\n"
+TRIANGLE = "4 3\n1 2 1\n2 3 -2.5\n1 3 1\n"
 
 
 def dense(graph: WeightedGraph) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -21,7 +21,7 @@ def dense(graph: WeightedGraph) -> np.ndarray[tuple[int, int], np.dtype[np.float
     return whole
 
 
-def test_a_file_is_read_with_isolated_vertices_and_weights_left_out(tmp_path: Path) -> None:
+def test_a_file_is_read_with_isolated_vertices(tmp_path: Path) -> None:
     (tmp_path / "g").write_text(TRIANGLE)
     graph = read_graph(tmp_path / "g")
     wanted = [[0, 1, 1, 0], [1, 0, -2.5, 0], [1, -2.5, 0, 0], [0, 0, 0, 0]]
@@ -29,9 +29,14 @@ def test_a_file_is_read_with_isolated_vertices_and_weights_left_out(tmp_path: Pa
     assert (graph.vertices, graph.edges, graph.total) == (4, 3, -0.5)
 
 
+def test_weights_that_no_line_has_are_one(tmp_path: Path) -> None:
+    (tmp_path / "g").write_text("3 2\n1 2\n3 2\n")
+    assert dense(read_graph(tmp_path / "g")).tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+
+
 def test_the_order_of_edges_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "one").write_text(TRIANGLE)
-    (tmp_path / "other").write_text("4 3\n3 1\n1 2 1\n3 2 -2.5\n")
+    (tmp_path / "other").write_text("4 3\n3 1 1\n1 2 1\n3 2 -2.5\n")
     assert read_graph(tmp_path / "one").digest == read_graph(tmp_path / "other").digest
 
 
@@ -43,6 +48,9 @@ def test_the_order_of_edges_does_not_matter(tmp_path: Path) -> None:
         ("3 2\n1 2 1\n", "has 1 edges, but its first line says 2; is the file cut off"),
         ("3 1\n1 2 1\n2 3 1\n", "has 2 edges, but its first line says 1"),
         ("3 0\n", "no edges"),
+        ("3 2\n1 2 0\n2 3 0\n", "no edges of a weight other than 0"),
+        ("3 2\n1 2 -1\n2 3", "edge 2 is '2 3'; is the file cut off?"),
+        ("3 2\n1 2\n2 3 5\n", "edge 2 is '2 3 5'"),
         ("0 0\n", "has 0 vertices"),
         ("3 1\n1 4 1\n", "vertices are numbered from 1 to 3"),
         ("3 1\n0 2 1\n", "edge 1 has the first vertex 0"),

@@ -19,7 +19,6 @@ from narrowcast.platform.types import Arrays, FloatArray
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-    from scipy.sparse.linalg import LinearOperator
 
 LOWER_IS_BETTER = ("objective", "infeasibility", "gap", "rank")
 """Metrics of `SemidefiniteProgram` of which the lower value is better."""
@@ -105,12 +104,6 @@ class SemidefiniteProgram:
         from scipy.sparse import csr_array
 
         return csr_array(self.cost - self.constraints.adjoint(dual))
-
-    def slack_operator(self, dual: FloatArray) -> LinearOperator:
-        """Return `slack` as an operator, for eigensolvers."""
-        from scipy.sparse.linalg import aslinearoperator
-
-        return aslinearoperator(self.slack(dual))
 
     def bound(self, dual: FloatArray) -> float:
         """Return a lower bound on the objective of every feasible X, as y = `dual` [m] proves it.

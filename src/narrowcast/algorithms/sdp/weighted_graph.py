@@ -54,8 +54,8 @@ def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArra
 
     Shapes: first, second and weight [m].
     """
-    if not len(first):
-        raise UserError("the graph has no edges, so that every cut is 0; give one with edges")
+    if not weight.any():
+        raise UserError("the graph has no edges of a weight other than 0, so that every cut is 0; give one with edges")
     for name, ends in (("first", first), ("second", second)):
         if len(wrong := np.flatnonzero((ends < 0) | (ends >= vertices))):
             place = int(wrong[0])
@@ -84,8 +84,11 @@ def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArra
 
 
 def read_graph(path: Path) -> WeightedGraph:
-    """Return the graph of a file in the format of Gset: a line `n m`, then m lines `i j weight`, numbered from 1."""
-    advice = 'give a line "n m", then a line "i j weight" for each edge'
+    """Return the graph of a file in the format of Gset: a line `n m`, then m lines `i j weight`, numbered from 1.
+
+    All weights are 1 if no line has one.
+    """
+    advice = 'give a line "n m", then a line "i j weight", or "i j", for each edge'
     with readable(path, (OSError, UnicodeDecodeError, ValueError), advice), path.open() as file:
         header = file.readline().split()
         if len(header) != 2 or not all(each.isdecimal() for each in header):
@@ -97,8 +100,9 @@ def read_graph(path: Path) -> WeightedGraph:
         if len(rows) != edges:
             raise UserError(f"{path}: has {len(rows)} edges, but its first line says {edges}; is the file cut off?")
         for place, row in enumerate(rows):
-            if len(row) not in (2, 3):
-                raise UserError(f"{path}: edge {place + 1} is {' '.join(row)[:60]!r}; {advice}")
+            if len(row) not in (2, 3) or len(row) != len(rows[0]):
+                reason = "; is the file cut off?" if place == edges - 1 else ""
+                raise UserError(f"{path}: edge {place + 1} is {' '.join(row)[:60]!r}{reason}; {advice}")
         ends = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2) - 1
         weight = np.array([row[2] if len(row) == 3 else 1 for row in rows], dtype=np.float64)
     try:
