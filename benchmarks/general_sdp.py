@@ -1,11 +1,12 @@
 """Semidefinite programs by general solvers, Clarabel and SCS, beside the method of Burer and Monteiro and Mixing.
 
 Objectives are those of <C, X>, seconds are CPU time of one thread from the loaded problem on, after a small problem. A
-general solver gets the dual, max <b, y> with C - A*(y) >= 0, which has m variables; X is the multiplier of the cone.
+general solver gets the dual, max <b, y> with C - A*(y) >= 0, which has m variables; X is the multiplier of the cone. At
+the end of `--seconds` it is asked for what it has, which a long iteration may delay.
 `--cases` names random graphs `vertices:edges` for MAXCUT, graphs of Gset, or files in the sparse format of SDPA.
 
     pip install clarabel scs
-    python benchmarks/general_sdp.py [--cases 50:150 100:300 G1] [--solvers clarabel scs ...] [--tolerance 1e-6]
+    python benchmarks/general_sdp.py [--cases 50:150 G1] [--solvers clarabel scs ...] [--tolerance 1e-6] [--seconds 200]
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ITERATIONS = 5000
 def main() -> None:
     arguments = _arguments()
     for name in arguments.solvers:
-        SOLVERS[name](load("6:9"), 1e-3)
+        SOLVERS[name](load("6:9"), 1e-3, arguments.seconds)
     rows = [] if not arguments.csv.exists() else list(csv.DictReader(arguments.csv.open()))
     for case in arguments.cases:
         problem = load(case)
@@ -45,7 +46,7 @@ def main() -> None:
             if name == "mixing" and program is problem:
                 continue
             began = time.process_time()
-            found = SOLVERS[name](problem, arguments.tolerance)
+            found = SOLVERS[name](problem, arguments.tolerance, arguments.seconds)
             seconds = time.process_time() - began
             row = {"case": label, "side": program.constraints.size, "constraints": program.constraints.count}
             row |= {"solver": name, **found, "cpu_seconds": f"{seconds:.2f}", "load": f"{os.getloadavg()[0]:.1f}"}
@@ -89,14 +90,14 @@ def cone_form(program: SemidefiniteProgram, lower: bool) -> tuple[csc_matrix, np
     return csc_matrix(hstack(columns)), offsets, -program.targets
 
 
-def by_clarabel(problem: Any, tolerance: float) -> Mapping[str, Any]:
+def by_clarabel(problem: Any, tolerance: float, seconds: float) -> Mapping[str, Any]:
     """Solve with the interior-point method of Clarabel."""
     import clarabel
 
     program = semidefinite_program_of(problem)
     matrix, offsets, linear = cone_form(program, lower=False)
     settings = clarabel.DefaultSettings()
-    settings.verbose, settings.max_threads = False, 1
+    settings.verbose, settings.max_threads, settings.time_limit = False, 1, seconds
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
     cones = [clarabel.PSDTriangleConeT(program.constraints.size)]
     nothing = csc_matrix((len(linear), len(linear)))
@@ -104,14 +105,15 @@ def by_clarabel(problem: Any, tolerance: float) -> Mapping[str, Any]:
     return measured(program, np.array(found.x), np.array(found.z), lower=False)
 
 
-def by_scs(problem: Any, tolerance: float) -> Mapping[str, Any]:
+def by_scs(problem: Any, tolerance: float, seconds: float) -> Mapping[str, Any]:
     """Solve with the operator splitting of SCS."""
     import scs
 
     program = semidefinite_program_of(problem)
     matrix, offsets, linear = cone_form(program, lower=True)
     data, cone = {"A": matrix, "b": offsets, "c": linear}, {"s": [program.constraints.size]}
-    solver = scs.SCS(data, cone, verbose=False, eps_abs=tolerance, eps_rel=tolerance, max_iters=100_000)
+    limits = {"max_iters": 100_000, "time_limit_secs": seconds}
+    solver = scs.SCS(data, cone, verbose=False, eps_abs=tolerance, eps_rel=tolerance, **limits)
     found = solver.solve()
     return measured(program, found["x"], found["y"], lower=True)
 
@@ -129,8 +131,9 @@ def measured(program: SemidefiniteProgram, dual: np.ndarray, triangle: np.ndarra
     return shown(program.measure({"vectors": vectors * np.sqrt(np.maximum(values, 0)), "dual": dual}))
 
 
-def by_burer_monteiro(problem: Any, tolerance: float) -> Mapping[str, Any]:
+def by_burer_monteiro(problem: Any, tolerance: float, seconds: float) -> Mapping[str, Any]:
     """Solve with `burer_monteiro`."""
+    del seconds
     solver = BurerMonteiro()
     state = solver.init(problem, 0)
     for _ in range(60):
@@ -140,8 +143,9 @@ def by_burer_monteiro(problem: Any, tolerance: float) -> Mapping[str, Any]:
     return shown(semidefinite_program_of(problem).measure(solver.answer(state)))
 
 
-def by_mixing(problem: Any, tolerance: float) -> Mapping[str, Any]:
+def by_mixing(problem: Any, tolerance: float, seconds: float) -> Mapping[str, Any]:
     """Solve with `mixing`; the dual point is that of its certificate."""
+    del seconds
     solver = Mixing(momentum="adaptive")
     state = solver.init(problem, 0)
     for _ in range(ITERATIONS):
@@ -166,6 +170,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=["50:150", "100:300"])
     parser.add_argument("--solvers", nargs="+", choices=SOLVERS, default=list(SOLVERS))
     parser.add_argument("--tolerance", type=float, default=1e-6)
+    parser.add_argument("--seconds", type=float, default=1e6, help="most seconds of a general solver")
     parser.add_argument("--csv", type=Path, default=CSV)
     return parser.parse_args()
 

@@ -8,6 +8,7 @@ as it takes caches and memory bandwidth. Kernels are compiled before it starts.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +19,9 @@ from typing import Any
 import click
 import numpy as np
 
+from narrowcast.algorithms.sdp.burer_monteiro import BurerMonteiro
 from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
-from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
+from narrowcast.algorithms.sdp.max_cut_problem import MaxCut, unit_vectors
 from narrowcast.algorithms.sdp.mixing import Mixing
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays
@@ -37,10 +39,13 @@ SELECTIONS: Mapping[str, Mixing] = {
     "importance": Mixing(selection="importance"),
     "greedy": Mixing(selection="greedy"),
 }
+BASELINE: Mapping[str, BurerMonteiro] = {"Burer-Monteiro": BurerMonteiro()}
+"""Its sweeps are iterations, of up to 300 steps of L-BFGS; the rows of its vectors are scaled to unit norm."""
 TORUS_METHODS: Mapping[str, Mixing] = {**MOMENTA, "Mixing++ 0.495": Mixing(momentum=0.495)}
 GAPS: Mapping[float, float] = {1e-4: 5e-2, 1e-6: 5e-3}
-"""Gaps that are to be proved, descending, and residuals above which that is not tried, far above those of a success."""
-MOST_SWEEPS = 8000
+"""Gaps that are to be proved, descending, and residuals of `Mixing` above which no proof is tried."""
+MOST_SWEEPS, MOST_ITERATIONS = 8000, 40
+"""Of `Mixing` and of `BASELINE`."""
 ROUNDINGS = 100
 SEEDS: Mapping[str, int] = {**dict.fromkeys(GRAPHS, 5), TORUS: 3}
 _FIRST, _SPACING, _EXACT = 8, 1.5, 0.02
@@ -52,9 +57,9 @@ Rows = dict[tuple[str, str, int], Mapping[str, str]]
 """The row of each solve by case, solver and seed."""
 
 
-def methods_of(case: str) -> Mapping[str, Mixing]:
+def methods_of(case: str) -> Mapping[str, Mixing | BurerMonteiro]:
     """Return the solvers by name that a graph is solved with."""
-    return TORUS_METHODS if case == TORUS else {**MOMENTA, **SELECTIONS}
+    return TORUS_METHODS if case == TORUS else {**MOMENTA, **SELECTIONS, **BASELINE}
 
 
 def load_case(case: str, seed: int) -> MaxCut:
@@ -64,25 +69,28 @@ def load_case(case: str, seed: int) -> MaxCut:
     return MaxCutFile(path=Path("gset", case), seed=seed, roundings=0, proof="factorisation").load()
 
 
-def timed(solver: Mixing, problem: MaxCut, seed: int) -> dict[str, Any]:
-    """Return the row of a solve that ends when the last of `GAPS` is proved, or at `MOST_SWEEPS` without it.
+def timed(solver: Mixing | BurerMonteiro, problem: MaxCut, seed: int) -> dict[str, Any]:
+    """Return the row of a solve that ends when the last of `GAPS` is proved, or at its most sweeps without it.
 
-    A proof is tried at sweeps of a constant ratio. Between the last failure and the first success the sweep at which it
-    begins to succeed is searched for by bisection, to 2 % of its number.
+    A proof is tried at sweeps of a constant ratio, the first of them 8 of `Mixing` and 1 of others. Between the last
+    failure and the first success the sweep at which it begins to succeed is searched for by bisection, to 2 % of its
+    number.
     """
     with one_thread():
         began = time.process_time()
         state = solver.init(problem, seed)
-        spent, row, due = [time.process_time() - began], dict[str, Any](), _FIRST
+        spent, row = [time.process_time() - began], dict[str, Any]()
         before, left = (0, _copied(state)), list(GAPS)
-        for sweep in range(1, MOST_SWEEPS + 1):
+        swept = isinstance(solver, Mixing)
+        due, last, most = (_FIRST, MOST_SWEEPS, GAPS) if swept else (1, MOST_ITERATIONS, dict.fromkeys(GAPS, math.inf))
+        for sweep in range(1, last + 1):
             began = time.process_time()
             state, report = solver.step(problem, state)
             spent.append(spent[-1] + time.process_time() - began)
             if sweep < due and report.residual > 0:
                 continue
             due, now = max(sweep + 1, int(sweep * _SPACING)), (sweep, _copied(state))
-            while left and report.residual <= GAPS[left[0]] and problem.proves(now[1], left[0]):
+            while left and report.residual <= most[left[0]] and problem.proves(_unit(now[1]), left[0]):
                 first, before = _first_proof(problem, solver, before, now, left[0])
                 row |= {f"sweeps_{_named(left[0])}": first[0], f"cpu_seconds_{_named(left[0])}": spent[first[0]]}
                 left.pop(0)
@@ -93,7 +101,7 @@ def timed(solver: Mixing, problem: MaxCut, seed: int) -> dict[str, Any]:
 
 
 def _first_proof(
-    problem: MaxCut, solver: Mixing, low: tuple[int, Arrays], high: tuple[int, Arrays], gap: float
+    problem: MaxCut, solver: Mixing | BurerMonteiro, low: tuple[int, Arrays], high: tuple[int, Arrays], gap: float
 ) -> tuple[tuple[int, Arrays], tuple[int, Arrays]]:
     """Return a sweep between with a proof and its state, and one shortly before it without a proof."""
     while high[0] - low[0] > max(1, int(_EXACT * high[0])):
@@ -101,7 +109,7 @@ def _first_proof(
         for _ in range(middle - low[0]):
             state, _ = solver.step(problem, state)
         found = (middle, _copied(state))
-        low, high = (low, found) if problem.proves(state, gap) else (found, high)
+        low, high = (low, found) if problem.proves(_unit(state), gap) else (found, high)
     return high, low
 
 
@@ -115,9 +123,14 @@ def _copied(state: Arrays) -> Arrays:
     return {name: np.array(values) for name, values in state.items()}
 
 
+def _unit(state: Arrays) -> Arrays:
+    """Return the vectors of a state, of unit norm."""
+    return {"vectors": unit_vectors(state["vectors"])}
+
+
 def _ending(problem: MaxCut, state: Arrays) -> dict[str, Any]:
     """Return what is measured of the last state, and the load of the machine in the last minute."""
-    vectors = state["vectors"]
+    vectors = _unit(state)["vectors"]
     cuts, spread = problem.rounded(vectors, ROUNDINGS).cuts, np.linalg.svd(vectors, compute_uv=False)
     return {
         "relaxation": problem.relaxation(vectors),
