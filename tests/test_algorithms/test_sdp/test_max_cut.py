@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from narrowcast.algorithms.sdp.certificate import is_bounded_below, least_eigenv
 from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
 from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
 from narrowcast.algorithms.sdp.mixing import Mixing
+from narrowcast.algorithms.sdp.rank_bound import pataki_rank
 from narrowcast.algorithms.sdp.rounding import round_by_hyperplanes
 from narrowcast.platform.data.fetch import roots
 from narrowcast.platform.errors import UserError
@@ -219,17 +219,16 @@ def test_isolated_vertices_keep_unit_vectors() -> None:
     assert problem.measure({"vectors": vectors})["gap"] <= 1e-12
 
 
-@pytest.mark.parametrize("vertices", [3, 6, 7, 800])
-def test_the_sufficient_rank_is_the_least_of_the_bound(vertices: int) -> None:
-    rank = RandomMaxCut(vertices=vertices, edges=2, roundings=0).load().sufficient_rank
-    assert rank * (rank + 1) // 2 >= vertices > rank * (rank - 1) // 2
-    assert rank <= math.isqrt(2 * vertices) + 1
+@pytest.mark.parametrize("constraints", [1, 2, 3, 5, 6, 7, 800])
+def test_the_rank_of_some_solution_is_the_largest_of_the_bound(constraints: int) -> None:
+    rank = pataki_rank(constraints)
+    assert rank * (rank + 1) // 2 <= constraints < (rank + 1) * (rank + 2) // 2
 
 
 def test_a_low_rank_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     Mixing(rank=2).check(SMALL.load())
     Mixing(rank=2).init(SMALL.load(), 0)
-    assert caplog.text.count("rank 2 is below 5") == 1  # a command calls both
+    assert caplog.text.count("rank 2 is below 4") == 1  # a command calls both
 
 
 def test_bad_combinations_are_one_line() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any, Literal
 
@@ -11,14 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.sdp.augmented_lagrangian import AugmentedLagrangian
 from narrowcast.algorithms.sdp.certificate import least_eigenvector
+from narrowcast.algorithms.sdp.rank_bound import warn_of_low_rank
 from narrowcast.algorithms.sdp.rank_reduction import reduce_rank
 from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, semidefinite_program_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
-
-logger = logging.getLogger(__name__)
 
 Perturbation = Literal["none", "noise", "curvature"]
 _CORRECTIONS = 10
@@ -89,12 +87,7 @@ class BurerMonteiro(BaseModel):
         """
         self.check(problem)
         program = semidefinite_program_of(problem)
-        if self.rank is not None and self.rank < program.pataki_rank:
-            logger.warning(
-                "rank %d is below %d, which some solution needs at most; the optimum may not be reached: see the gap",
-                self.rank,
-                program.pataki_rank,
-            )
+        warn_of_low_rank(self.rank, program.pataki_rank)
         vectors = generator(seed, "factor start").standard_normal((program.constraints.size, self._columns(program)))
         if self.start_rank is not None:
             vectors[:, self.start_rank :] = 0.0

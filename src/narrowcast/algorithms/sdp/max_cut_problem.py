@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,11 +48,6 @@ class MaxCut:
     def sizes(self) -> Mapping[str, int]:
         """Vertices and edges."""
         return {"vertices": self.graph.vertices, "edges": self.graph.edges}
-
-    @property
-    def sufficient_rank(self) -> int:
-        """The least k with k (k + 1) / 2 >= n: some solution has at most this rank (Barvinok 1995, Pataki 1998)."""
-        return math.ceil((math.sqrt(8 * self.graph.vertices + 1) - 1) / 2)
 
     @cached_property
     def program(self) -> SemidefiniteProgram:

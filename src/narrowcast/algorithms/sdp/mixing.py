@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Annotated, Any, Literal
 
@@ -10,13 +9,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
+from narrowcast.algorithms.sdp.rank_bound import pataki_rank, warn_of_low_rank
 from narrowcast.algorithms.sdp.vector_kernels import chosen_updates, sweep, weighted_sums
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
-
-logger = logging.getLogger(__name__)
 
 Selection = Literal["cyclic", "uniform", "importance", "greedy"]
 _LEAST_WINDOW = 8
@@ -67,13 +65,8 @@ class Mixing(BaseModel):
     def init(self, problem: MaxCut, seed: int) -> Arrays:
         """Return vectors uniform on the sphere; warn of a rank that may be too low for a solution."""
         self.check(problem)
-        if self.rank is not None and self.rank < problem.sufficient_rank:
-            logger.warning(
-                "rank %d is below %d, which some solution needs at most; the optimum may not be reached: see the gap",
-                self.rank,
-                problem.sufficient_rank,
-            )
         size = problem.graph.vertices
+        warn_of_low_rank(self.rank, pataki_rank(size))
         drawn = generator(seed, "mixing start").standard_normal((size, self.rank or math.isqrt(2 * size) + 1))
         return {
             "vectors": drawn / np.linalg.norm(drawn, axis=1, keepdims=True),

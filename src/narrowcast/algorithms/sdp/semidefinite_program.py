@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from narrowcast.algorithms.sdp.certificate import Proof, gershgorin_bound, sparse_eigenvalue_bound
+from narrowcast.algorithms.sdp.rank_bound import pataki_rank
 from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
 from narrowcast.algorithms.sdp.trace_bound import implied_trace_bound
 from narrowcast.platform.errors import UserError
@@ -81,8 +82,8 @@ class SemidefiniteProgram:
 
     @property
     def pataki_rank(self) -> int:
-        """The largest r with r (r + 1) / 2 <= m: a solution, if there is one, exists with at most this rank."""
-        return min(self.constraints.size, (math.isqrt(8 * self.constraints.count + 1) - 1) // 2)
+        """A rank, at most n, that some solution does not exceed if there is one."""
+        return min(self.constraints.size, pataki_rank(self.constraints.count))
 
     @cached_property
     def trace_bound(self) -> float | None:
