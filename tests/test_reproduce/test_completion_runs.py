@@ -93,10 +93,12 @@ def test_cases_are_judged_by_the_quickest_solver_and_by_the_reports_distance() -
     assert (total.ours, total.verdict) == ("1 of 3", "of 63 cases, 3 were tried")
     assert {each.what: (each.ours, each.verdict) for each in verdicts} == {
         easy: ("2.50 s, scaled_asd+", "solved by 2 of 3"),
-        late: ("error 1.0e-06", "not solved, 1.26 entries for a degree of freedom"),
-        hard: ("error 5.0e-01", "not solved, 1.11 entries for a degree of freedom"),
+        late: ("error 1.0e-06", "not solved: out of time, with 1.26 entries for a degree of freedom"),
+        hard: ("error 5.0e-01", "not solved: diverged, with 1.11 entries for a degree of freedom"),
     }
-    found = {each.what: (each.paper, each.ours, each.verdict) for each in judge_report(solves)}
+    verdicts = judge_report(solves)
+    found = {each.what: (each.paper, each.ours, each.verdict) for each in verdicts if each.verdict != "not tried"}
+    assert len(verdicts) == 6 + 21
     tried = "3 of 63 cases tried"
     assert found == {
         "distance below 1e-9, the report's solvers": ("36", "1", tried),
@@ -105,6 +107,9 @@ def test_cases_are_judged_by_the_quickest_solver_and_by_the_reports_distance() -
         "distance below 1e-9, all solvers": ("36", "2", tried),
         "distance from 1e-9 to 1, all solvers": ("7", "1", tried),
         "distance of 1 or more, all solvers": ("20", "0", tried),
+        "n = 1000, r = 2, 5 %": ("S S S", "- S -", "1 the same"),
+        "n = 1000, r = 20, 5 %": ("S S M", "S - -", "1 the same"),
+        "n = 1000, r = 200, 40 %": ("M F F", "M - -", "1 the same"),
     }
     assert judge_solved({}) == judge_report({}) == []
 

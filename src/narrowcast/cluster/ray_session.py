@@ -91,9 +91,10 @@ def joined(address: str, options: dict[str, Any]) -> Iterator[None]:
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
             signal.alarm(0)
             raise KeyboardInterrupt from None
-        raise UserError(
-            f"no Ray cluster could be joined or started at {address}: {error}; start one, or leave out --address"
-        ) from error
+        failed, advice = f"joined at {address}", "start one, or leave out --address"
+        if address == "local":
+            failed, advice = "started on this machine", "begin again when it has less to do"
+        raise UserError(f"no Ray cluster could be {failed}: {error}; {advice}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own arms an alarm that aborts the process

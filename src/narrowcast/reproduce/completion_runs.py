@@ -1,6 +1,7 @@
 """Timed solves of completion cases: error against time as rows of a CSV file, which a later call goes on with.
 
-The clock runs in `init` and `step` alone: the start counts, measuring does not. Kernels are compiled before it starts.
+The clock runs in `init` and `step` alone: the start counts, measuring does not. Kernels are compiled before it starts;
+they run on as many threads as OMP_NUM_THREADS says, by default on all processors.
 
     python -m narrowcast.reproduce.completion_runs --output FILE.csv [--cases n1000] [--solvers GLOB] [--seconds 60]
 """
@@ -23,6 +24,7 @@ from narrowcast.algorithms.completion.gauss_newton import GaussNewton
 from narrowcast.algorithms.completion.lmafit import LMaFit
 from narrowcast.algorithms.completion.matrix_irls import MatrixIRLS
 from narrowcast.algorithms.completion.niht import NIHT
+from narrowcast.algorithms.completion.observed import thread_count
 from narrowcast.algorithms.completion.power_factorisation import PowerFactorisation
 from narrowcast.algorithms.completion.r3mc import R3MC
 from narrowcast.algorithms.completion.scaled_asd import ScaledASD
@@ -60,7 +62,7 @@ _EXPONENTS = (-15, 1)
 METRICS = ("test.relative_error", "test.unseen_error", "test.column_sum_error")
 Solves = dict[tuple[str, str, str], list[Mapping[str, Any]]]
 """The rows of solves by case, solver and seed."""
-COLUMNS = ("case", "solver", "seed", "seconds", "start_seconds", "iteration", "residual", *METRICS, "status")
+COLUMNS = ("case", "solver", "seed", "threads", "seconds", "start_seconds", "iteration", "residual", *METRICS, "status")
 
 
 def timed(solver: Solver, problem: Problem, seed: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -152,7 +154,7 @@ def solve_missing(
         problem = case.source(seed).load()
         for name in left:
             rows = [
-                {"case": case.name, "solver": name, "seed": seed, **row}
+                {"case": case.name, "solver": name, "seed": seed, "threads": thread_count(), **row}
                 for row in timed(solvers[name], problem, seed, seconds)
             ]
             append_lines(output, COLUMNS, milestones(rows))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ _CLASSES: Mapping[Class, tuple[str, float]] = {
 }
 
 
+_ENDS = {"time": "out of time", "floor": "fits all that it sees"}
+"""How a solve ended, in words; others are a solver's own."""
+
+
 def judge_solved(solves: Solves) -> list[PaperVerdict]:
     """Return how many cases are solved, and of each one the quickest solver or the reason why there is none."""
     verdicts, solved, tried = [], 0, 0
@@ -36,8 +41,11 @@ def judge_solved(solves: Solves) -> list[PaperVerdict]:
             found, solver = min(reached)
             ours, verdict = f"{found:.2f} s, {solver}", f"solved by {len(reached)} of {len(times)}"
         elif times:
-            least = min(float(row["test.unseen_error"]) for row in _rows_of(solves, case))
-            ours, verdict = f"error {least:.1e}", f"not solved, {case.oversampling:.2f} entries for a degree of freedom"
+            rows = _rows_of(solves, case)
+            least = min(rows, key=lambda row: float(row["test.unseen_error"]))
+            ends = ", ".join(dict.fromkeys(_ENDS.get(row["status"], row["status"]) for row in rows if row["status"]))
+            ours = f"error {float(least['test.unseen_error']):.1e}"
+            verdict = f"not solved: {ends}, with {case.oversampling:.2f} entries for a degree of freedom"
         else:
             continue
         verdicts.append(PaperVerdict(case.name, _CLASSES[case.published][0], ours, verdict))
@@ -49,7 +57,10 @@ def judge_solved(solves: Solves) -> list[PaperVerdict]:
 
 
 def judge_report(solves: Solves) -> list[PaperVerdict]:
-    """Return the counts of table 1 by the report's distance, of its own solvers and of all."""
+    """Return the counts of table 1 by the report's distance, of its own solvers and of all, and the class of each case.
+
+    A row has the cases of a size, a rank and a share of entries in the order of their condition numbers.
+    """
     published = Counter(case.published for case in cases())
     verdicts = []
     for label, solvers in (("the report's solvers", PUBLISHED), ("all solvers", None)):
@@ -61,10 +72,25 @@ def judge_report(solves: Solves) -> list[PaperVerdict]:
             if tried < published.total():
                 same = f"{tried} of {published.total()} cases tried"
             verdicts.append(PaperVerdict(f"{what}, {label}", str(published[letter]), str(found[letter]), same))
-    return verdicts
+    return [*verdicts, *_class_rows(solves)] if verdicts else []
 
 
-def _class_of(solves: Solves, case: CompletionCase, solvers: Sequence[str] | None) -> Class | None:
+def _class_rows(solves: Solves) -> Iterator[PaperVerdict]:
+    for (n, rank, fraction), of_row in groupby(cases(), lambda case: (case.n, case.rank, case.fraction)):
+        pairs = [(case.published, _class_of(solves, case)) for case in of_row]
+        changes = Counter(_change(theirs, found) for theirs, found in pairs if found)
+        verdict = ", ".join(f"{count} {change}" for change, count in changes.items()) or "not tried"
+        paper, ours = " ".join(theirs for theirs, _ in pairs), " ".join(found or "-" for _, found in pairs)
+        yield PaperVerdict(f"n = {n}, r = {rank}, {100 * fraction:g} %", paper, ours, verdict)
+
+
+def _change(theirs: Class, ours: Class) -> str:
+    places = [*_CLASSES]
+    step = places.index(ours) - places.index(theirs)
+    return "better" if step < 0 else "worse" if step else "the same"
+
+
+def _class_of(solves: Solves, case: CompletionCase, solvers: Sequence[str] | None = None) -> Class | None:
     distances = [float(row["test.column_sum_error"]) for row in _rows_of(solves, case, solvers)]
     if not distances:
         return None
@@ -107,6 +133,7 @@ COMPLETION_REPORT = MeasuredTarget(
     (
         "The report's distance is the norm of the errors of column sums, at the best iteration of the best solver "
         "within 60 s; it is absolute, and matrices have norms of 2 to 60,000.",
+        "Rows have the classes for condition numbers 2, 200 and 20,000: S below 1e-9, M below 1, F above, - not tried.",
     ),
     _REPORT,
 )

@@ -122,7 +122,7 @@ class ObservedMatrix:
         _in_threads(work, np.concatenate([[0], np.searchsorted(self.indptr, shares), [self.rows]]))
 
     def _threads(self, rank: int) -> int:
-        return max(1, min(_thread_count(), self.count * rank // _WORTH_A_THREAD))
+        return max(1, min(thread_count(), self.count * rank // _WORTH_A_THREAD))
 
 
 def observe(rows: int, columns: int, row: ArrayLike, column: ArrayLike, values: ArrayLike) -> ObservedMatrix:
@@ -158,6 +158,14 @@ def observed_at(rows: int, columns: int, keys: IntArray, values: FloatArray) -> 
     return ObservedMatrix(columns, indptr, (keys % columns).astype(np.int32), values)
 
 
+def thread_count() -> int:
+    """Return OMP_NUM_THREADS, which Ray sets to the processors that a task reserved, else the processors there are."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _read(values: FloatArray) -> FloatArray:
     return read_only(values, np.float64)
 
@@ -168,14 +176,6 @@ def _in_threads(work: Callable[[int, int], None], bounds: IntArray) -> None:
         work(*parts[0])
     else:
         list(_pool(len(parts), os.getpid()).map(lambda part: work(*part), parts))
-
-
-def _thread_count() -> int:
-    """Return OMP_NUM_THREADS, which Ray sets to the processors that a task reserved, else the processors there are."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given):
-        return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
