@@ -142,7 +142,7 @@ def test_slices_have_equal_tries_bits_and_work(tmp_path: Path) -> None:
         return {"final": final, "rounds": 20, "downlink_bits": 8, "simulated_seconds": 400.0}
 
     jobs = ended(queue, result)
-    assert sum(map(len, jobs)) == 6 * (6 + 5)
+    assert sum(map(len, jobs)) == 8 * (6 + 5)
     target = STUDY_TARGETS["heterofl-mnist"]
     said = {verdict.what: verdict for verdict in target.finish(queue.rows, tmp_path / "table")[0]}
     assert list(said) == list(heterofl_mnist.METHODS)

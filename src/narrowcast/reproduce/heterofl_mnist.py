@@ -3,7 +3,7 @@
 A fifth of the clients each can do 1, 1/2, 1/4, 1/8 and 1/16 of the whole model's work, and their links are as unequal.
 Slices give every client as much work and as many bits as it affords. SCoLR gives it as many bits, at the work of the
 whole model. FedAvg sends the whole model, or the widest that every client affords. All clients take part in each round,
-since disjoint slices need it.
+since disjoint slices need it. In the time that slices take, SCoLR and FedAvg with the whole model have two rounds.
 
 Every method has as many tries, three client rates and two values of a field of its own, on validation samples with a
 seed that is not a test seed.
@@ -21,25 +21,27 @@ from narrowcast.reproduce.run_spec import RunSpec
 STUDY = "heterofl-mnist"
 TEST_SEEDS = 5
 TUNING_SEED = 100
-ROUNDS = 20
+ROUNDS, SHORT = 20, 2
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """The levels a to e of HeteroFL."""
 RATES = (0.1, 0.3, 0.6)
 UNITS = 64
 _WHOLE_MBIT = 32e-6 * (784 * UNITS + UNITS + UNITS * 10 + 10)
 _SLICES = f"kind: submodel, widths: [{', '.join(map(str, WIDTHS))}], assignment: compute, weights: $"
-_WEIGHTS = ("examples", "equal")
+_WEIGHTS, _AGGREGATIONS = ("examples", "equal"), ("per_component_mean", "weighted")
+_SCOLR = (
+    f"kind: scolr, rank: {UNITS - 4}, rank_policy: {{kind: bandwidth, upload_seconds: {_WHOLE_MBIT:.4f}}}, "
+    "aggregation: $"
+)
 METHODS: Mapping[str, tuple[str, tuple[str, str]]] = {
     "HeteroFL, the first units": (f"{_SLICES}, slices: prefix", _WEIGHTS),
     "FedRolex, a rolling window": (f"{_SLICES}, slices: rolling", _WEIGHTS),
     "IST, disjoint units": (f"{_SLICES}, slices: disjoint", _WEIGHTS),
-    "SCoLR, ranks of the same bits": (
-        f"kind: scolr, rank: {UNITS - 4}, rank_policy: {{kind: bandwidth, upload_seconds: {_WHOLE_MBIT:.4f}}}, "
-        "aggregation: $",
-        ("per_component_mean", "weighted"),
-    ),
+    "SCoLR, ranks of the same bits": (_SCOLR, _AGGREGATIONS),
     "FedAvg, the whole model": ("kind: fedavg, weights: $", _WEIGHTS),
     "FedAvg, what all clients afford": (f"kind: submodel, widths: [{WIDTHS[-1]}], weights: $", _WEIGHTS),
+    "SCoLR, two rounds": (_SCOLR, _AGGREGATIONS),
+    "FedAvg, two rounds": ("kind: fedavg, weights: $", _WEIGHTS),
 }
 """The fields of each method, and the values that are tried in the place of $."""
 TRIES = range(len(RATES) * 2)
@@ -68,12 +70,13 @@ class SliceCell:
     def _spec(self, place: int, tuning: str) -> RunSpec:
         fields, values = METHODS[self.method]
         value, rate = tuple(product(values, RATES))[place]
+        rounds = SHORT if self.method.endswith("two rounds") else ROUNDS
         group = f"{STUDY}-{list(METHODS).index(self.method)}-{value}{tuning}"
         return RunSpec(
             f"{group}-rate-{rate:g}",
             "fedavg-digits",
             (
-                *(f"rounds={ROUNDS}", f"evaluate_every={ROUNDS}", "checkpoint_seconds=100000"),
+                *(f"rounds={rounds}", f"evaluate_every={rounds}", "checkpoint_seconds=100000"),
                 *("clients_per_round=20", "chunk_size=20", "clock.seconds_per_example=1e-3"),
                 "data={kind: mnist, clients: 20, partition: {kind: dirichlet, alpha: 0.5}}",
                 f"model={{kind: mlp, hidden: [{UNITS}]}}",

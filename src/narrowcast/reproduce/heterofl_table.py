@@ -10,14 +10,13 @@ from matplotlib import colormaps
 
 from narrowcast.platform.tracking.run_plots import new_figure
 from narrowcast.reproduce.against_reference import Runs, accuracies, compared_with_first, megabytes
-from narrowcast.reproduce.heterofl_mnist import ROUNDS
 from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.verdict import PaperVerdict
 
 
 def judge_slices(runs: Mapping[str, Runs]) -> list[PaperVerdict]:
     """Compare the methods with the first one, seed by seed; add the simulated time of a round."""
-    seconds = {what: sum(run["simulated_seconds"] for run in each) / len(each) / ROUNDS for what, each in runs.items()}
+    seconds = {what: 60 * _simulated_minutes(each) / each[0]["rounds"] for what, each in runs.items()}
     return [
         replace(each, verdict=f"{each.verdict}; {seconds[each.what]:.0f} s a round")
         for each in compared_with_first(runs, "accuracy")
@@ -26,7 +25,7 @@ def judge_slices(runs: Mapping[str, Runs]) -> list[PaperVerdict]:
 
 def plot_slices(runs: Mapping[str, Runs], path: Path) -> None:
     """Plot the accuracy of each method against the simulated time of all rounds, and against uplink and downlink."""
-    figure, panels = new_figure(f"Slices of a model for unequal devices, MNIST, {ROUNDS} rounds", panels=2)
+    figure, panels = new_figure("Slices of a model for unequal devices, MNIST", panels=2)
     colours = colormaps["tab10"]
     for axes, place_of in zip(panels, (_simulated_minutes, megabytes), strict=True):
         for place, (what, each) in enumerate(runs.items()):
@@ -35,7 +34,7 @@ def plot_slices(runs: Mapping[str, Runs], path: Path) -> None:
                 [place_of(each)],
                 [accuracies(each, "accuracy")],
                 color=colours(place),
-                marker="osD^v<"[place],
+                marker="osD^v<>P"[place],
                 linestyle="",
                 capsize=3,
                 label=what,
