@@ -1,7 +1,7 @@
 """Wall-clock time of a GIST round with two sub-networks: in this process, on one actor of Ray and on two.
 
-On Cora and on a drawn graph of 100,000 nodes, with one step between synchronisations and with ten. The models have to
-be the same everywhere.
+On Cora and on drawn graphs of 10,000 and 100,000 nodes, with one step between synchronisations and with ten. The models
+have to be the same everywhere.
 
     python benchmarks/gist.py [--rounds 8] [--graphs cora] [--csv FILE]
 """
@@ -24,13 +24,16 @@ from narrowcast.platform.state import start
 
 GRAPHS = {
     "cora": {"kind": "cora", "clients": 2, "projected_features": 1432},
-    "100,000 nodes": {
-        "kind": "block_model",
-        "clients": 2,
-        "nodes": 100_000,
-        "blocks": 10,
-        "degree": 10,
-        "features": 64,
+    **{
+        f"{nodes:,} nodes": {
+            "kind": "block_model",
+            "clients": 2,
+            "nodes": nodes,
+            "blocks": 10,
+            "degree": 10,
+            "features": 64,
+        }
+        for nodes in (10_000, 100_000)
     },
 }
 BACKENDS: dict[str, Backend] = {

@@ -1,10 +1,11 @@
-"""FedMA beside FedAvg and FedProx by bytes and by rounds: a LeNet, a VGG-9 and an LSTM, and the local epochs.
+"""FedMA beside FedAvg, FedProx and the ensemble by bytes and by rounds: a LeNet, a VGG-9, an LSTM, and local epochs.
 
-FedMA's pass has a round for each layer, so that the rivals have as many rounds: `passes` times the layers of the model.
-They start from one model, as they are used, and FedMA from models that clients draw themselves, and from one as well.
+FedMA's pass has a round for each layer, so that the rivals have as many rounds: `passes` times the layers of the model,
+all in one run that is measured after each pass. They start from one model, as they are used, and FedMA from models that
+clients draw themselves; its matching makes more new units with a larger gamma. The ensemble is of clients that train
+alone, from models of their own, with as many steps as a pass has.
 
-Each method has the same client rates on validation samples, in runs of one pass with a seed that is no test seed. Of
-MNIST nine tenths of the training images are for validation, so that matched averaging has few images per client.
+Each method has the same client rates on validation samples, with a seed that is no test seed.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ from narrowcast.reproduce.run_spec import RunSpec
 TEST_SEEDS = 5
 TUNING_SEED = 100
 RATES = (0.01, 0.03, 0.1)
+MORE, FEWER, ENSEMBLE = "FedMA, more units", "FedMA, fewer units", "ensemble"
 METHODS: Mapping[str, str] = {
     "FedAvg": "kind: fedavg",
     "FedProx": "kind: fedprox, mu: 0.001",
-    "FedMA": "kind: fedma",
-    "FedMA, one start": "kind: fedma, initial: same",
+    MORE: "kind: fedma",
+    FEWER: "kind: fedma",
+    ENSEMBLE: "kind: fedma",
 }
 _DIRICHLET = "partition: {kind: dirichlet, alpha: 0.5, min_examples: 10, capped: false}"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Data, model and clients; `layers` are those with weights, which FedMA matches one a round."""
+    """Data, model and clients; `layers` are those with weights, which FedMA matches one a round.
+
+    `fedma` are FedMA's fields besides the gamma of its matching, of which `gammas` has that of `MORE` and of `FEWER`.
+    `rates` are those that are tried.
+    """
 
     name: str
     title: str
@@ -37,55 +44,64 @@ class Setting:
     model: str
     clients: int
     layers: int
-    passes: tuple[int, ...] = (1, 2, 3)
-    epochs: int = 5
+    passes: int = 3
+    epochs: int = 3
     methods: tuple[str, ...] = tuple(METHODS)
+    fedma: str = "head: classes, matching: {unit_mean: posterior, gamma: $}"
+    gammas: tuple[float, float] = (7.0, 1.0)
+    rates: tuple[float, ...] = RATES
 
     @property
     def cells(self) -> tuple[NetworkCell, ...]:
-        """Every method after every number of passes."""
-        return tuple(NetworkCell(self, method, passes) for passes in self.passes for method in self.methods)
+        """Every method."""
+        return tuple(NetworkCell(self, method) for method in self.methods)
 
 
 @dataclass(frozen=True)
 class NetworkCell:
-    """A method of `METHODS` after some passes."""
+    """A method of `METHODS` in a setting."""
 
     setting: Setting
     method: str
-    passes: int
 
     def tuning(self, rate: float) -> RunSpec:
-        """Return the run of one pass on validation samples at a rate, which cells of all passes share."""
-        return self._spec(rate, 1, "-tuning")
+        """Return the run on validation samples at a rate, with as many passes as the tests."""
+        return self._spec(rate, "-tuning")
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test samples at the best rate, from the results in the order of the rates."""
         reached = [result["final"].get("validation.accuracy", 0.0) for result in tried]
-        return self._spec(RATES[reached.index(max(reached))], self.passes, f"-passes-{self.passes}")
+        return self._spec(self.setting.rates[reached.index(max(reached))], "")
 
-    def _spec(self, rate: float, passes: int, part: str) -> RunSpec:
-        setting = self.setting
-        rounds, label = passes * setting.layers, f"{setting.name}-{list(METHODS).index(self.method)}{part}"
+    def _spec(self, rate: float, part: str) -> RunSpec:
+        setting, alone = self.setting, self.method == ENSEMBLE
+        algorithm, epochs, rounds = METHODS[self.method], setting.epochs, setting.passes * setting.layers
+        if algorithm == METHODS[MORE]:
+            algorithm += ", " + setting.fedma.replace("$", f"{setting.gammas[self.method == FEWER]:g}")
+        if alone:
+            epochs, rounds = epochs * setting.layers, 1
+        measured = min(rounds, setting.layers)
         return RunSpec(
-            f"{label}-rate-{rate:g}",
+            f"{setting.name}-{list(METHODS).index(self.method)}{part}-rate-{rate:g}",
             "fedavg-digits",
             (
                 f"data={{{setting.data}, clients: {setting.clients}}}",
                 f"model={{{setting.model}}}",
-                f"algorithm={{{METHODS[self.method]}}}",
-                f"training={{learning_rate: {rate:g}, momentum: 0.9, batch_size: 32, epochs: {setting.epochs}}}",
-                *(f"clients_per_round={setting.clients}", f"chunk_size={setting.clients}"),
-                *(f"rounds={rounds}", f"evaluate_every={rounds}", "checkpoint_seconds=100000"),
+                f"algorithm={{{algorithm}}}",
+                f"training={{learning_rate: {rate:g}, momentum: 0.9, batch_size: 32, epochs: {epochs}}}",
+                *(f"clients_per_round={setting.clients}", f"chunk_size={setting.clients}", f"rounds={rounds}"),
+                *(f"evaluate_every={measured}", f"checkpoint_every={measured}", "checkpoint_seconds=100000"),
             ),
-            first_seed=0 if part.startswith("-passes") else TUNING_SEED,
+            measure="ensemble" if alone else "accuracy",
+            first_seed=TUNING_SEED if part else 0,
             data_seed=True,
+            curve=not alone,
         )
 
 
-_MNIST = f"kind: mnist, validation_share: 0.9, {_DIRICHLET}"
+# Public samples are nobody's here: FedMA's rivals do not use them, and clients are to have few images.
+_MNIST = f"kind: mnist, validation_share: 0.05, public: {{samples: 55000}}, {_DIRICHLET}"
 _LENET = "kind: cnn, channels: [8, 16], hidden: 64"
-EPOCHS = (1, 5, 20)
 STUDIES: Mapping[str, tuple[Setting, ...]] = {
     "fedma-mnist": (
         Setting("fedma-mnist-5", "MNIST, 5 clients", _MNIST, _LENET, clients=5, layers=4),
@@ -99,31 +115,36 @@ STUDIES: Mapping[str, tuple[Setting, ...]] = {
             "kind: vgg9, channels: [8, 16, 32, 32, 64, 64], hidden: [64, 64]",
             clients=16,
             layers=9,
-            passes=(1, 2),
+            passes=1,
+            epochs=2,
         ),
     ),
     "fedma-shakespeare": (
         Setting(
             "fedma-shakespeare",
             "Shakespeare, 8 roles",
-            "kind: shakespeare, min_examples: 1000",
+            "kind: shakespeare, predict: every, stride: 80, min_examples: 150",
             "kind: char_lstm, hidden: 64, layers: 1",
             clients=8,
             layers=3,
+            # As FedMA's code for LSTMs, whose gamma is the smaller one.
+            fedma="head: equal, matching: {unit_mean: owners, gamma: $}",
+            gammas=(1.0, 0.001),
+            rates=(1.0, 3.0, 10.0),
         ),
     ),
     "fedma-epochs": tuple(
         Setting(
             f"fedma-epochs-{epochs}",
-            f"MNIST, 5 clients, {epochs} local epochs",
+            f"MNIST, 5 clients, {epochs} local epoch{'s' * (epochs > 1)}",
             _MNIST,
             _LENET,
             clients=5,
             layers=4,
-            passes=(1,),
+            passes=1,
             epochs=epochs,
-            methods=("FedAvg", "FedMA"),
+            methods=("FedAvg", MORE),
         )
-        for epochs in EPOCHS
+        for epochs in (1, 3, 10)
     ),
 }

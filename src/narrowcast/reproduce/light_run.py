@@ -13,7 +13,9 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
+from narrowcast.reproduce.client_ensemble import ensemble_of_clients
 from narrowcast.reproduce.light_solve import light_solve
+from narrowcast.reproduce.results_csv import COUNTS, METRICS
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.runs.packaged import names_solve
 
@@ -22,7 +24,8 @@ class LightRun:
     """A run in this process; `result` is what `result.json` would have, with an array `hits`.
 
     Without `test` the result has no test metrics. The result of a run that failed has its `error` and no metrics, and
-    that of a run that ended at its target has the rounds until then.
+    that of a run that ended at its target has the rounds until then. If the specification asks
+    for it, `curve` has the results until each evaluation, with the number of the model's values at checkpoints.
     """
 
     def __init__(self, spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> None:
@@ -31,6 +34,8 @@ class LightRun:
         self.run = Run(self.experiment, self.experiment.secured_algorithm, self._task)
         self._target, self._test = spec.target, test
         self.result: dict[str, Any] = {"rounds": self.experiment.rounds, "final": {}}
+        if spec.curve:
+            self.result["curve"] = []
 
     def saw(self, outcome: Outcome | RunFailed) -> bool:
         """Take in the outcome of a round; return whether the run is at its target."""
@@ -44,6 +49,8 @@ class LightRun:
             result["final"] = {
                 name: value for name, value in outcome.metrics.items() if self._test or not name.startswith("test")
             }
+            if "curve" in result:
+                result["curve"].append(self._point(outcome))
         if self._target is not None and outcome.metrics.get(self._target[0], -1.0) >= self._target[1]:
             result["rounds"] = record.round
             return True
@@ -54,11 +61,22 @@ class LightRun:
                 result["hits"] = model.ranks(*_parameters(self.run, outcome.state), self._task.data, "test") < 10
         return False
 
+    def _point(self, outcome: Outcome) -> dict[str, Any]:
+        """Return the result of a run that had ended with this round."""
+        measured = {name: value for name, value in self.result["final"].items() if name in METRICS}
+        point = {name: self.result[name] for name in COUNTS} | {"rounds": outcome.record.round, "final": measured}
+        if outcome.state is not None:
+            model = self.run.algorithm.final(outcome.state.server)
+            point["model_values"] = sum(values.size for values in model.values())
+        return point
+
 
 def light_run(spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> dict[str, Any]:
     """Run a specification by itself and return its result."""
     if names_solve(spec.experiment):
         return light_solve(spec, seed, test=test)
+    if spec.measure == "ensemble":
+        return ensemble_of_clients(spec, seed, test=test)
     light, began = LightRun(spec, seed, rounds, test=test), time.perf_counter()
     try:
         for outcome in light.experiment.backend.run(light.run, start(light.run)):

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from narrowcast.reproduce import (
     decay,
+    fedma_bias,
     fedma_digits,
     fedma_networks,
     fedmavg_central,
@@ -120,6 +121,19 @@ def tested(
     specs = {key: chosen(rows, cell, rates) for key, cell in cells.items()}
     results = {key: finished(rows, spec, seeds) for key, spec in specs.items() if spec is not None}
     return {key: found for key, found in results.items() if found}
+
+
+def tested_so_far(
+    rows: Rows, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the test results of each cell, in order: of the same first seeds for all cells that have two or more."""
+    found = list[list[Mapping[str, Any]]]()
+    for cell in cells:
+        spec = chosen(rows, cell, rates)
+        keys = [] if spec is None else [key_of(spec, seed) for seed in spec.seeds(seeds)]
+        found.append([rows[key] for key in takewhile(rows.__contains__, keys)])
+    shared = min((len(each) for each in found if len(each) > 1), default=0)
+    return [each[:shared] if len(each) > 1 else [] for each in found]
 
 
 def _cells(name: str, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int) -> Plan:
@@ -300,9 +314,10 @@ STUDIES: Mapping[str, Plan] = {
     ),
     fedma_digits.STUDY: _untuned(fedma_digits.STUDY, [cell.run for cell in fedma_digits.CELLS], fedma_digits.SEEDS),
     **{
-        name: _in_turn([_cells(name, each.cells, fedma_networks.RATES, fedma_networks.TEST_SEEDS) for each in settings])
+        name: _in_turn([_cells(name, each.cells, each.rates, fedma_networks.TEST_SEEDS) for each in settings])
         for name, settings in fedma_networks.STUDIES.items()
     },
+    fedma_bias.STUDY: _cells(fedma_bias.STUDY, fedma_bias.CELLS, fedma_bias.RATES, fedma_bias.TEST_SEEDS),
     fedmd_digits.STUDY: _untuned(fedmd_digits.STUDY, [cell.run for cell in fedmd_digits.CELLS], fedmd_digits.SEEDS),
     sfmf_excerpt.STUDY: _sfmf,
 }

@@ -1,14 +1,15 @@
 """Results of runs as rows of CSV files, one per run: small enough for the repository, appended as runs end.
 
 A row is found again by its label, seed, rounds and overrides, so that a file goes on from where it was left, on any
-machine. `hits` holds, per test user, whether the held-out item is among the first ten, packed as base64; tuning runs
-have no test columns.
+machine. `hits` holds, per test user, whether the held-out item is among the first ten, packed as base64; `curve` the
+results after fewer rounds, as JSON. Tuning runs have no test columns.
 """
 
 from __future__ import annotations
 
 import base64
 import csv
+import json
 import os
 import shlex
 import zlib
@@ -30,7 +31,7 @@ METRICS = (
 COUNTS = ("uplink_bits", "downlink_bits")
 COLUMNS = (
     *("label", "seed", "rounds", "experiment", "overrides", *METRICS, *COUNTS),
-    *("simulated_seconds", "wall_seconds", "model_sha256", "error", "hits"),
+    *("simulated_seconds", "wall_seconds", "model_sha256", "error", "curve", "hits"),
 )
 Key = tuple[str, int, str]
 """Label, seed, and the experiment with its overrides."""
@@ -47,6 +48,8 @@ def append(path: Path, spec: RunSpec, seed: int, result: Mapping[str, Any]) -> N
     """Append a run's row to the file and sync it, with the header if the file is new."""
     row = {**result, **result.get("final", {}), "label": spec.label, "seed": seed, "experiment": spec.experiment}
     row["overrides"] = shlex.join(spec.overrides)
+    if "curve" in result:
+        row["curve"] = json.dumps(result["curve"])
     if (hits := result.get("hits")) is not None:
         row["hits"] = base64.b64encode(zlib.compress(np.packbits(hits).tobytes(), 9)).decode()
     with path.open("a+", newline="") as file:
@@ -82,6 +85,8 @@ def _result(row: Mapping[str, str]) -> dict[str, Any]:
     result: dict[str, Any] = {"final": {name: float(row[name]) for name in METRICS if row.get(name)}}
     result |= {name: int(row[name]) for name in ("rounds", *COUNTS) if row[name]}
     result |= {name: float(row[name]) for name in ("simulated_seconds", "wall_seconds") if row[name]}
+    if row.get("curve"):
+        result["curve"] = json.loads(row["curve"])
     return result | {name: row[name] for name in ("model_sha256", "error", "hits") if row[name]}
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from narrowcast.experiment import Experiment, load_experiment
 
-Measure = Literal["accuracy", "convergence", "times", "components"]
+Measure = Literal["accuracy", "convergence", "times", "components", "ensemble"]
 """`accuracy`: the result of a recorded run; `convergence`: also its test metrics by round, as `history`.
 
-`times`, `components`: a measurement made in place of a recorded run.
+`times`, `components`, `ensemble`: a measurement made in place of a recorded run.
 """
 
 
@@ -22,7 +22,8 @@ class RunSpec:
     `label` begins the name of the run's folder. Seeds are counted from `first_seed`, and there are at most `most_seeds`
     of them. With `data_seed` the seed of a data set's split and partition follows that of the run, else it is 0.
     `memory_gib`: about how much memory a run needs. In a study, runs with the same `together` go in lockstep, and a run
-    ends at the first evaluation at which the metric of `target` is at least its value.
+    ends at the first evaluation at which the metric of `target` is at least its value. With `curve` its result has
+    every evaluation, in place of runs of fewer rounds.
     """
 
     label: str
@@ -35,6 +36,7 @@ class RunSpec:
     memory_gib: float = 1.0
     together: str = ""
     target: tuple[str, float] | None = None
+    curve: bool = False
 
     def seeds(self, number: int) -> range:
         """Return the seeds of this run where `number` are asked for."""

@@ -362,7 +362,7 @@ def test_buffered_steps_of_equal_clients_are_synchronous_rounds() -> None:
         (("algorithm.widths=[0.5, 0.01]",), "algorithm.widths = 0.01 leaves no unit of a hidden layer of 64"),
         (("algorithm.widths=[1.5]",), "algorithm.widths"),
         (("algorithm.widths=[]",), "algorithm.widths"),
-        (("model=softmax",), "model.kind = softmax declares no hidden units to slice; use mlp, cnn, char_lstm or gcn"),
+        (("model=softmax",), "softmax declares no hidden units to slice; use mlp, cnn, vgg9, char_lstm or gcn"),
         (("model={kind: mlp, hidden: []}",), "model.kind = mlp has no hidden layer"),
         (("algorithm.codec=[error_feedback, {kind: top_k, fraction: 0.1}]",), "error_feedback, which keeps state"),
         (("algorithm.assignment=link",), "assignment = link goes with upload_seconds"),

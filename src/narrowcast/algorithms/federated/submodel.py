@@ -56,8 +56,8 @@ class Submodel(AlgorithmDefaults, BaseModel):
     `slices`: `prefix` has the first units of every layer (HeteroFL), `rolling` a window that moves on by one unit in
     each round (FedRolex), `random` units that a client draws in each round (Federated Dropout), `disjoint` the arcs of
     a circle of shuffled units that follow one another over all clients (IST), `stratified` the same of units ranked by
-    importance, one of every rank for each client, `important` those with the largest sums
-    of squares of all entries that belong to them.
+    importance, one of every rank for each client, `important` those with the largest sums of squares of all entries
+    that belong to them.
 
     Differs from the papers: 1. a slice has the width's share of a layer's units rounded down; the released code of
     HeteroFL and FedRolex rounds up. 2. `weights: equal` is theirs. 3. networks have no batch norm; HeteroFL keeps it
@@ -124,7 +124,7 @@ class Submodel(AlgorithmDefaults, BaseModel):
         if not isinstance(model, HasHiddenUnits):
             raise UserError(
                 f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to slice; use mlp, "
-                "cnn, char_lstm or gcn"
+                "cnn, vgg9, char_lstm or gcn"
             )
         slices = self._slices(task)
         hidden = slices.hidden
