@@ -38,6 +38,7 @@ PUBLIC = {
     ("platform/data/least_squares.py", "'least squares'"),
     ("platform/data/synthetic.py", "'synthetic'"),
     ("platform/data/block_model.py", "'block model'"),
+    ("reproduce/grey_images.py", "'grey images'"),
     ("platform/data/graph_source.py", "'graph projection'"),
     ("algorithms/completion/synthetic_completion.py", "'completion matrix'"),
     ("algorithms/completion/synthetic_completion.py", "'completion pattern'"),
