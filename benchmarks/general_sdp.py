@@ -28,6 +28,7 @@ from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut
 from narrowcast.algorithms.sdp.mixing import Mixing
 from narrowcast.algorithms.sdp.sdpa import SDPAFile
 from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, semidefinite_program_of
+from narrowcast.platform.threads import one_thread
 
 CSV = Path(__file__).parent.parent / "docs/results/sdp-general.csv"
 COLUMNS = ("case", "side", "constraints", "solver", "objective", "infeasibility", "gap", "cpu_seconds", "load")
@@ -35,7 +36,12 @@ ITERATIONS = 5000
 
 
 def main() -> None:
-    arguments = _arguments()
+    with one_thread():
+        compare(_arguments())
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Solve the cases that are named and put their rows in the CSV file."""
     for name in arguments.solvers:
         SOLVERS[name](load("6:9"), 1e-3, arguments.seconds)
     rows = [] if not arguments.csv.exists() else list(csv.DictReader(arguments.csv.open()))
