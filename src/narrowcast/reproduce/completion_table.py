@@ -24,7 +24,7 @@ _CLASSES: Mapping[Class, tuple[str, float]] = {
 
 
 _ENDS = {"time": "out of time", "floor": "fits all that it sees"}
-"""How a solve ended, in words; others are a solver's own."""
+"""The words for ends that the clock and the residual decide; all others are statuses of the solver."""
 
 
 def judge_solved(solves: Solves) -> list[PaperVerdict]:

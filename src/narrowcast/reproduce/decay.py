@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 ROUNDS = (1000, 3000)
 TUNING_SEED = 100
@@ -44,8 +44,7 @@ class Cell:
 
     def best_rates(self, tried: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
         """Return the rates of the best of the results, which are in the order of `RATES`."""
-        reached = [result["final"].get("validation.hr@10", 0.0) for result in tried]
-        return RATES[reached.index(max(reached))]
+        return RATES[best_place(tried, "validation.hr@10")]
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test users at the best of the rates tried."""
@@ -89,7 +88,6 @@ def groups(rounds: int) -> list[list[Cell]]:
     every = cells(rounds)
     if rounds == ROUNDS[0]:
         return [every]
-    full, svd, *others = CODECS
-    first = [[each for each in every if each.codec == full], [Cell(svd, "1e-4", rounds)]]
-    rest = [[each for each in every if each.codec == codec] for codec in (svd, *others)]
-    return [*first, *([each for each in group if each not in first[1]] for group in rest)]
+    full, svd, *others = ([each for each in every if each.codec == codec] for codec in CODECS)
+    svd.sort(key=lambda cell: cell.item_decay != "1e-4")
+    return [full, svd[:1], svd[1:], *others]

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 STUDY = "fedma-bias"
 TEST_SEEDS = 5
 TUNING_SEED = 100
 RATES = (0.003, 0.01, 0.03)
 LAYERS, PASSES, EPOCHS = 4, 2, 3
-METHODS: Mapping[str, tuple[str, str]] = {
-    "FedAvg": ("clients: 2", "kind: fedavg"),
-    "FedProx": ("clients: 2", "kind: fedprox, mu: 0.001"),
-    "FedMA": ("clients: 2", "kind: fedma"),
-    "one model of all images": ("clients: 1", "kind: fedavg"),
-    "one model, half of each class in grey": ("clients: 1, grey: 0.5", "kind: fedavg"),
+METHODS: Mapping[str, tuple[int, str, str]] = {
+    "FedAvg": (2, "", "kind: fedavg"),
+    "FedProx": (2, "", "kind: fedprox, mu: 0.001"),
+    "FedMA": (2, "", "kind: fedma"),
+    "one model of all images": (1, "", "kind: fedavg"),
+    "one model, half of each class in grey": (1, ", grey: 0.5", "kind: fedavg"),
 }
-"""The fields of the data and of the algorithm."""
+"""The clients, other fields of the data, and those of the algorithm."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class BiasCell:
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test samples at the best rate, from the results in the order of the rates."""
-        reached = [result["final"].get("validation.accuracy", 0.0) for result in tried]
-        return self._spec(RATES[reached.index(max(reached))], "")
+        return self._spec(RATES[best_place(tried)], "")
 
     def _spec(self, rate: float, part: str) -> RunSpec:
-        data, algorithm = METHODS[self.method]
+        clients, data, algorithm = METHODS[self.method]
         return RunSpec(
             f"{STUDY}-{list(METHODS).index(self.method)}{part}-rate-{rate:g}",
             "fedavg-digits",
             (
-                f"data={{kind: narrowcast.reproduce.grey_images:GreyImages, path: cifar10-jpeg-12k, {data}}}",
+                "data={kind: narrowcast.reproduce.grey_images:GreyImages, path: cifar10-jpeg-12k, "
+                f"clients: {clients}{data}}}",
                 "model={kind: cnn, channels: [8, 16], hidden: 64}",
                 f"algorithm={{{algorithm}}}",
                 f"training={{learning_rate: {rate:g}, momentum: 0.9, batch_size: 32, epochs: {EPOCHS}}}",
-                *(f"clients_per_round={2 - ('clients: 1' in data)}", "chunk_size=2", "checkpoint_seconds=100000"),
+                *(f"clients_per_round={clients}", "chunk_size=2", "checkpoint_seconds=100000"),
                 *(f"rounds={PASSES * LAYERS}", f"evaluate_every={LAYERS}", f"checkpoint_every={LAYERS}"),
             ),
             first_seed=TUNING_SEED if part else 0,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 TEST_SEEDS = 5
 TUNING_SEED = 100
@@ -70,8 +70,7 @@ class NetworkCell:
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test samples at the best rate, from the results in the order of the rates."""
-        reached = [result["final"].get("validation.accuracy", 0.0) for result in tried]
-        return self._spec(self.setting.rates[reached.index(max(reached))], "")
+        return self._spec(self.setting.rates[best_place(tried)], "")
 
     def _spec(self, rate: float, part: str) -> RunSpec:
         setting, alone = self.setting, self.method == ENSEMBLE

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 ROUNDS = 50
 TEST_SEEDS = 5
@@ -44,8 +44,7 @@ class StragglerCell:
 
     def best(self, tried: Sequence[Mapping[str, Any]]) -> float:
         """Return the best value of the grid, from the results in its order."""
-        reached = [result["final"].get("validation.accuracy", 0.0) for result in tried[: len(self._grid)]]
-        return self._grid[reached.index(max(reached))]
+        return self._grid[best_place(tried[: len(self._grid)])]
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test samples at the best value of the grid."""

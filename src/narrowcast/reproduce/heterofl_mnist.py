@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 STUDY = "heterofl-mnist"
 TEST_SEEDS = 5
 TUNING_SEED = 100
-ROUNDS, SHORT = 20, 2
+ROUNDS = 20
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """The levels a to e of HeteroFL."""
 RATES = (0.1, 0.3, 0.6)
@@ -33,17 +33,18 @@ _SCOLR = (
     f"kind: scolr, rank: {UNITS - 4}, rank_policy: {{kind: bandwidth, upload_seconds: {_WHOLE_MBIT:.4f}}}, "
     "aggregation: $"
 )
-METHODS: Mapping[str, tuple[str, tuple[str, str]]] = {
-    "HeteroFL, the first units": (f"{_SLICES}, slices: prefix", _WEIGHTS),
-    "FedRolex, a rolling window": (f"{_SLICES}, slices: rolling", _WEIGHTS),
-    "IST, disjoint units": (f"{_SLICES}, slices: disjoint", _WEIGHTS),
-    "SCoLR, ranks of the same bits": (_SCOLR, _AGGREGATIONS),
-    "FedAvg, the whole model": ("kind: fedavg, weights: $", _WEIGHTS),
-    "FedAvg, what all clients afford": (f"kind: submodel, widths: [{WIDTHS[-1]}], weights: $", _WEIGHTS),
-    "SCoLR, two rounds": (_SCOLR, _AGGREGATIONS),
-    "FedAvg, two rounds": ("kind: fedavg, weights: $", _WEIGHTS),
+_FEDAVG = "kind: fedavg, weights: $"
+METHODS: Mapping[str, tuple[str, tuple[str, str], int]] = {
+    "HeteroFL, the first units": (f"{_SLICES}, slices: prefix", _WEIGHTS, ROUNDS),
+    "FedRolex, a rolling window": (f"{_SLICES}, slices: rolling", _WEIGHTS, ROUNDS),
+    "IST, disjoint units": (f"{_SLICES}, slices: disjoint", _WEIGHTS, ROUNDS),
+    "SCoLR, ranks of the same bits": (_SCOLR, _AGGREGATIONS, ROUNDS),
+    "FedAvg, the whole model": (_FEDAVG, _WEIGHTS, ROUNDS),
+    "FedAvg, what all clients afford": (f"kind: submodel, widths: [{WIDTHS[-1]}], weights: $", _WEIGHTS, ROUNDS),
+    "SCoLR, two rounds": (_SCOLR, _AGGREGATIONS, 2),
+    "FedAvg, two rounds": (_FEDAVG, _WEIGHTS, 2),
 }
-"""The fields of each method, and the values that are tried in the place of $."""
+"""The fields of each method, the values that are tried in the place of $, and the rounds."""
 TRIES = range(len(RATES) * 2)
 _TIERS = ", ".join(
     f"{{name: x{width:g}, share: 1, uplink_mbit_per_second: {width:g}, downlink_mbit_per_second: {4 * width:g}, "
@@ -64,13 +65,11 @@ class SliceCell:
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test samples at the best place of the grid, from the results in its order."""
-        reached = [result["final"].get("validation.accuracy", 0.0) for result in tried]
-        return self._spec(reached.index(max(reached)), "")
+        return self._spec(best_place(tried), "")
 
     def _spec(self, place: int, tuning: str) -> RunSpec:
-        fields, values = METHODS[self.method]
+        fields, values, rounds = METHODS[self.method]
         value, rate = tuple(product(values, RATES))[place]
-        rounds = SHORT if self.method.endswith("two rounds") else ROUNDS
         group = f"{STUDY}-{list(METHODS).index(self.method)}-{value}{tuning}"
         return RunSpec(
             f"{group}-rate-{rate:g}",

@@ -24,8 +24,8 @@ class LightRun:
     """A run in this process; `result` is what `result.json` would have, with an array `hits`.
 
     Without `test` the result has no test metrics. The result of a run that failed has its `error` and no metrics, and
-    that of a run that ended at its target has the rounds until then. If the specification asks
-    for it, `curve` has the results until each evaluation, with the number of the model's values at checkpoints.
+    that of a run that ended at its target has the rounds until then. If the specification asks for it, `curve` has the
+    results until each evaluation, with the number of the model's values at checkpoints.
     """
 
     def __init__(self, spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> None:

@@ -75,6 +75,11 @@ def finished(rows: Rows, spec: RunSpec, seeds: int = 1) -> list[Mapping[str, Any
     return [each for each in found if each is not None] if all(found) else []
 
 
+def _first_finished(rows: Rows, spec: RunSpec, seeds: int) -> list[Mapping[str, Any]]:
+    """Return the results of a run's seeds, in order up to the first that is not finished."""
+    return [rows[key] for key in takewhile(rows.__contains__, (key_of(spec, seed) for seed in spec.seeds(seeds)))]
+
+
 def tuning_results(rows: Rows, study: Study) -> dict[str, list[Mapping[str, Any]]]:
     """Return the results of a study's trials by label."""
     return {spec.label: found for spec in study.trials if (found := finished(rows, spec))}
@@ -130,8 +135,7 @@ def tested_so_far(
     found = list[list[Mapping[str, Any]]]()
     for cell in cells:
         spec = chosen(rows, cell, rates)
-        keys = [] if spec is None else [key_of(spec, seed) for seed in spec.seeds(seeds)]
-        found.append([rows[key] for key in takewhile(rows.__contains__, keys)])
+        found.append([] if spec is None else _first_finished(rows, spec, seeds))
     shared = min((len(each) for each in found if len(each) > 1), default=0)
     return [each[:shared] if len(each) > 1 else [] for each in found]
 
@@ -219,9 +223,7 @@ def channel_results(rows: Rows, ablation: Ablation) -> dict[Cell, list[Mapping[s
     found = dict[Cell, list[Mapping[str, Any]]]()
     for cell in ablation.cells:
         if name := winners.get((cell.scenario.name, cell.codec)):
-            spec = ablation.run(cell, name)
-            keys = (key_of(spec, seed) for seed in spec.seeds(TEST_SEEDS))
-            found[cell] = [rows[key] for key in takewhile(rows.__contains__, keys)]
+            found[cell] = _first_finished(rows, ablation.run(cell, name), TEST_SEEDS)
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 TEST_SEEDS = 5
 TUNING_SEED = 100
@@ -108,8 +108,7 @@ class Cell:
 
     def best(self, tried: Sequence[Mapping[str, Any]]) -> int:
         """Return the best place of the grid, from the results in its order."""
-        reached = [result["final"].get("validation.accuracy", 0.0) for result in tried]
-        return reached.index(max(reached))
+        return best_place(tried)
 
     def settings(self, place: int) -> str:
         """Return the values at a place of the grid in words."""

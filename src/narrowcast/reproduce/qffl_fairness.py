@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 TEST_SEEDS = 5
 TUNING_SEED = 100
@@ -61,8 +61,7 @@ class FairCell:
     def best(self, tried: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
         """Return the best pair of the grid, from the results in its order."""
         metric = "worst_10_percent" if self.data == FASHION else "mean"
-        reached = [result["final"].get(f"validation.accuracy.{metric}", 0.0) for result in tried]
-        return self.grid[reached.index(max(reached))]
+        return self.grid[best_place(tried, f"validation.accuracy.{metric}")]
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test samples at the best pair of the grid."""

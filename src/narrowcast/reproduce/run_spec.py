@@ -52,3 +52,9 @@ class RunSpec:
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """Label of a `RunSpec` -> the result of each seed, in the order of the seeds."""
+
+
+def best_place(tried: Sequence[Mapping[str, Any]], metric: str = "validation.accuracy") -> int:
+    """Return the place of the first result with the highest metric, which counts as 0 if a run failed."""
+    reached = [result["final"].get(metric, 0.0) for result in tried]
+    return reached.index(max(reached))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 TUNING_SEED = 100
 
@@ -56,8 +56,8 @@ class TrafficCell:
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test users at the best of the rates tried; the results are in the order of the rates."""
-        reached = [result["final"].get(f"validation.{self.of.metric}", 0.0) for result in tried]
-        return self._spec(self._label, self.of.rates[reached.index(max(reached))], (), 0)
+        rate = self.of.rates[best_place(tried, f"validation.{self.of.metric}")]
+        return self._spec(self._label, rate, (), 0)
 
     @property
     def _label(self) -> str:

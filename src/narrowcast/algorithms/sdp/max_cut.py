@@ -36,8 +36,8 @@ class _Relaxation(BaseModel):
 class MaxCutFile(_Relaxation):
     """MAXCUT on a graph of the collection Gset, or on a file of one's own in its format.
 
-    The file has a line `n m`, then a line `i j weight` for each edge; vertices are numbered from 1. All
-    weights are 1 if no line has one.
+    The file has a line `n m`, then a line `i j weight` for each edge; vertices are numbered from 1. All weights are 1
+    if no line has one.
     """
 
     kind: Literal["max_cut"] = "max_cut"
