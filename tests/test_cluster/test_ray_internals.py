@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import ray
 from packaging.version import Version
-from ray._private import ray_constants
+from ray._private import node, ray_constants, services
 from ray.job_submission import JobSubmissionClient
 
 import narrowcast
@@ -52,6 +53,26 @@ def test_ray_takes_the_private_options() -> None:
         assert all(name in inspect.getsource(ray.init) for name in options)
         assert ray_constants.ENABLE_RAY_CLUSTER is False
     assert ray_constants.ENABLE_RAY_CLUSTER is True
+
+
+def test_a_node_that_registers_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "ray._private.services.get_node(" in inspect.getsource(node.Node.__init__)
+    asked = list[tuple[str, str]]()
+
+    def ask(gcs_address: str, node_id: str) -> str:
+        asked.append((gcs_address, node_id))
+        if len(asked) < 3 or node_id == "never":
+            raise RuntimeError("GCS cannot find the node")
+        return "found"
+
+    monkeypatch.setattr(services, "get_node", ask)
+    with ray_internals.slow_starts():
+        assert services.get_node("127.0.0.1:1", "late") == "found"
+        assert asked == [("127.0.0.1:1", "late")] * 3
+        monkeypatch.setattr(ray_internals, "_START_SECONDS", 0.5)
+        with pytest.raises(RuntimeError, match="cannot find"):
+            services.get_node("127.0.0.1:1", "never")
+    assert services.get_node is ask
 
 
 def test_the_loggers_of_the_job_client_have_these_names() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from narrowcast.cluster.ray_folder import ray_folder
 
 CHECKED_VERSION = "2.60.0"
+
+_START_SECONDS = 120.0
+"""Longest time in which a node that is started here has to register; a busy machine needs more than the 30 s of Ray."""
 
 NODES_PATH = "/api/v0/nodes?limit=10000"
 """Path of the dashboard that lists the nodes, as `ray.util.state` asks for it."""
@@ -38,13 +42,37 @@ def on_this_machine_only() -> Iterator[dict[str, Any]]:
     """
     from ray._private import ray_constants  # `submit` takes seconds less without Ray
 
-    with ray_folder() as private:
+    with ray_folder() as private, slow_starts():
         supported = ray_constants.ENABLE_RAY_CLUSTER
         ray_constants.ENABLE_RAY_CLUSTER = False
         try:
             yield {"_node_ip_address": "127.0.0.1", "_temp_dir": str(private / "ray")}
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = supported
+
+
+@contextmanager
+def slow_starts() -> Iterator[None]:
+    """Let `ray.init` wait for the node that it starts for `_START_SECONDS`."""
+    from ray._private import services
+
+    ask = services.get_node
+
+    def asked_until_it_is_there(gcs_address: str, node_id: str) -> Any:
+        end = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return ask(gcs_address, node_id)
+            except RuntimeError:  # not registered yet
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.2)
+
+    services.get_node = asked_until_it_is_there
+    try:
+        yield
+    finally:
+        services.get_node = ask
 
 
 _HANDSHAKE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
