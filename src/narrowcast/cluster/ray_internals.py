@@ -62,7 +62,7 @@ def slow_starts() -> Iterator[None]:
         end = time.monotonic() + _START_SECONDS
         while True:
             try:
-                return ask(gcs_address, node_id)
+                return ask(gcs_address, node_id)  # type: ignore[no-untyped-call]
             except RuntimeError:  # not registered yet
                 if time.monotonic() >= end:
                     raise
