@@ -56,9 +56,12 @@ docs: venv ## the documentation site, in build/docs/index.html; warnings are err
 lock: ## locks/*.txt anew from constraints.txt: the sha256 of every file, for Linux on x86-64 and Python 3.11
 	$(PYTHON) .ci/lock.py
 
+# In an environment of its own: with its packages every import of Ray, in each of its processes, takes 2 s more.
 sbom: venv ## build/sbom.cdx.json: every installed package with its version, licence and dependencies (CycloneDX)
-	mkdir -p build
-	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.cdx.json $(VENV)
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet \
+	  $(if $(subst $(LOCKED),,$(PLATFORM)),-c constraints.txt cyclonedx-bom,--require-hashes --no-deps -r locks/sbom.txt)
+	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.cdx.json $(VENV)
 
 bench: venv ## seconds per round here and on Ray, beside plain loops and other platforms
 	$(BIN)/python benchmarks/seconds_per_round.py

@@ -2,7 +2,8 @@
 
 They are for Linux on x86-64 and Python 3.11. runtime.txt has what the image needs, narrowcast[cluster,server,he,ui] and
 the build back-end, but torch; torch-cpu.txt and torch-cuda.txt are its two builds, the first as this machine finds it
-and the second from pypi.org; development.txt has the rest.
+and the second from pypi.org; sbom.txt has all of the program of `make sbom`, whose environment is its own, and
+development.txt the rest.
 """
 
 from __future__ import annotations
@@ -50,9 +51,12 @@ def main() -> None:
     if different := [name for name in here if here[name] != pypi[name] and name != "torch"]:
         raise SystemExit(f"these files are not those of pypi.org: {', '.join(different)}")
     runtime = {*report(["-c", "constraints.txt", ".[cluster,server,he,ui]"], {}), *_BUILD} & here.keys() - {"torch"}
+    sbom = report(["-c", "constraints.txt", "cyclonedx-bom"], {}).keys()
+    rest = here.keys() - runtime - {"torch"} - (sbom - report(["-c", "constraints.txt", ".[dev]"], {}).keys())
     for file, names, found, what in (
         ("runtime", runtime, here, "The image's packages but torch."),
-        ("development", here.keys() - runtime - {"torch"}, here, "The other packages of `make venv`."),
+        ("development", rest, here, "The other packages of `make venv`."),
+        ("sbom", sbom, here, "The packages of `make sbom`."),
         ("torch-cpu", {"torch"}, here, "PyTorch's build for CPUs."),
         ("torch-cuda", {"torch"}, pypi, "The build of pypi.org, with CUDA."),
     ):

@@ -1,4 +1,7 @@
-"""The reference: client after client with a torch module and torch's optimiser, without a platform."""
+"""The reference: client after client with a torch module and torch's optimiser, without a platform.
+
+In float64 it says how far float32 alone leads from the exact result.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from torch import nn
 
 
 def main() -> None:
-    options = arguments()
+    options = arguments(precision={"choices": ("float32", "float64"), "default": "float32"})
+    precision = getattr(torch, options.precision)
     workload = Workload(options.workload)
-    module = workload.network()
+    module = workload.network().to(precision)
     parameters = list(module.parameters())
     optimiser = torch.optim.SGD(parameters, lr=workload.settings.learning_rate)
     watch, every_round = Stopwatch(), []
@@ -24,7 +28,7 @@ def main() -> None:
             examples = 0
             for features, labels in workload.batches(round_index, place):
                 optimiser.zero_grad()
-                nn.functional.cross_entropy(module(features), labels).backward()
+                nn.functional.cross_entropy(module(features.to(precision)), labels).backward()
                 optimiser.step()
                 examples += len(labels)
             with torch.no_grad():

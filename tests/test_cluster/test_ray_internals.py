@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -73,6 +75,55 @@ def test_a_node_that_registers_late_is_waited_for(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(RuntimeError, match="cannot find"):
             services.get_node("127.0.0.1:1", "never")
     assert services.get_node is ask
+
+
+def test_the_ports_of_a_node_are_chosen_before_its_agents_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that has to be told them by its agents dies if that takes 15 s, and then it is not waited for."""
+    node_id = 28 * "ab"
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    given = dict[str, Any]()
+
+    def start(
+        node_id: str,
+        session_dir: str,
+        metrics_agent_port: int,
+        metrics_export_port: int,
+        dashboard_agent_listen_port: int,
+        runtime_env_agent_port: int,
+        env_updates: dict[str, str] | None = None,
+    ) -> SimpleNamespace:
+        given.update(locals())
+        return SimpleNamespace(process=subprocess.Popen(sleeper))
+
+    def not_registered(*_: str) -> None:
+        raise RuntimeError("GCS cannot find the node")
+
+    real = inspect.signature(services.start_raylet).parameters
+    assert {"node_id", "session_dir", "env_updates", *ray_internals._AGENT_PORTS} <= real.keys()
+    monkeypatch.setattr(services, "start_raylet", start)
+    monkeypatch.setattr(services, "get_node", not_registered)
+    with ray_internals.slow_starts():
+        node = services.start_raylet(node_id, str(tmp_path), 0, 21_000, 0, runtime_env_agent_port=0).process
+        try:
+            ports = {given[name] for name in ray_internals._AGENT_PORTS}
+            assert len(ports) == 4
+            assert all(20_000 <= port < 32_768 for port in ports)
+            assert given["metrics_export_port"] == 21_000
+            assert given["env_updates"] == {"RAY_agent_register_timeout_ms": "120000"}
+            (file,) = tmp_path.iterdir()
+            assert (file.name, int(file.read_text())) == (
+                f"dashboard_agent_listen_port_{node_id}",
+                given["dashboard_agent_listen_port"],
+            )
+        finally:
+            node.kill()
+            node.wait()
+        monkeypatch.setattr(ray_internals, "_START_SECONDS", 600.0)
+        with pytest.raises(RuntimeError):  # at once, since its process has ended
+            services.get_node("127.0.0.1:1", node_id)
+    assert services.start_raylet is start
 
 
 def test_the_loggers_of_the_job_client_have_these_names() -> None:

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import random
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from inspect import signature
 from typing import Any
 
 from narrowcast.cluster.ray_folder import ray_folder
@@ -17,6 +21,9 @@ CHECKED_VERSION = "2.60.0"
 
 _START_SECONDS = 120.0
 """Longest time in which a node that is started here has to register; a busy machine needs more than the 30 s of Ray."""
+
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+"""Ports of a node's agents. A node whose agents choose them dies unless it learns them in 15 s (Ray issue 65983)."""
 
 NODES_PATH = "/api/v0/nodes?limit=10000"
 """Path of the dashboard that lists the nodes, as `ray.util.state` asks for it."""
@@ -53,10 +60,12 @@ def on_this_machine_only() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def slow_starts() -> Iterator[None]:
-    """Let `ray.init` wait for the node that it starts for `_START_SECONDS`."""
+    """Let `ray.init` wait for the node that it starts, and that node for its agents, for `_START_SECONDS`."""
     from ray._private import services
+    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
 
-    ask = services.get_node
+    ask, start = services.get_node, services.start_raylet
+    nodes = list[subprocess.Popen[bytes]]()
 
     def asked_until_it_is_there(gcs_address: str, node_id: str) -> Any:
         end = time.monotonic() + _START_SECONDS
@@ -64,15 +73,39 @@ def slow_starts() -> Iterator[None]:
             try:
                 return ask(gcs_address, node_id)  # type: ignore[no-untyped-call]
             except RuntimeError:  # not registered yet
-                if time.monotonic() >= end:
+                if time.monotonic() >= end or any(node.poll() is not None for node in nodes):
                     raise
                 time.sleep(0.2)
 
-    services.get_node = asked_until_it_is_there
+    def started_with_ports(*positional: Any, **named: Any) -> Any:
+        given = signature(start).bind(*positional, **named).arguments
+        missing = [name for name in _AGENT_PORTS if not given.get(name)]
+        given |= dict(zip(missing, _free_ports(len(missing)), strict=True))
+        # The node is not told this port, but reads it where the agent is to leave it.
+        listen_port = given["dashboard_agent_listen_port"]
+        persist_port(given["session_dir"], given["node_id"], DASHBOARD_AGENT_LISTEN_PORT_NAME, listen_port)
+        longer = {"RAY_agent_register_timeout_ms": str(round(1e3 * _START_SECONDS))}
+        started = start(**given | {"env_updates": longer | (given.get("env_updates") or {})})
+        nodes.append(started.process)
+        return started
+
+    services.get_node, services.start_raylet = asked_until_it_is_there, started_with_ports
     try:
         yield
     finally:
-        services.get_node = ask
+        services.get_node, services.start_raylet = ask, start
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports below those that Linux gives to connections, and above those of Ray's workers."""
+    with ExitStack() as held:
+        found = list[int]()
+        while len(found) < count:
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):  # taken: another one
+                probe.bind(("", random.SystemRandom().randrange(20_000, 32_768)))
+                found.append(probe.getsockname()[1])
+        return found
 
 
 _HANDSHAKE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
