@@ -179,7 +179,7 @@ def test_held_out_items_that_are_trained_on_are_refused(root: Path) -> None:
         (
             None,
             {"time": "when"},
-            r"data.time=COLUMN \(a solve: problem.ratings.time=COLUMN\), or say data.time=null if its rows are in order",
+            r"data.time=COLUMN \(a solve: problem.ratings.time=COLUMN\), or say data.time=null if its rows are in",
         ),
         (("user,item", "user,user"), {}, "has 2 columns 'user'; rename all but one"),
         (("3,", ",", 5), {}, r"row \d+ has no id in column user \(it has ''\)"),
