@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
+from ray_nodes import RAY
 
 # Forty epochs make a round last long enough for a node to be killed in its midst.
 SETTINGS = ("rounds=6", "chunk_size=5", "training.epochs=40", "checkpoint_every=2", "evaluate_every=6")
@@ -50,7 +50,7 @@ class Nodes:
         log = self.folder / f"node-{len(self.started)}"
         with log.open("wb") as out:
             node = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *common, *words],
+                [*RAY, "start", *where, *common, *words],
                 env={**os.environ, **QUICK_CHECKS, "RAY_AUTH_MODE": "token"},
                 stdout=out,
                 stderr=out,

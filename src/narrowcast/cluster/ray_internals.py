@@ -108,12 +108,13 @@ def _free_ports(count: int) -> list[int]:
         return found
 
 
-_HANDSHAKE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+_HANDSHAKE = "import sys; from ray._raylet import GcsClient; print(flush=True); GcsClient(address=sys.argv[1])"
 
 
 def handshake_command(address: str) -> list[str]:
     """Return a command that exits with 0 if a Ray cluster of this version and token answers at host:port.
 
+    It writes a line before it asks, since its imports take longer than the answer.
     It does what `ray health-check` does first, with a third of its imports. `ray.init` would try for many minutes.
     """
     return [sys.executable, "-c", _HANDSHAKE, address]

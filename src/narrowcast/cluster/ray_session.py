@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -166,11 +166,13 @@ def probe(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
-    try:
-        done = subprocess.run(handshake_command(address), capture_output=True, timeout=_HEALTH_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        done = None
-    if done is None or done.returncode:
+    with subprocess.Popen(handshake_command(address), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as handshake:
+        assert handshake.stdout is not None
+        handshake.stdout.readline()
+        with suppress(subprocess.TimeoutExpired):
+            handshake.wait(_HEALTH_SECONDS)
+        handshake.kill()
+    if handshake.returncode:
         raise UserError(
             f"{address} answers, but is no Ray cluster of this version and token; give the address that "
             "`ray start --head` prints"
