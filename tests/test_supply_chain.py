@@ -32,8 +32,8 @@ def locked() -> dict[str, tuple[str, list[str]]]:
             name, _, version = pin.partition("==")
             if file != "sbom":
                 assert normal(name) not in found, f"{name} is in both"
-            line_of_it = (version.partition("+")[0], options)
-            assert found.setdefault(normal(name), line_of_it) == line_of_it, f"{name} differs in sbom.txt"
+            entry = (version.partition("+")[0], options)
+            assert found.setdefault(normal(name), entry) == entry, f"{name} differs in sbom.txt"
     return found
 
 

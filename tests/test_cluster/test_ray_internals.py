@@ -105,7 +105,7 @@ def test_the_ports_of_a_node_are_chosen_before_its_agents_start(
     monkeypatch.setattr(services, "start_raylet", start)
     monkeypatch.setattr(services, "get_node", not_registered)
     with ray_internals.slow_starts():
-        node = services.start_raylet(node_id, str(tmp_path), 0, 21_000, 0, runtime_env_agent_port=0).process
+        process = services.start_raylet(node_id, str(tmp_path), 0, 21_000, 0, runtime_env_agent_port=0).process
         try:
             ports = {given[name] for name in ray_internals._AGENT_PORTS}
             assert len(ports) == 4
@@ -118,8 +118,8 @@ def test_the_ports_of_a_node_are_chosen_before_its_agents_start(
                 given["dashboard_agent_listen_port"],
             )
         finally:
-            node.kill()
-            node.wait()
+            process.kill()
+            process.wait()
         monkeypatch.setattr(ray_internals, "_START_SECONDS", 600.0)
         with pytest.raises(RuntimeError):  # at once, since its process has ended
             services.get_node("127.0.0.1:1", node_id)

@@ -80,7 +80,7 @@ def slow_starts() -> Iterator[None]:
     def started_with_ports(*positional: Any, **named: Any) -> Any:
         given = signature(start).bind(*positional, **named).arguments
         missing = [name for name in _AGENT_PORTS if not given.get(name)]
-        given |= dict(zip(missing, _free_ports(len(missing)), strict=True))
+        given |= dict(zip(missing, free_ports(len(missing)), strict=True))
         # The node is not told this port, but reads it where the agent is to leave it.
         listen_port = given["dashboard_agent_listen_port"]
         persist_port(given["session_dir"], given["node_id"], DASHBOARD_AGENT_LISTEN_PORT_NAME, listen_port)
@@ -96,7 +96,7 @@ def slow_starts() -> Iterator[None]:
         services.get_node, services.start_raylet = ask, start
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports below those that Linux gives to connections, and above those of Ray's workers."""
     with ExitStack() as held:
         found = list[int]()

@@ -168,10 +168,12 @@ def probe(address: str) -> None:
         raise UserError(f"no Ray cluster answers at {address} ({reason}); start one, or leave out --address") from error
     with subprocess.Popen(handshake_command(address), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as handshake:
         assert handshake.stdout is not None
-        handshake.stdout.readline()
-        with suppress(subprocess.TimeoutExpired):
-            handshake.wait(_HEALTH_SECONDS)
-        handshake.kill()
+        try:
+            handshake.stdout.readline()
+            with suppress(subprocess.TimeoutExpired):
+                handshake.wait(_HEALTH_SECONDS)
+        finally:
+            handshake.kill()
     if handshake.returncode:
         raise UserError(
             f"{address} answers, but is no Ray cluster of this version and token; give the address that "

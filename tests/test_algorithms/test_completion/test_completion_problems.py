@@ -160,6 +160,17 @@ def test_biases_are_the_solution_of_their_normal_equations() -> None:
     assert rmse < 0.95 < plain.measure(nothing)["test.rmse"] - 0.1
 
 
+def test_errors_of_the_ratings_name_the_keys_of_a_solve(tmp_path: Path) -> None:
+    path = tmp_path / "stars.csv"
+    path.write_text("user,film,rating\n1,1,5\n1,2,4\n")
+    renamed = ExplicitRatings(path=path, time=None)
+    with pytest.raises(UserError, match=r"no column 'item', .*; name the column with problem\.ratings\.item=COLUMN$"):
+        RatingCompletion(ratings=renamed).load()
+    few = ExplicitRatings(path=path, item="film", time=None, min_ratings=3)
+    with pytest.raises(UserError, match=r"no user has 3 ratings .*; lower problem\.ratings\.min_ratings$"):
+        RatingCompletion(ratings=few).load()
+
+
 def test_the_seed_of_ratings_is_their_own_or_that_of_the_problem() -> None:
     own = ExplicitRatings(set="ml-100k", seed=4)
     one, two = (RatingCompletion(ratings=own, seed=seed).load().digest for seed in (0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +11,9 @@ from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER,
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.algorithms.completion.rating_biases import biases_of
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
+from narrowcast.platform.errors import UserError
+
+_FIELD_OF_DATA = re.compile(rf"\bdata\.(?=(?:{'|'.join(ExplicitRatings.model_fields)})\b)")
 
 
 class RatingCompletion(BaseModel):
@@ -42,7 +46,10 @@ class RatingCompletion(BaseModel):
         ratings = self.ratings
         if ratings.seed is None:
             ratings = ratings.model_copy(update={"seed": self.seed})
-        matrix = ratings.load()
+        try:
+            matrix = ratings.load()
+        except UserError as error:  # which names the fields as an experiment has them
+            raise UserError(_FIELD_OF_DATA.sub("problem.ratings.", str(error))) from error
         train, test, validation = (matrix.part(split) for split in ("train", "test", "validation"))
         mean = matrix.training_mean
         values, biases, shape = train.values - mean, None, (matrix.n_items, matrix.n_users)

@@ -144,11 +144,8 @@ def _check_columns(path: Path, names: Mapping[str, str], there: Sequence[str], *
     for field, column in names.items():
         if column not in there:
             shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
-            solve = f" (a solve: problem.ratings.{field}=COLUMN)"
             none = ", or say data.time=null if its rows are in order of time" if field == "time" else ""
-            advice = (
-                f"name the column with data.{field}=COLUMN{solve}{none}" if renamed else "give the columns these names"
-            )
+            advice = f"name the column with data.{field}=COLUMN{none}" if renamed else "give the columns these names"
             raise UserError(f"{path}: has no column {column!r}, only {shown}; {advice}")
         if there.count(column) > 1:
             raise UserError(f"{path}: has {there.count(column)} columns {column!r}; rename all but one")
