@@ -1,7 +1,7 @@
 """Gradients of a chain of layers with parameters of its own for every client, in closed form.
 
-The kernels and the layouts of their factors are those that torch's autograd uses for the same chain, so that the result
-is autograd's bit for bit; no graph is recorded.
+No graph is recorded. Products are laid out as the parameters are, which torch's autograd does not do for a weight: its
+gradient is a transposed view there, whose product and whose step take two to four times as long.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _gradient(
         if not isinstance(layer, nn.Linear):
             back = _ELEMENTWISE[type(layer)][1](back, outputs[place + 1])
             continue
-        gradients[f"{name}.weight"] = torch.bmm(outputs[place].mT, back).mT
+        gradients[f"{name}.weight"] = torch.bmm(back.mT, outputs[place])
         if layer.bias is not None:
             gradients[f"{name}.bias"] = back.sum(1)
         if place:
