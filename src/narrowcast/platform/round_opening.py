@@ -24,7 +24,7 @@ def open_round(live: LiveState) -> OpenRound:
     n_clients = run.task.data.n_clients
     free = run.plan.availability.free(n_clients, run.plan.seed, round_index, live.simulated_seconds)
     sampled = sample_cohort(run.plan, live.rotation, round_index, free, run.task.data.examples)
-    cohort, draws = np.unique(sampled, return_counts=True)
+    cohort, draws = np.unique(sampled, return_counts=True) if run.plan.replacement else (np.sort(sampled), None)
     link_allocation = allocate_links(run, cohort, round_index)
     broadcast = run.algorithm.broadcast(live.server, run.task, round_index)
     downlink_bits, renewed_bits = download_bits(live, broadcast, cohort), np.zeros(len(cohort), dtype=np.int64)
@@ -40,8 +40,8 @@ def open_round(live: LiveState) -> OpenRound:
     opened = OpenRound(run, round_index, cohort, link_allocation, broadcast, downlink_bits, download_seconds)
     epochs, late = predict_stragglers(opened)
     known = link_allocation if late is None else replace(link_allocation, lost=either(link_allocation.lost, late))
-    chunk_size, population, counted = run.plan.chunk_size, live.population, draws if run.plan.replacement else None
-    chunks = make_chunks(cohort, run.task.data.examples, chunk_size, round_index, population, known, epochs, counted)
+    chunk_size, population = run.plan.chunk_size, live.population
+    chunks = make_chunks(cohort, run.task.data.examples, chunk_size, round_index, population, known, epochs, draws)
     return replace(opened, chunks=chunks)
 
 

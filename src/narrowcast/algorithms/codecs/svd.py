@@ -14,9 +14,9 @@ from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.factors import LEFT, RIGHT, Factored
+from narrowcast.algorithms.codecs.nonzero_rows import nonzero_rows
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors
 from narrowcast.algorithms.codecs.warm_factors import kept_factors, start, zero_factors
-from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.platform.types import Arrays, FloatArray
 
 _VALUES = "/singular_values"
@@ -78,7 +78,7 @@ class SVD(Factored):
         if self.parts == "uv":
             return super().product(name, factors)
         left, right = factors[name + LEFT], factors[name + RIGHT].T * factors[name + _VALUES][:, None]
-        used = np.flatnonzero(left.any(axis=1))
+        used = np.flatnonzero(nonzero_rows(left))
         matrix = np.zeros((len(left), right.shape[1]), dtype=left.dtype)
         matrix[used] = left[used] @ right
         return matrix
@@ -102,7 +102,7 @@ def truncated_svd(matrix: NDArray[Any], rank: int) -> tuple[FloatArray, FloatArr
     """
     wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if wide else matrix
-    used = slice(None) if not wide and _has_no_zero_row(read_only(tall, np.float32)) else tall.any(axis=1)
+    used = np.flatnonzero(nonzero_rows(tall))
     dense = tall[used].astype(np.float64)
     _, vectors = np.linalg.eigh(dense.T @ dense)
     right = vectors[:, ::-1][:, :rank]
@@ -111,14 +111,3 @@ def truncated_svd(matrix: NDArray[Any], rank: int) -> tuple[FloatArray, FloatArr
     left = np.zeros((len(tall), rank))
     left[used] = np.divide(image, values, out=np.zeros_like(image), where=values > 0)
     return (right, values, left.T) if wide else (left, values, right.T)
-
-
-@compiled()
-def _has_no_zero_row(matrix: NDArray[np.float32]) -> bool:
-    for row in matrix:
-        column = 0
-        while column < len(row) and row[column] == 0:
-            column += 1
-        if column == len(row):
-            return False
-    return True

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from narrowcast.algorithms.codecs.nonzero_rows import nonzero_rows
 from narrowcast.algorithms.local_training.compiled import compiled, read_only
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import Task
@@ -94,9 +95,7 @@ class RowSum:
 
     def changed_rows(self) -> BoolArray:
         """Return the rows that the mean changes, [N]."""
-        changed = np.empty(len(self.total), dtype=np.bool_)
-        _mark_changed(read_only(self.total, self.total.dtype), changed)
-        return changed
+        return nonzero_rows(self.total)
 
 
 @compiled()
@@ -111,15 +110,6 @@ def _divide(total: NDArray[np.floating], weight: FloatArray, mean: NDArray[np.fl
         else:
             for column in range(total.shape[1]):
                 mean[row, column] = total[row, column] / np.maximum(divisors[column], 1.0)
-
-
-@compiled()
-def _mark_changed(total: NDArray[np.floating], changed: BoolArray) -> None:
-    for row in range(len(total)):
-        column = 0
-        while column < total.shape[1] and total[row, column] == 0:
-            column += 1
-        changed[row] = column < total.shape[1]
 
 
 @dataclass(frozen=True)
