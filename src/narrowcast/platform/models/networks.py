@@ -92,7 +92,8 @@ class CNN(NeuralNetwork):
 class VGG9(NeuralNetwork):
     """Six 3 x 3 convolutions and three linear layers, without batch norm; takes [n, channels, height, width].
 
-    Reference: the network that Wang et al., Federated Learning with Matched Averaging, ICLR 2020, train on CIFAR-10.
+    Reference: the network that Wang et al., Federated Learning with Matched Averaging, ICLR 2020, train on CIFAR-10;
+    first weights `he`: He et al., Delving Deep into Rectifiers, ICCV 2015.
     """
 
     kind: Literal["vgg9"] = "vgg9"
@@ -100,6 +101,9 @@ class VGG9(NeuralNetwork):
         (32, 64, 128, 128, 256, 256), description="output channels of the six convolutions"
     )
     hidden: tuple[Width, Width] = Field((512, 512), description="widths of the two hidden layers")
+    first_weights: Literal["torch", "he"] = Field(
+        "torch", description="torch's own, which narrow layers learn slowly from; he: normal, of variance 2 by the inputs of a unit"
+    )
 
     def module(self, data: Samples) -> nn.Module:
         """Return convolutions in pairs, each pair followed by pooling, and three linear layers."""
@@ -109,7 +113,11 @@ class VGG9(NeuralNetwork):
             layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if place % 2 else []), nn.ReLU()]
         flat, (first, second) = self.channels[-1] * (height // 8) * (width // 8), self.hidden
         layers += [nn.Flatten(), nn.Linear(flat, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(second, self.n_outputs(data)))
+        layers.append(nn.Linear(second, self.n_outputs(data)))
+        for layer in layers if self.first_weights == "he" else ():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        return nn.Sequential(*layers)
 
     def hidden_units(self, data: Samples) -> HiddenUnits:
         """Return the channels of all convolutions and the units of the hidden layers."""
