@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -87,7 +88,7 @@ def work(queue: Queue, output: Path, workers: int, seconds: float, memory_gib: f
                     running[pool.submit(light_runs, [(each.spec, each.seed, each.test) for each in job])] = job
             if not running:
                 break
-            for future in wait(running, left, FIRST_COMPLETED).done:
+            for future in wait(running, min(left, threading.TIMEOUT_MAX), FIRST_COMPLETED).done:
                 job = running.pop(future)
                 try:
                     results = future.result()

@@ -124,7 +124,7 @@ class SymbolStage(Stage):
 def check_values(tensors: Tensors) -> None:
     """Raise `UnsendableUpdateError` if a tensor has values that are not finite, or too large."""
     for name, values in tensors.items():
-        if not (-LARGEST_VALUE <= values.min(initial=0) and values.max(initial=0) <= LARGEST_VALUE):
+        if not (values.min(initial=0) >= -LARGEST_VALUE and values.max(initial=0) <= LARGEST_VALUE):
             raise UnsendableUpdateError(f"the update of {name} has values that are not finite, or beyond 2^96")
 
 

@@ -102,7 +102,7 @@ class VGG9(NeuralNetwork):
     )
     hidden: tuple[Width, Width] = Field((512, 512), description="widths of the two hidden layers")
     first_weights: Literal["torch", "he"] = Field(
-        "torch", description="torch's own, which narrow layers learn slowly from; he: normal, of variance 2 by the inputs of a unit"
+        "torch", description="torch: its own, from which narrow layers learn slowly; he: normal, of variance 2 / inputs"
     )
 
     def module(self, data: Samples) -> nn.Module:
