@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -188,3 +190,22 @@ def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers(
 def test_cells_of_fedprox_are_those_of_the_paper() -> None:
     cells = [cell for several in fedprox_synthetic.cells_by_data().values() for cell in several]
     assert len(cells) == 4 * (3 + 4 + 4)
+
+
+_WITHOUT_LIMIT = """
+from pathlib import Path
+from narrowcast.reproduce.long_runs import Queue
+from narrowcast.reproduce.long_studies import Planned
+from narrowcast.reproduce.run_spec import RunSpec
+
+only = Planned("digits", RunSpec("digits", "fedavg-digits", ("data.clients=8", "rounds=2")), 0, per_user=False)
+STUDIES["digits"] = lambda rows: iter([] if rows else [only])
+work(Queue(["digits"], []), Path(), workers=1, seconds=float("inf"), memory_gib=4.0)
+"""
+
+
+def test_a_study_without_a_time_limit_ends_with_its_runs(tmp_path: Path) -> None:
+    """Its wait once overflowed: threads cannot wait for infinity."""
+    subprocess.run([sys.executable, "-c", _WITHOUT_LIMIT], cwd=tmp_path, check=True)
+    (row,) = read_rows([tmp_path]).values()
+    assert row["rounds"] == 2
