@@ -194,8 +194,8 @@ def test_cells_of_fedprox_are_those_of_the_paper() -> None:
 
 _WITHOUT_LIMIT = """
 from pathlib import Path
-from narrowcast.reproduce.long_runs import Queue
-from narrowcast.reproduce.long_studies import Planned
+from narrowcast.reproduce.long_runs import Queue, work
+from narrowcast.reproduce.long_studies import STUDIES, Planned
 from narrowcast.reproduce.run_spec import RunSpec
 
 only = Planned("digits", RunSpec("digits", "fedavg-digits", ("data.clients=8", "rounds=2")), 0, per_user=False)
