@@ -116,7 +116,7 @@ STUDIES: Mapping[str, tuple[Setting, ...]] = {
             layers=9,
             passes=1,
             epochs=2,
-            methods=("FedAvg", "FedProx", FEWER, ENSEMBLE),
+            methods=("FedAvg", "FedProx", MORE, ENSEMBLE),
             rates=(0.005, 0.01, 0.02),
         ),
     ),
