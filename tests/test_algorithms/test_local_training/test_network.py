@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
 from narrowcast.algorithms.local_training.chain_gradients import chain_gradient
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
+from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
 from narrowcast.platform.models.neural_network import NeuralNetwork
@@ -210,6 +212,17 @@ def test_a_deep_network_and_a_recurrent_one_train() -> None:
         (result,) = train(FedAvg(), make_task(samples, model))
         assert result.ledger.delivered.all()
         assert np.isfinite(result.ledger.loss).all()
+
+
+@pytest.mark.parametrize(("first_weights", "gain"), [("torch", 1 / 3), ("he", 2.0)])
+def test_the_first_weights_of_vgg9_have_the_variance_of_their_kind(first_weights: Any, gain: float) -> None:
+    random = np.random.default_rng(0)
+    images = Labelled(random.integers(0, 256, (10, 3, 32, 32), dtype=np.uint8), np.arange(10))
+    data = replace(digits([4, 6]), train=images)
+    for name, values in VGG9(first_weights=first_weights).init_server(data, 3).items():
+        if name.endswith("weight"):
+            inputs = np.prod(values.shape[1:])
+            assert values.var() * inputs == pytest.approx(gain, rel=0.15), name
 
 
 def vars_of(data: Any) -> dict[str, Any]:
