@@ -118,7 +118,7 @@ STUDIES: Mapping[str, tuple[Setting, ...]] = {
             passes=1,
             epochs=2,
             methods=("FedAvg", "FedProx", MORE, ENSEMBLE),
-            rates=(0.005, 0.01, 0.02),
+            rates=(0.005, 0.01, 0.02, 0.04),
         ),
     ),
     "fedma-shakespeare": (
