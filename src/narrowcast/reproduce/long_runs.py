@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="run nothing; add the rows of OUTPUT to RESULTS")
     parser.add_argument("--list", action="store_true", help="run nothing; list the runs that are missing")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its workers are to end with it
     queue = Queue(given.studies, [given.results, given.output])
     if given.merge:
         merge([given.output], given.results)
