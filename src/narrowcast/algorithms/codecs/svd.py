@@ -102,7 +102,8 @@ def truncated_svd(matrix: NDArray[Any], rank: int) -> tuple[FloatArray, FloatArr
     """
     wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.T if wide else matrix
-    used = np.flatnonzero(nonzero_rows(tall))
+    nonzero = nonzero_rows(tall)
+    used = slice(None) if not wide and nonzero.all() else nonzero
     dense = tall[used].astype(np.float64)
     _, vectors = np.linalg.eigh(dense.T @ dense)
     right = vectors[:, ::-1][:, :rank]
