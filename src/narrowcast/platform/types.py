@@ -23,14 +23,17 @@ Arrays = Mapping[str, NDArray[Any]]
 Dtype = np.dtype[Any]
 
 
-def all_finite(values: NDArray[Any]) -> bool:
-    """Return whether all values are finite.
+def all_finite(*arrays: NDArray[Any]) -> bool:
+    """Return whether all values of the arrays are finite.
 
     The sum of squares is, unless it overflows or a value is not: one pass over the values, without a temporary array.
     """
-    flat = values.ravel()
     with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(flat.dot(flat)) or bool(np.isfinite(values).all())
+        for values in arrays:
+            flat = values.ravel()
+            if not (math.isfinite(flat.dot(flat)) or np.isfinite(values).all()):
+                return False
+    return True
 
 
 @dataclass(frozen=True)

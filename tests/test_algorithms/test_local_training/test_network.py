@@ -140,26 +140,36 @@ def test_a_chain_needs_no_vmap_and_gives_what_the_module_gives(model: NeuralNetw
 
 @pytest.mark.parametrize("model", CHAINS, ids=lambda each: each.kind)
 def test_the_closed_form_of_a_chain_is_the_gradient_of_autograd(model: NeuralNetwork) -> None:
-    module = model.module(digits(COUNTS))
+    for clients, batch in ((1, 1), (3, 5), (20, 10), (7, 32)):
+        assert_gradient_of_autograd(model.module(digits(COUNTS)), clients, batch, classes=10)
+
+
+@pytest.mark.parametrize("classes", [2, 15, 16, 40])
+def test_the_closed_form_of_the_cross_entropy_is_stable_for_any_number_of_classes(classes: int) -> None:
+    assert_gradient_of_autograd(nn.Sequential(nn.Linear(64, classes)), 7, 32, classes, scale=1.0)
+    assert_gradient_of_autograd(nn.Sequential(nn.Linear(64, classes)), 7, 32, classes, scale=1000.0)
+
+
+def assert_gradient_of_autograd(module: nn.Module, clients: int, batch: int, classes: int, scale: float = 1.0) -> None:
     gradient = chain_gradient(module)
     assert gradient is not None
-    for clients, batch in ((1, 1), (3, 5), (20, 10), (7, 32)):
-        torch.manual_seed(clients)
-        features, labels = torch.rand(clients, batch, 64), torch.randint(10, (clients, batch))
-        sizes = torch.randint(1, batch + 1, (clients, 1))
-        weights = (torch.arange(batch) < sizes) / sizes
-        parameters = {
-            name: torch.randn(clients, *values.shape).requires_grad_() for name, values in module.named_parameters()
-        }
-        scores = batched_forward(module)(parameters, features)
-        expected = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
-        wanted = torch.autograd.grad((expected.view(labels.shape) * weights).sum(), list(parameters.values()))
-        with torch.no_grad():
-            got, entropies = gradient(parameters, features, labels, weights)
-        assert list(got) == list(parameters)
-        torch.testing.assert_close(list(got.values()), list(wanted))
-        assert all(each.is_contiguous() for each in got.values())
-        assert torch.equal(entropies.flatten(), expected)
+    torch.manual_seed(clients)
+    features, labels = torch.rand(clients, batch, 64), torch.randint(classes, (clients, batch))
+    sizes = torch.randint(1, batch + 1, (clients, 1))
+    weights = (torch.arange(batch) < sizes) / sizes
+    parameters = {
+        name: (scale * torch.randn(clients, *values.shape)).requires_grad_()
+        for name, values in module.named_parameters()
+    }
+    scores = batched_forward(module)(parameters, features)
+    expected = nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+    wanted = torch.autograd.grad((expected.view(labels.shape) * weights).sum(), list(parameters.values()))
+    with torch.no_grad():
+        got, entropies = gradient(parameters, features, labels, weights)
+    assert list(got) == list(parameters)
+    torch.testing.assert_close(list(got.values()), list(wanted))
+    assert all(each.is_contiguous() for each in got.values())
+    torch.testing.assert_close(entropies.flatten(), expected)
 
 
 def test_layers_that_share_parameters_are_trained_client_after_client() -> None:

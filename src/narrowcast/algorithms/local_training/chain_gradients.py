@@ -24,6 +24,8 @@ OutputGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Map outputs [a, b, ...], labels and weights to the gradient of the weighted sum at the outputs, and the losses."""
 
 _CROSS_ENTROPY = CrossEntropy()
+_FEW_CLASSES = 16
+"""The classes from which on torch's log_softmax is faster than its parts: below, it does not use vector registers."""
 _aten = torch.ops.aten
 _ELEMENTWISE: Mapping[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     nn.ReLU: (torch.relu, lambda back, output: _aten.threshold_backward.default(back, output, 0)),
@@ -57,10 +59,19 @@ def sample_losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _cross_entropy_gradient(outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    logs, columns = torch.log_softmax(outputs.flatten(0, 1), 1), labels.reshape(-1, 1)
-    back = torch.zeros_like(logs).scatter_(1, columns, -weights.reshape(-1, 1))
-    back = _aten._log_softmax_backward_data.default(back, logs, 1, logs.dtype).view(outputs.shape)
-    return back, logs.gather(1, columns).neg_().view(labels.shape)
+    columns, shares = labels.unsqueeze(2), weights.unsqueeze(2)
+    if outputs.shape[2] < _FEW_CLASSES:
+        logits = outputs - outputs.amax(2, keepdim=True)
+        back = logits.exp()
+        total = back.sum(2, keepdim=True)
+        losses = total.log().sub_(logits.gather(2, columns))
+        back.mul_(shares / total).scatter_add_(2, columns, shares.neg())
+    else:
+        logs = torch.log_softmax(outputs, 2)
+        losses = logs.gather(2, columns).neg_()
+        back = torch.zeros_like(logs).scatter_(2, columns, shares.neg())
+        back = _aten._log_softmax_backward_data.default(back, logs, 2, logs.dtype)
+    return back, losses.squeeze(2)
 
 
 def _loss_gradient(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

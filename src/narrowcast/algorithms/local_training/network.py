@@ -166,8 +166,8 @@ def _train_batched(
         _step(now, start, gradients, velocity, steps, training, steps.learning_rate(step))
     if not losses:
         return np.empty(0)
-    valid, sizes = to_tensor(schedule.valid, loader.device), to_tensor(schedule.sizes, loader.device)
-    return to_array(torch.cat(losses).masked_fill(~valid, 0.0).sum(dim=1) / sizes).astype(np.float64)
+    of_batches = np.where(schedule.valid, to_array(torch.cat(losses)), 0.0)
+    return np.asarray(of_batches.sum(axis=1, dtype=np.float64) / schedule.sizes)
 
 
 def gradients_of_module(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> ChainGradient:
