@@ -87,6 +87,8 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         parameters = {name: values.detach() for name, values in network.network.named_parameters()}
         report(workload, watch, parameters, options.parameters)
+    if torch.distributed.is_initialized():  # gloo's threads that are left at exit abort the process now and then
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
