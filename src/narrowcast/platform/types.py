@@ -279,7 +279,7 @@ class ClientLedger:
     @classmethod
     def merged(cls, parts: Sequence[ClientLedger]) -> ClientLedger:
         """Return the ledger of the clients of all parts, in ascending order; there may be no parts."""
-        if len(parts) == 1 and (np.diff(parts[0].client) > 0).all():
+        if len(parts) == 1 and (parts[0].client[1:] > parts[0].client[:-1]).all():
             return parts[0]
         none, nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
         parts = [cls(none, none, none, none, np.empty(0), nothing), *parts]

@@ -53,6 +53,11 @@ def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> ChainGradi
     )
 
 
+def records_graph(module: nn.Module, loss: Loss) -> bool:
+    """Return whether a batched gradient needs autograd: if not, torch's inference mode makes each call quicker."""
+    return type(loss) is not CrossEntropy or chain_gradient(module, loss) is None
+
+
 def sample_losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the loss of each sample [a, b], for outputs [a, b, ...] and labels [a, b, ...]."""
     return loss.per_sample(outputs.flatten(0, 1), labels.flatten(0, 1)).view(labels.shape[:2])

@@ -82,7 +82,7 @@ def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         return {name: to_tensor(np.concatenate([part[name] for part in parts])[order], device) for name in parts[0]}
 
     n_steps = len(schedule.active)
-    rates = np.stack([call.task.training.rates(call.task, call.chunk.round_index, n_steps) for call in calls])
+    rates = np.array([call.task.training.rates(call.task, call.chunk.round_index, n_steps) for call in calls])
     module = module_of(task)
     batched = training.mode(task) == "batched"
     if batched and training.batch_size == "all":

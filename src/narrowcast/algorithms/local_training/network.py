@@ -8,6 +8,7 @@ convolutions, which do not gain from batching.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -22,6 +23,7 @@ from narrowcast.algorithms.local_training.chain_gradients import (
     ChainGradient,
     Tensors,
     chain_gradient,
+    records_graph,
     sample_losses,
 )
 from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, float32_products, to_array, to_tensor
@@ -125,12 +127,13 @@ def train_network(
     Each tensor of `start` is [1, ...] if all clients start alike, else [C, ...]; all client axes are in the order of
     `schedule`.
     """
-    values = {name: tensor.clone() for name, tensor in of_each_client(start, len(schedule.order)).items()}
     train = _train_batched if batched else _train_each
-    with float32_products(loader.device):
+    graph = not batched or steps.rebuild or records_graph(module, loss)
+    with float32_products(loader.device), nullcontext() if graph else torch.inference_mode():
+        values = {name: tensor.clone() for name, tensor in of_each_client(start, len(schedule.order)).items()}
         losses = train(module, loss, start, values, loader, schedule, steps)
-    for name, tensor in values.items():
-        tensor.sub_(start[name])
+        for name, tensor in values.items():
+            tensor.sub_(start[name])
     return values, last_epoch_means(losses, schedule)
 
 
