@@ -16,8 +16,6 @@ STOPPING = threading.Event()
 """Set once the process is asked to stop, because Python discards an interrupt that is raised in a callback."""
 _WAITING = threading.Event()
 """Set while a signal may be deferred."""
-_installed: list[_Handler] = []
-"""The handlers of the `uninterrupted` blocks that the main thread is in; asking for a signal's takes microseconds."""
 
 
 @dataclass(eq=False)
@@ -48,8 +46,6 @@ def uninterrupted() -> Iterator[None]:
         if (successor := signal.getsignal(number))
         is not None  # None was not set by Python, and Python cannot set it back
     }
-    before = len(_installed)
-    _installed.extend(deferred.values())
     for number, handler in deferred.items():
         signal.signal(number, handler)
     try:
@@ -57,7 +53,6 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in deferred.items():
             signal.signal(number, handler.successor)
-        del _installed[before:]
         arrived = [number for number, handler in deferred.items() if handler.arrived]
         if arrived:
             _WAITING.clear()
@@ -72,9 +67,6 @@ def interruptible() -> Iterator[None]:
         return
     if STOPPING.is_set():
         raise KeyboardInterrupt
-    if not _installed:
-        yield
-        return
     deferred = {number: handler for number in _STOPS if isinstance(handler := signal.getsignal(number), _Deferred)}
     try:
         for number, handler in deferred.items():

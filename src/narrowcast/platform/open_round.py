@@ -71,11 +71,7 @@ def make_chunks(
     draws [C], how often each was drawn.
     """
     n_chunks = -(-len(cohort) // chunk_size)
-    if n_chunks == 1:
-        parts = [np.arange(len(cohort))]
-    else:
-        by_size = np.lexsort((cohort, -examples[cohort]))
-        parts = [_ascending(by_size[index::n_chunks], cohort) for index in range(n_chunks)]
+    by_size = np.lexsort((cohort, -examples[cohort]))
     budget_bits, lost = (None, None) if link_allocation is None else (link_allocation.budget_bits, link_allocation.lost)
     return [
         Chunk(
@@ -88,7 +84,8 @@ def make_chunks(
             None if epochs is None else epochs[part],
             None if draws is None else draws[part],
         )
-        for index, part in enumerate(parts)
+        for index in range(n_chunks)
+        for part in [_ascending(by_size[index::n_chunks], cohort)]
     ]
 
 

