@@ -137,10 +137,10 @@ def test_methods_are_compared_seed_by_seed_with_float32_and_with_the_best_of_the
 def test_cells_of_the_ablation_are_compared_with_the_float32_that_validation_chose(tmp_path: Path) -> None:
     rows: Rows = {}
     for place, cell in enumerate(cells(1000)):
-        for rate in RATES:
+        for rate in RATES[1000]:
             better = 0.01 * (cell.item_decay == "0") + 0.02 * (rate == (1.0, 2.0))
             rows[key_of(cell.tuning(rate), 100)] = result(0.75 + better, test=False)
-        spec = cell.test([rows[key_of(cell.tuning(rate), 100)] for rate in RATES])
+        spec = cell.test([rows[key_of(cell.tuning(rate), 100)] for rate in RATES[1000]])
         assert "training.learning_rate=1" in spec.overrides
         for seed in range(5):
             rows[key_of(spec, seed)] = result(0.65 + 0.001 * ((seed * 7 + place) % 5))
@@ -193,7 +193,7 @@ def test_merged_rows_go_on_in_another_file_for_other_columns_or_a_large_one(
 def test_the_queue_gives_each_missing_run_once(tmp_path: Path) -> None:
     queue = Queue(["decay-ml1m"], [tmp_path])
     planned = list(queue.missing())
-    assert len(planned) == len(cells(1000)) * len(RATES)
+    assert len(planned) == len(cells(1000)) * len(RATES[1000])
     queue.ended(planned[0], result(0.5, test=False, wall_seconds=7.0))
     assert [each.spec for each in queue.missing()] == [each.spec for each in planned[1:]]
 
@@ -225,7 +225,7 @@ def test_a_killed_queue_keeps_what_ended(tmp_path: Path, kill: Callable[[int], N
             time.sleep(0.1)
     kept = set(read_rows([tmp_path]))
     left = subprocess.run([*words, "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(left) == len(cells(1000)) * len(RATES) - len(kept)
+    assert len(left) == len(cells(1000)) * len(RATES[1000]) - len(kept)
     assert not any(label in line for label, _, _ in kept for line in left)
 
 

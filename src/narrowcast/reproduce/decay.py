@@ -13,10 +13,10 @@ from typing import Any
 
 from narrowcast.reproduce.run_spec import RunSpec, best_place
 
-ROUNDS = (1000, 3000)
 TUNING_SEED = 100
-RATES = ((0.5, 1.0), (0.5, 2.0), (1.0, 1.0), (1.0, 2.0))
-"""Client and server rates tried."""
+_RATES = ((0.5, 1.0), (0.5, 2.0), (1.0, 1.0), (1.0, 2.0))
+RATES = {1000: _RATES, 3000: (*_RATES, (0.25, 1.0), (0.5, 0.5))}
+"""Client and server rates tried for each number of rounds; with more rounds, smaller rates are better."""
 ITEM_DECAYS = ("5e-4", "1e-4", "0")
 _LEVELS = "{kind: quantise, levels: %d, norms: column, rounding: dithered, norm_type: bfloat16}"
 CODECS = {
@@ -44,7 +44,7 @@ class Cell:
 
     def best_rates(self, tried: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
         """Return the rates of the best of the results, which are in the order of `RATES`."""
-        return RATES[best_place(tried, "validation.hr@10")]
+        return RATES[self.rounds][best_place(tried, "validation.hr@10")]
 
     def test(self, tried: Sequence[Mapping[str, Any]]) -> RunSpec:
         """Return the run on test users at the best of the rates tried."""
@@ -75,19 +75,5 @@ class Cell:
 
 
 def cells(rounds: int) -> list[Cell]:
-    """Return the cells of a number of rounds, float32 first for every decay."""
+    """Return the cells of a number of rounds, for each decay float32 first."""
     return [Cell(codec, item_decay, rounds) for item_decay in ITEM_DECAYS for codec in CODECS]
-
-
-def groups(rounds: int) -> list[list[Cell]]:
-    """Return the cells in the order in which they are run, each group tuned and tested before the next.
-
-    A run of 3000 rounds takes one to five minutes: float32 comes first, which all others are compared with, then SVD
-    at the decay that is best after 1000 rounds.
-    """
-    every = cells(rounds)
-    if rounds == ROUNDS[0]:
-        return [every]
-    full, svd, *others = ([each for each in every if each.codec == codec] for codec in CODECS)
-    svd.sort(key=lambda cell: cell.item_decay != "1e-4")
-    return [full, svd[:1], svd[1:], *others]

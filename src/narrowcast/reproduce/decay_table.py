@@ -10,8 +10,8 @@ import numpy as np
 
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLION, new_figure
 from narrowcast.reproduce.against_reference import accuracies, against
-from narrowcast.reproduce.decay import CODECS, ITEM_DECAYS, RATES, ROUNDS, Cell, cells
-from narrowcast.reproduce.long_studies import DECAY_SEEDS, finished, tried
+from narrowcast.reproduce.decay import CODECS, ITEM_DECAYS, RATES, Cell, cells
+from narrowcast.reproduce.long_studies import TEST_SEEDS, finished, tried
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
@@ -52,8 +52,8 @@ def tested_cells(rows: Rows, rounds: int) -> list[TestedCell]:
     """Return the cells whose runs are all finished."""
     found = []
     for cell in cells(rounds):
-        results = tried(rows, cell, RATES)
-        if results and (runs := finished(rows, cell.test(results), DECAY_SEEDS[rounds])):
+        results = tried(rows, cell, RATES[rounds])
+        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             reached = max(100 * each["final"].get("validation.hr@10", 0.0) for each in results)
             found.append(TestedCell(cell, cell.best_rates(results), reached, tuple(runs)))
     return found
@@ -65,7 +65,7 @@ def judge_decay(rows: Rows) -> list[PaperVerdict]:
     p values are corrected over all cells of as many rounds.
     """
     verdicts = []
-    for rounds in ROUNDS:
+    for rounds in RATES:
         every = tested_cells(rows, rounds)
         full = max((each for each in every if each.cell.codec == _FULL), key=lambda each: each.validation, default=None)
         if full is None:
@@ -84,7 +84,7 @@ def judge_decay(rows: Rows) -> list[PaperVerdict]:
 def plot_decay(rows: Rows, path: Path) -> None:
     """Plot accuracy against the decay of Q, a line for each method and a panel for each number of rounds."""
     figure, panels = new_figure("Decay of the item matrix, MovieLens-1M, tuned rates", panels=2)
-    for axes, rounds in zip(panels, ROUNDS, strict=True):
+    for axes, rounds in zip(panels, RATES, strict=True):
         every = {(each.cell.codec, each.cell.item_decay): each.accuracies for each in tested_cells(rows, rounds)}
         for shift, codec in enumerate(CODECS):
             there = [place for place, decay in enumerate(ITEM_DECAYS) if (codec, decay) in every]

@@ -31,7 +31,6 @@ from narrowcast.reproduce.total_traffic import Traffic
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
 
 TEST_SEEDS = 5
-DECAY_SEEDS = dict(zip(decay.ROUNDS, (5, 3), strict=True))
 OTHER_SEEDS = 3
 _OTHER_BANDS = {"ml1m": (256, 2048), "mnist": (64, 256)}
 """Of each study, those whose winners run on other data; methods are ranked in the last."""
@@ -159,11 +158,6 @@ def _in_turn(plans: Sequence[Plan]) -> Plan:
     return lambda rows: (planned for plan in plans for planned in plan(rows))
 
 
-def _decay(rounds: int) -> Plan:
-    name = "decay-ml1m" if rounds == decay.ROUNDS[0] else f"decay-ml1m-{rounds}"
-    return _in_turn([_cells(name, cells, decay.RATES, DECAY_SEEDS[rounds]) for cells in decay.groups(rounds)])
-
-
 def _total(traffic: Traffic) -> Plan:
     return _cells(traffic.name, list(traffic.cells.values()), traffic.rates, TEST_SEEDS)
 
@@ -275,13 +269,13 @@ def _sfmf(rows: Rows) -> Iterator[Planned]:
 
 STUDIES: Mapping[str, Plan] = {
     "tuning-ml1m": _tuning("ml1m"),
-    "decay-ml1m": _decay(decay.ROUNDS[0]),
+    "decay-ml1m": _cells("decay-ml1m", decay.cells(1000), decay.RATES[1000], TEST_SEEDS),
     "total-ml1m": _total(total_traffic.ML1M),
     "frontier-ml1m": _frontier("ml1m"),
     "tuning-mnist": _tuning("mnist"),
     "frontier-mnist": _frontier("mnist"),
     "total-mnist": _total(total_traffic.MNIST),
-    "decay-ml1m-3000": _decay(decay.ROUNDS[1]),
+    "decay-ml1m-3000": _cells("decay-ml1m-3000", decay.cells(3000), decay.RATES[3000], TEST_SEEDS),
     "frontier-others": others,
     ML1M.name: _channel(ML1M),
     MNIST.name: _channel(MNIST),
