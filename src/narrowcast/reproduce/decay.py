@@ -15,7 +15,7 @@ from narrowcast.reproduce.run_spec import RunSpec, best_place
 
 TUNING_SEED = 100
 _RATES = ((0.5, 1.0), (0.5, 2.0), (1.0, 1.0), (1.0, 2.0))
-RATES = {1000: _RATES, 3000: (*_RATES, (0.25, 1.0), (0.5, 0.5))}
+RATES = {1000: _RATES, 3000: (*_RATES, (0.25, 1.0), (0.5, 0.5), (0.25, 0.5))}
 """Client and server rates tried for each number of rounds; with more rounds, smaller rates are better."""
 ITEM_DECAYS = ("5e-4", "1e-4", "0")
 _LEVELS = "{kind: quantise, levels: %d, norms: column, rounding: dithered, norm_type: bfloat16}"
