@@ -227,7 +227,7 @@ STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
     "frontier-mnist": _frontier("mnist", "about 150 runs, 1 h"),
     "decay-ml1m": StudyTarget(
         "decay of the item matrix: float32, SVD, quantised and EDEN",
-        "240 runs, 5 h",
+        "252 runs, 3 h",
         ("decay-ml1m", "decay-ml1m-3000"),
         _decay,
     ),
