@@ -13,6 +13,7 @@ from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.message_header import dtype_of
 from narrowcast.algorithms.federated.fedma import FedMA
 from narrowcast.platform.data.samples import Labelled, Samples
+from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input
 from narrowcast.platform.types import Arrays, Chunk
 from narrowcast.reproduce.run_spec import RunSpec
@@ -54,7 +55,7 @@ def _accuracy(models: Sequence[Arrays], network: NeuralNetwork, data: Samples, s
         some = samples.take(np.arange(start, min(start + _SAMPLES_AT_ONCE, len(samples))))
         with torch.no_grad():
             features = as_input(torch.from_numpy(some.features), network.torch_dtype)
-            mean = torch.stack([module(features).softmax(-1) for module in modules]).mean(0)
+            mean = torch.stack([call_module(module, features).softmax(-1) for module in modules]).mean(0)
         right += int((mean.argmax(-1).numpy() == some.labels).sum())
         asked += some.labels.size
     return right / asked

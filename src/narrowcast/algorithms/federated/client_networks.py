@@ -16,6 +16,7 @@ from narrowcast.algorithms.federated.client_widths import affordable_widths, mul
 from narrowcast.platform.contracts import Model, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
@@ -86,7 +87,7 @@ class ClientNetworks:
         for place in range(n_clients):
             module = network.loaded({name: values[place] for name, values in parameters.items()}, self.data)
             with torch.no_grad():
-                found.append(torch.cat([module(part) for part in inputs]).numpy())
+                found.append(torch.cat([call_module(module, part) for part in inputs]).numpy())
         return np.stack(found)
 
     def _shapes(self, network: NeuralNetwork) -> dict[str, tuple[int, ...]]:

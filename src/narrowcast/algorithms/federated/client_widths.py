@@ -12,6 +12,7 @@ from pydantic import Field
 
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.models.hidden_units import CountsMultiplications, HasHiddenUnits
+from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
 from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import FloatArray, IntArray
@@ -74,5 +75,5 @@ def multiplications(model: NeuralNetwork, data: Samples) -> int:
 
     features = as_input(torch.from_numpy(np.array(data.train.features[:1])), model.torch_dtype).to("meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        skeleton(model, data)(features)
+        call_module(skeleton(model, data), features)
     return int(counter.get_total_flops())

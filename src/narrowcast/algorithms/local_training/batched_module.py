@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
+
+from narrowcast.platform.models.module_call import call_module
 
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """Map parameters [a, ...] and features [a, b, ...] of a clients to scores [a, b, K]."""
@@ -41,7 +43,7 @@ def batched_forward(module: nn.Module) -> Forward:
     if gains_from_batching(module):
         layers = layers_of(module)
         return lambda parameters, features: _run_chain(layers, parameters, features)
-    return vmap(lambda parameters, features: functional_call(module, dict(parameters), (features,)))
+    return vmap(lambda parameters, features: call_module(module, features, parameters))
 
 
 def linear(layer: nn.Linear, name: str, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from functools import cached_property, reduce
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward
 from narrowcast.algorithms.local_training.chain_gradients import (
@@ -30,6 +30,7 @@ from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, flo
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.losses import Loss
+from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
@@ -247,7 +248,7 @@ def _train_each(
             features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
             features = _channels_last(features)
             parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
-            outputs = own_module(features) if own_module else functional_call(module, dict(parameters), (features,))
+            outputs = call_module(own_module, features) if own_module else call_module(module, features, parameters)
             mean = loss.per_sample(outputs, labels).mean()
             losses[batch] = mean.detach()
             objective = mean + decay_of_rebuilt(parameters, steps)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from narrowcast.algorithms.local_training.chain_gradients import ChainGradient, Tensors
 from narrowcast.algorithms.local_training.device import to_array, to_tensor
@@ -24,6 +23,7 @@ from narrowcast.algorithms.local_training.network import (
     rows_of,
 )
 from narrowcast.platform.models.losses import Loss
+from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.types import FloatArray, LocalRule
 
 
@@ -120,7 +120,7 @@ def gradient_of_one(module: nn.Module, loss: Loss, frozen: Tensors, steps: Steps
     ) -> tuple[Tensors, Tensor]:
         now = {name: tensor[0].detach().requires_grad_() for name, tensor in values.items()}
         parameters = steps.rebuild(now, kept) if steps.rebuild else now
-        losses = loss.per_sample(functional_call(module, dict(parameters), (features[0],)), labels[0])
+        losses = loss.per_sample(call_module(module, features[0], parameters), labels[0])
         objective = (losses * weights[0]).sum() + decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         of_names = zip(now, gradients, strict=True)

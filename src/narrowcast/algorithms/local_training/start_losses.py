@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch.func import functional_call
 
 from narrowcast.algorithms.local_training.device import float32_products, to_array
 from narrowcast.algorithms.local_training.network import last_epoch_means, losses_of_module, of_each_client, rows_of
 from narrowcast.algorithms.local_training.start_point import StartPoint
+from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.types import FloatArray
 
 
@@ -41,6 +41,6 @@ def _each(point: StartPoint) -> FloatArray:
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
             features, labels = point.loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
-            outputs = functional_call(point.module, dict(parameters), (features,))
+            outputs = call_module(point.module, features, parameters)
             losses[batch] = float(point.loss.per_sample(outputs, labels).mean())
     return losses

@@ -19,6 +19,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
+from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.sample_measures import SampleMeasure
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
@@ -139,7 +140,7 @@ class NeuralNetwork(BaseModel):
         expected = f"{'predictions' if data.targets == 'numbers' else 'scores'} [n, {', '.join(map(str, wanted))}]"
         try:
             with torch.no_grad():
-                outputs = module(as_input(torch.from_numpy(some.features), self.torch_dtype))
+                outputs = call_module(module, as_input(torch.from_numpy(some.features), self.torch_dtype))
         except (RuntimeError, IndexError, TypeError) as error:
             shape = ", ".join(["n", *map(str, data.train.features.shape[1:])])
             raise UserError(
@@ -228,7 +229,7 @@ class NeuralNetwork(BaseModel):
             part: slice | IntArray = slice(start, start + _SAMPLES_AT_ONCE)
             part = part if rows is None else rows[part]
             with torch.no_grad():
-                outputs = module(as_input(torch.from_numpy(np.array(samples.features[part])), dtype))
+                outputs = call_module(module, as_input(torch.from_numpy(np.array(samples.features[part])), dtype))
                 targets = as_target(torch.from_numpy(np.array(samples.labels[part])), dtype)
                 values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
             yield values
