@@ -36,6 +36,7 @@ OF_PLATFORM = {
         "errors",
         "kinds",
         "plugins",
+        "section",
         "data",
         "models",
         "atomic_files",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,33 @@ def test_a_wrong_field_is_one_clear_error(values: dict[str, Any], message: str) 
     with pytest.raises(nc.UserError, match=message) as caught:
         nc.Experiment(**{"data": nc.data.Digits(), "algorithm": nc.algorithms.FedAvg(), **values})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nc.partitions.Dirichlet(alpha=0), "Dirichlet: alpha = 0: should be greater than or equal to 0.001"),
+        (lambda: nc.training.SGD(learning_rate=-1), "SGD: learning_rate = -1: should be greater than 0"),
+        (lambda: nc.data.Digits(clientz=3), 'Digits: clientz is unknown; .* Did you mean "clients"'),
+        (lambda: nc.data.Digits(partition={"kind": "dirichlet", "alpha": 0}), "Digits: partition.alpha = 0: should"),
+        (nc.channels.Trace, "Trace: path is missing"),
+        (
+            lambda: setattr(nc.data.Digits(), "clients", 3),
+            "Digits.clients cannot be assigned, since the obj",
+        ),
+    ],
+)
+def test_a_wrong_object_of_a_section_is_one_clear_error(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(nc.UserError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None  # a notebook shows one error, not two
+
+
+def test_an_experiment_cannot_be_assigned_to() -> None:
+    experiment = nc.Experiment(data=nc.data.Digits(), algorithm=nc.algorithms.FedAvg())
+    with pytest.raises(nc.UserError, match=r"Experiment.rounds cannot be assigned, since the object is frozen; make"):
+        experiment.rounds = 3  # type: ignore[misc]
 
 
 def test_bad_input_writes_nothing(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
 
 
@@ -33,5 +33,5 @@ def test_a_checkpoint_is_due_by_round_or_by_time(
 def test_a_checkpoint_path_lasts_and_holds_no_password() -> None:
     assert Plan(checkpoint_path="here").checkpoint_path == str(Path("here").absolute())
     assert Plan(checkpoint_path="s3://bucket/runs/").checkpoint_path == "s3://bucket/runs"
-    with pytest.raises(ValidationError, match="names a user or password"):
+    with pytest.raises(UserError, match="names a user or password"):
         Plan(checkpoint_path="ftp://me:secret@host/runs")

@@ -11,12 +11,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.platform.config import flatten, plugin_folders, read_yaml, suggest, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.patterns import Matches, Name
+from narrowcast.platform.section import Section
 from narrowcast.runs import packaged
 from narrowcast.solve_run import Solve, build_solve
 
@@ -29,10 +30,8 @@ Label = Annotated[
 ]
 
 
-class BenchmarkFile(BaseModel):
+class BenchmarkFile(Section):
     """Problems and solvers, each combination of which is solved once for each seed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(max_length=60, description="name of the benchmark and of its folder; by default the file's")
     problems: dict[Label, dict[str, Any]] = Field(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
+
+from narrowcast.platform.section import Section
 
 
-class HostResources(BaseModel):
+class HostResources(Section):
     """The number of client hosts, and the resources that each needs on its node."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from narrowcast.laws.law import hold
 from narrowcast.platform.config import plugin_folders, read_yaml, validate, write_yaml
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 
 
@@ -53,7 +54,7 @@ def fields_cannot_be_changed(case: Configured) -> None:
     """Assign a field of the object."""
     try:
         case.value.kind = "other"
-    except (ValidationError, AttributeError, TypeError):
+    except (UserError, ValidationError, AttributeError, TypeError):
         return
     hold(condition=False, reason="kind was assigned")
 

@@ -69,11 +69,7 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
     try:
         valid = model.model_validate(values, context={FOLDERS: plugin_folders(origin)})
     except ValidationError as error:
-        # A misspelt key first: it is why another is missing.
-        found = sorted(_causes(error.errors()), key=lambda problem: problem["type"] != "extra_forbidden")
-        problems = _joined([_explain(model, dict(problem), values, plugin_folders(origin)) for problem in found])
-        more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
-        raise UserError(f"{origin}: " + "; ".join(problems[:_ERRORS_SHOWN]) + more) from error
+        raise UserError(f"{origin}: {explained(model, error, values, plugin_folders(origin))}") from error
     dumped = valid.model_dump()
     _refuse_secrets(dumped, origin)
     _refuse_truth_values(values, dumped, f"{origin}: ")
@@ -83,6 +79,15 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
         if isinstance(value, float) and abs(value) > _LARGEST:
             raise UserError(f"{origin}: {path} = {value:g}: should be at most {_LARGEST:g}, as in float32")
     return valid
+
+
+def explained(model: type[BaseModel], error: ValidationError, values: Any, folders: list[Path]) -> str:
+    """Return in one line what is wrong with the values of a model; kinds are imported from the folders."""
+    # A misspelt key first: it is why another is missing.
+    found = sorted(_causes(error.errors()), key=lambda problem: problem["type"] != "extra_forbidden")
+    problems = _joined([_explain(model, dict(problem), values, folders) for problem in found])
+    more = f" (and {len(problems) - _ERRORS_SHOWN} more)" if len(problems) > _ERRORS_SHOWN else ""
+    return "; ".join(problems[:_ERRORS_SHOWN]) + more
 
 
 def _refuse_secrets(values: Mapping[str, Any], origin: str) -> None:

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from narrowcast.platform.config import flatten, write_yaml
 from narrowcast.platform.field_roles import role_of
+from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.store_address import Tracking
 
 
-class Identified(BaseModel):
+class Identified(Section):
     """A frozen model of a whole run, which reads from and writes to YAML; `Role` says which fields are its identity."""
 
     def plain(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from narrowcast.platform.chunk_training import train_chunk
 from narrowcast.platform.client_contracts import ClientSplit
@@ -16,15 +15,14 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
+from narrowcast.platform.section import Section
 from narrowcast.platform.secure_contracts import ClientKeyStore
 from narrowcast.platform.state import RunState
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientMeasures
 
 
-class LocalBackend(BaseModel):
+class LocalBackend(Section):
     """Execute the whole run in this process."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["local"] = "local"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from narrowcast.platform.checkpoint_fields import CheckpointEvery, CheckpointPath, CheckpointSeconds, CheckpointsKept
 from narrowcast.platform.client_contracts import ClientSplit
@@ -13,6 +13,7 @@ from narrowcast.platform.field_roles import Role
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.sampling import Sampling
 from narrowcast.platform.schedule import AnySchedule, Synchronous
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.availability import Always, AnyAvailability
 from narrowcast.platform.simulation.clock import Clock
@@ -32,7 +33,7 @@ EvaluatedSplits = Annotated[
 ]
 
 
-class Plan(BaseModel):
+class Plan(Section):
     """Fields of an experiment that concern its rounds.
 
     `downlink: catch_up` charges each client the updates of the rounds it missed, or the whole model if that is less.
@@ -45,7 +46,7 @@ class Plan(BaseModel):
     FedProx (Li et al., MLSys 2020); a client that cannot finish one epoch is late.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     seed: Annotated[int, Role(not_tuned="the seeds of a trial are study.seeds")] = Field(
         0, ge=0, lt=2**63, description="seed of the run, and of its data unless data.seed is set"

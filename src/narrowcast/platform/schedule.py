@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 
 if TYPE_CHECKING:  # the loop imports plans, and these their schedules
     from narrowcast.platform.asynchronous import OpenStep
@@ -16,10 +17,8 @@ if TYPE_CHECKING:  # the loop imports plans, and these their schedules
     from narrowcast.platform.types import ChunkResult
 
 
-class Synchronous(BaseModel):
+class Synchronous(Section):
     """Rounds: all clients of a cohort start together, and the server steps when those it waits for are done."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["synchronous"] = "synchronous"
 
@@ -36,7 +35,7 @@ class Synchronous(BaseModel):
         return close_round(live, opened, results)
 
 
-class Buffered(BaseModel):
+class Buffered(Section):
     """FedBuff: `concurrency` clients train at any time, and the server steps after every `buffer_size` updates.
 
     Reference: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022
@@ -47,8 +46,6 @@ class Buffered(BaseModel):
     with equal clients and K = M it is FedAvg. 3. a client is not sent out again before its update was used. 4. if no
     client is training and none can be sent out, the server steps with fewer than K updates.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["buffered"] = "buffered"
     concurrency: int = Field(60, ge=1, description="M, clients that train at any time; clients_per_round is not used")

@@ -18,6 +18,7 @@ from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides
+from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.partition_report import classes_held
 from narrowcast.platform.types import IntArray
 
@@ -28,10 +29,10 @@ _BY_SUFFIX = {
 _HUGGING_FACE = ("dataset_dict.json", "state.json")
 
 
-class _DataSection(BaseModel):
+class _DataSection(Section):
     """The section `data` of an experiment, by itself."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     data: Annotated[DataSource, DATA]
 

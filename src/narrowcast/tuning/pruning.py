@@ -15,9 +15,10 @@ from optuna.pruners import (
     ThresholdPruner,
 )
 from optuna.trial import Trial, TrialState
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 
 Direction = Literal["maximize", "minimize"]
 Point = tuple[int, float]
@@ -37,14 +38,14 @@ class Pruner(Protocol):
         ...
 
 
-class _PrunerFields(BaseModel):
+class _PrunerFields(Section):
     """Trials are compared at equal rounds, equal uplink, equal traffic both ways or equal simulated time (`axis`).
 
     Those of solves are compared at equal iterations, or at equal time of the solver. A step is a round or an iteration,
     or `every` bits or seconds of the other axes.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     axis: Literal["rounds", "uplink_bits", "total_bits", "simulated_seconds", "iterations", "solver_seconds"] = Field(
         "rounds", description="resource at whose equal use trials are compared; rounds of a solve are its iterations"
@@ -63,10 +64,8 @@ class _PrunerFields(BaseModel):
         return self
 
 
-class NoPruning(BaseModel):
+class NoPruning(Section):
     """Run every trial to its end."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["none"] = "none"
 

@@ -13,9 +13,10 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.tuning.space import Space
 from narrowcast.tuning.trial_record import counts
@@ -34,9 +35,7 @@ class Sampler(Protocol):
         ...
 
 
-class _SamplerFields(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _SamplerFields(Section):
     log_costs: ClassVar[bool] = False
     """True if the sampler models values, not their order, and so is to see costs by their logarithm."""
 

@@ -15,12 +15,13 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import role_of
+from narrowcast.platform.section import Section
 
 
-class _Dimension(BaseModel):
+class _Dimension(Section):
     """`when` gives the values of other choices, by path, for which the trial has this dimension."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     when: dict[str, Any] = Field({}, description="values of other dimensions that this one depends on")
 

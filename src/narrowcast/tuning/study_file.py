@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform import plugins
 from narrowcast.platform.config import plugin_folders, read_yaml, validate
@@ -20,6 +20,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import redact_values
+from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.runs import packaged
 from narrowcast.tuning.experiment_subject import ExperimentSubject
@@ -41,10 +42,8 @@ _AGREED = ("objectives", "constraints", "budget", "seeds")
 """Keys of `study` that all processes of a study, and those that resume it, must agree on."""
 
 
-class StudySections(BaseModel):
+class StudySections(Section):
     """A study file: an experiment or a solve, the values searched, and the settings of the search."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name = Field(max_length=80, description="name of the study; in a file, by default the file's")
     experiment: dict[str, Any] | None = Field(
@@ -57,7 +56,7 @@ class StudySections(BaseModel):
     space: dict[str, Dimension] = Field(min_length=1, description="values to search, by dotted path in the experiment")
 
 
-class _Overridable(BaseModel):
+class _Overridable(Section):
     """The section of which an override may change a part of the defaults, as it may of the run's."""
 
     study: StudySettings

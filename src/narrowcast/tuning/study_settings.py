@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.tracking.metric_direction import Declared, lower_is_better
 from narrowcast.tuning.pruning import AnyPruner, Direction, NoPruning
 from narrowcast.tuning.samplers import TPE, AnySampler
@@ -28,10 +29,10 @@ _OF_STEPS = ("round", "iteration", "residual", "solver_seconds", "wall_seconds",
 """Columns of a solve's rows that are no metrics of the problem."""
 
 
-class Bound(BaseModel):
+class Bound(Section):
     """A constraint on one metric or cost of a trial."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     at_least: float | None = Field(None, description="lower bound")
     at_most: float | None = Field(None, description="upper bound")
@@ -47,19 +48,17 @@ class Bound(BaseModel):
         return value - self.at_most if self.at_most is not None else float(self.at_least or 0) - value
 
 
-class Holdout(BaseModel):
+class Holdout(Section):
     """Hold-out evaluation: the best trials run again with new seeds and measured on the test split."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     trials: int = Field(3, ge=0, description="number of best trials; of several objectives, spread along the front")
     seeds: int = Field(3, ge=1, description="runs of each, with seeds that no trial had")
 
 
-class StudySettings(BaseModel):
+class StudySettings(Section):
     """Settings of a study: objectives, sampler, pruner, trials and budget."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     objectives: dict[str, Direction] = Field(
         min_length=1,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from digits import digits, make_task, plain_client, relative_error, train
@@ -200,7 +199,7 @@ def test_a_model_that_cannot_be_trained_is_refused(model: NeuralNetwork, executi
     [(f"{HERE}:nothing", f"{HERE} .* has no nothing"), ("no_such_package:make", "no_such_package")],
 )
 def test_a_factory_that_does_not_exist_is_refused(factory: str, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(UserError, match=message):
         TorchModule(factory=factory)
 
 
@@ -285,5 +284,5 @@ def test_a_batch_larger_than_every_client_is_not_padded() -> None:
 
 @pytest.mark.parametrize("hidden", [(0,), (-3,), (10**9,)])
 def test_a_layer_has_at_least_one_unit_and_not_a_billion(hidden: tuple[int, ...]) -> None:
-    with pytest.raises(ValidationError, match=r"should be (greater|less) than or equal"):
+    with pytest.raises(UserError, match=r"should be (greater|less) than or equal"):
         MLP(hidden=hidden)

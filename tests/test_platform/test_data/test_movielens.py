@@ -298,9 +298,9 @@ def test_malformed_ratings_are_user_errors(
 def test_models_are_frozen_and_refuse_what_they_do_not_know() -> None:
     model = MovieLens1M()
     assert (model.validation, model.layout, MovieLens100K().validation) == ("random", "auto", "second_last")
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(UserError, match="frozen"):
         model.seed = 1  # type: ignore[misc]
     with pytest.raises(ValidationError, match="Extra inputs"):
         MovieLens100K.model_validate({"layout": "ncf"})
-    with pytest.raises(ValidationError, match="greater than or equal to 3"):
+    with pytest.raises(UserError, match="greater than or equal to 3"):
         MovieLens100K(min_interactions=2)

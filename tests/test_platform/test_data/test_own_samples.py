@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 
 from labelled_sets import check_dealt
 from narrowcast.laws.data_laws import LAWS, Loaded
@@ -291,9 +290,9 @@ def test_factories_that_do_not_fit_are_refused() -> None:
         TorchDataset(factory="test_own_samples:make_dataset", arguments={"x": 1}).load()
     with pytest.raises(UserError, match=r"is list_iterator|it must be a Dataset with a length"):
         TorchDataset(factory="test_own_samples:not_a_dataset").load()
-    with pytest.raises(ValidationError, match=r"should be package.module:name, such as my_models:make"):
+    with pytest.raises(UserError, match=r"should be package.module:name, such as my_models:make"):
         TorchDataset(factory="nothing")
-    with pytest.raises(ValidationError, match="has no nothing"):
+    with pytest.raises(UserError, match="has no nothing"):
         TorchDataset(factory="test_own_samples:nothing")
 
 

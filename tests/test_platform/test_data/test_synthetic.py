@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from narrowcast.platform.data import synthetic
 from narrowcast.platform.data.samples import Samples
@@ -96,7 +95,7 @@ def test_validation_takes_from_the_users() -> None:
 
 
 def test_what_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValidationError, match="iid: true takes no alpha and beta, got 1 and 0; omit them"):
+    with pytest.raises(UserError, match="iid: true takes no alpha and beta, got 1 and 0; omit them"):
         Synthetic(iid=True, alpha=1)
     monkeypatch.setattr(synthetic, "MOST_SAMPLES", 100)
     with pytest.raises(UserError, match=r"3 clients have .* samples, but at most 100 are allowed; lower clients"):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from narrowcast.algorithms.federated.aggregator import CoordinateMedian
 from narrowcast.algorithms.federated.fedavg import FedAvg
@@ -59,7 +58,7 @@ def test_the_shares_are_those_stated() -> None:
         assert day.free(100_000, 0, 1, seconds).mean() == pytest.approx(wanted, abs=0.006)
     spread = day.model_copy(update={"time_zones": 1.0})
     assert [spread.free(100_000, 0, 1, seconds).mean() for seconds in (0, 500)] == pytest.approx([0.3, 0.3], abs=0.006)
-    with pytest.raises(ValidationError, match=r"lowest = 0.5 is above highest = 0.2"):
+    with pytest.raises(UserError, match=r"lowest = 0.5 is above highest = 0.2"):
         Diurnal(lowest=0.5, highest=0.2)
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from narrowcast.algorithms.codecs.rows import RowsPayload, rows_wire_bits
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
@@ -80,5 +80,5 @@ def test_a_round_without_clients_takes_the_servers_time() -> None:
 
 @pytest.mark.parametrize("field", list(Clock.model_fields))
 def test_negative_times_are_refused(field: str) -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+    with pytest.raises(UserError, match="greater than or equal to 0"):
         Clock(**{field: -1.0})

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.channel.decomposition import affordable, check_seconds, least_error
 from narrowcast.algorithms.channel.distortion_curves import DistortionCurves
@@ -16,6 +15,7 @@ from narrowcast.algorithms.channel.error_curves import ErrorCurves, Shares, chec
 from narrowcast.algorithms.channel.regions import TOLERANCE, Region
 from narrowcast.algorithms.channel.rounding import whole_points
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, IntArray
 
 
@@ -43,13 +43,11 @@ class Allocation(Protocol):
         ...
 
 
-class MinError(BaseModel):
+class MinError(Section):
     """Minimise the weighted sum of the clients' errors exactly: eq. (9) of the wireless report, or distortion tables.
 
     With `DistortionCurves` each client gets the bits of one of its points, otherwise the exact solution in whole bits.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["min_error"] = "min_error"
 
@@ -82,10 +80,8 @@ class MinError(BaseModel):
         return _whole(exact, users, len(region))
 
 
-class ByShare(BaseModel):
+class ByShare(Section):
     """Base of the rules that give bits in proportion to share x weight, as far as region and lower bounds allow."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def share(self, region: Region) -> FloatArray:
         """Return the share of each client, [C]."""
@@ -133,10 +129,8 @@ class Proportional(ByShare):
         return region.single_rates()
 
 
-class Equal(BaseModel):
+class Equal(Section):
     """The same bits for all: the most that every participating client can send."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["equal"] = "equal"
 

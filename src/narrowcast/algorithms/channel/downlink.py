@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray
 
 
@@ -28,10 +29,8 @@ class Downlink(Protocol):
         ...
 
 
-class Unicast(BaseModel):
+class Unicast(Section):
     """Every client downloads over its own link."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["unicast"] = "unicast"
 
@@ -41,15 +40,13 @@ class Unicast(BaseModel):
         return np.where(waited_for, bits / rates, np.inf)
 
 
-class BroadcastLink(BaseModel):
+class BroadcastLink(Section):
     """One transmission for a whole group, at the rate of its weakest client that is waited for.
 
     With several groups, clients are sorted by rate into groups of similar size, and the server serves the fastest group
     first: compared with one broadcast to all, the first group ends earlier and the last one later. A group is sent the
     longest of its clients' downloads.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["broadcast"] = "broadcast"
     groups: int = Field(1, ge=1, description="number of transmissions; at most one per client")

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.channel.channel_random import block_of, normals
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import Independent
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Profiles
 from narrowcast.platform.units import ROUNDS
 
 
-class Fixed(BaseModel):
+class Fixed(Section):
     """Constant links: every client has the rates of its profile, independently of the others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["fixed"] = "fixed"
 
@@ -29,10 +28,8 @@ class Fixed(BaseModel):
         return Links(uplink, profiles.downlink_bits_per_second, nobody_lost(profiles), Independent(uplink))
 
 
-class LogNormalRates(BaseModel):
+class LogNormalRates(Section):
     """The rates of a client's profile times exp(sigma Z), with a standard normal Z per client and block of rounds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["lognormal"] = "lognormal"
     uplink_sigma: float = Field(

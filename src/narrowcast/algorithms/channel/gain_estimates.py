@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.channel.channel_random import normals
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, IntArray
 
 
-class GainEstimates(BaseModel):
+class GainEstimates(Section):
     """Base of the channels whose uplink gains are known with an error, to the server and to the clients alike.
 
     The estimate of a gain g is g 10^(sigma Z / 10), with sigma = `csi_error_decibel` and a standard normal Z for each
@@ -16,8 +17,6 @@ class GainEstimates(BaseModel):
     System, IEEE JSAC 11(6), 1993. Rates are planned for the estimate less `back_off_decibel`, and an upload is lost if
     the planned rates exceed what the gains themselves carry (`Links.lost_at`). With both at 0 nothing is lost.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     csi_error_decibel: float = Field(
         0.0, ge=0, le=30, description="standard deviation of the estimate of an uplink gain; 0: known exactly"

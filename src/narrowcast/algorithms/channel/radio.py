@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from narrowcast.algorithms.channel.allocation import Allocation, Equal, MaxMin, MinError, Proportional
 from narrowcast.algorithms.channel.downlink import BroadcastLink, Downlink, Unicast
@@ -21,6 +21,7 @@ from narrowcast.algorithms.channel.two_bands import TwoBands
 from narrowcast.platform.contracts import LinkAllocation, RateDistortion
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import BoolArray, FloatArray, IntArray, Profiles
 
 CHANNELS = Registry(
@@ -46,7 +47,7 @@ ALLOCATIONS = Registry(
 )
 
 
-class CellRadio(BaseModel):
+class CellRadio(Section):
     """The links of a cell. Without `upload_seconds` uploads have no budget; with it, a round's uploads share that time.
 
     Then `allocation` gives each client the bits that it may send within the channel's rate region in `upload_seconds`,
@@ -54,7 +55,7 @@ class CellRadio(BaseModel):
     sees the channel's estimates alone; the gains themselves decide which uploads are lost.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     channel: Annotated[Channel, CHANNELS] = Field(Fixed(), description="rates of the links in a round")
     allocation: Annotated[Allocation, ALLOCATIONS] = Field(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.channel.gain_estimates import GainEstimates
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import GaussianRegion
 from narrowcast.algorithms.channel.table_region import TableRegion
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Profiles
 
 _HIGHEST_BITS_PER_HERTZ = 300.0
@@ -45,22 +46,18 @@ class MultipleAccess(GainEstimates):
         return Links(planned.single_rates(), downlink, lost, planned, region)
 
 
-class Capacity(BaseModel):
+class Capacity(Section):
     """The total uplink rate of a set of clients."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     clients: tuple[int, ...] = Field(min_length=1, description="the clients of the set")
     bits_per_second: float = Field(ge=0, allow_inf_nan=False, description="largest sum of their uplink rates")
 
 
-class RateTable(BaseModel):
+class RateTable(Section):
     """The rate region of a few clients, set by set, as in eq. (7) of the report; downlinks are those of the profiles.
 
     A cohort gets its part of the table. A table that is not a polymatroid is refused with the sets that show it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["table"] = "table"
     capacities: tuple[Capacity, ...] = Field(

@@ -6,10 +6,11 @@ import math
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
 from narrowcast.algorithms.channel.regions import Independent
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, Profiles
 from narrowcast.platform.units import SECONDS
 
@@ -41,7 +42,7 @@ def receive(values: FloatArray, levels: int, budget: float, random: np.random.Ge
     return quantise(np.clip(values + noise, 0.0, 1.0), levels, random)
 
 
-class SingleUser(BaseModel):
+class SingleUser(Section):
     """Each client alone with a budget of K levels a coordinate, i.e. of d log2 K bits a round (eq. (6) of the report).
 
     Values quantised to k <= K levels arrive unchanged. Above the budget they arrive with N(0, 1 / (4 K^2)) added,
@@ -50,8 +51,6 @@ class SingleUser(BaseModel):
     Differs from the paper: 1. drawn as `Links`, a coordinate's k levels count log2 k bits, as in the report, although
     0..k are k + 1 symbols, and norm and signs count nothing.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["single_user"] = "single_user"
     dimension: int = Field(ge=1, description="d, the number of a model's coordinates")

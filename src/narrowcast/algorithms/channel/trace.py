@@ -9,26 +9,25 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.channel.links import Links, nobody_lost
 from narrowcast.algorithms.channel.regions import Independent
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, Profiles
 
 _RATES = ("uplink_mbit_per_second", "downlink_mbit_per_second")
 _MEGABIT = 1e6
 
 
-class Trace(BaseModel):
+class Trace(Section):
     """Rates from a CSV file: columns client, uplink_mbit_per_second, downlink_mbit_per_second, and round or time.
 
     `round` counts 1, 2, ... for each client without gaps. `time` is in seconds from 0; a row is valid until the
     client's next, and a round uses the row that is valid at its start. A client's rows are in ascending order. A trace
     repeats after its end; one with times ends `round_seconds` after its last row.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["trace"] = "trace"
     path: Path = Field(description="CSV file of rates")

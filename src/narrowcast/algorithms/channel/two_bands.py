@@ -6,12 +6,13 @@ import math
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.channel.channel_random import FOR_THE_WHOLE_RUN, block_of, exponentials, uniforms
 from narrowcast.algorithms.channel.cohort_split import Split, lost_rates, split_cohort
 from narrowcast.algorithms.channel.interference_region import InterferenceRegion
 from narrowcast.algorithms.channel.links import Links, check_cohort, nobody_lost
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, Profiles
 from narrowcast.platform.units import METRES, ROUNDS
 
@@ -19,7 +20,7 @@ _NEAREST = 1.0
 """Least distance in metres, at which the reference SNR holds."""
 
 
-class TwoBands(BaseModel):
+class TwoBands(Section):
     """All clients of a round upload at once, each in one of two bands, and disturb the others of their band.
 
     A client is uniform in a square with a grid of access points and is served by the one with the best mean gain, over
@@ -30,8 +31,6 @@ class TwoBands(BaseModel):
 
     Source: Goemans and Williamson, Journal of the ACM 42(6), 1995, for `max_cut`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["two_bands"] = "two_bands"
     bandwidth_hertz: float = Field(1e6, gt=0, allow_inf_nan=False, description="bandwidth B of both bands together")

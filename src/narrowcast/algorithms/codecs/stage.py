@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.codecs.wire import Reader
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import Words, uniform_bits
 from narrowcast.platform.types import Arrays, IntArray
 
@@ -34,10 +34,8 @@ class UnsendableUpdateError(ValueError):
     """An update that cannot be encoded: it has values that are NaN, infinite, or beyond `LARGEST_VALUE`."""
 
 
-class Stage(BaseModel, ABC):
+class Stage(Section, ABC):
     """A stage of the chain; its fields are its hyper-parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     takes: ClassVar[Signal] = "values"
     gives: ClassVar[Signal] = "values"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.completion.low_rank_matrix import Triples, leading, random_block
 from narrowcast.algorithms.completion.observed import ObservedMatrix
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray
 
 _PASSES = 2
 """Of subspace iteration: a third one changed no number of iterations, a single one did."""
 
 
-class Continuation(BaseModel):
+class Continuation(Section):
     """Rank continuation of a factor method.
 
     Of the leading vectors of the zero-filled matrix, the usual start, those whose singular values are below the noise
@@ -27,8 +28,6 @@ class Continuation(BaseModel):
     (Vandereycken, SIAM J. Optim. 23(2), 2013). Differs from the papers: 1. several triples are added at once, as many
     as stand above the noise; 2. a stage ends by its own progress.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage_drop: float = Field(
         0.02, gt=0, lt=1, description="a stage ends when an iteration lowers the residual by less than this share"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
@@ -15,6 +15,7 @@ from narrowcast.platform.data.npz_arrays import npz_arrays
 from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.rating_table import PARQUET, read_rating_table
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray, IntArray
 
@@ -24,13 +25,11 @@ MOST_SIDE = 10**7
 """Rows or columns."""
 
 
-class EntryCompletion(BaseModel):
+class EntryCompletion(Section):
     """Entries of a matrix, one a row of a CSV or Parquet file: its row and column, from 0, and its value.
 
     An .npz file has arrays `row`, `column` and `value` instead. A random share of the entries is held out for testing.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 

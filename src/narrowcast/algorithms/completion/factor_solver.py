@@ -6,28 +6,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.continuation import Continuation, next_triples
 from narrowcast.algorithms.completion.low_rank_matrix import Triples
 from narrowcast.algorithms.completion.residual_progress import PROGRESS, ROUNDING, progress
 from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of, row_major
+from narrowcast.platform.section import Section
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
 
 State = dict[str, NDArray[Any]]
 
 
-class FactorSolver(BaseModel):
+class FactorSolver(Section):
     """Fields and steps of solvers whose iterate is left right', left [m, k] and right [n, k].
 
     A solver implements `iterate`, and `begin` if it keeps more than the factors and the residual D = P_Omega(M - left
     right') [p]. Solvers start from the leading singular triples of P_Omega(M) / p, with the square roots of the values
     on both sides.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int | None = Field(None, ge=1, description="rank of the answer; null: that of the problem, where it is known")
     continuation: Continuation | None = Field(

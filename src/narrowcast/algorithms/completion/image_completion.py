@@ -8,25 +8,24 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion
 from narrowcast.algorithms.completion.observed import observed_at
 from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 
 _WHITE = 255.0
 
 
-class ImageCompletion(BaseModel):
+class ImageCompletion(Section):
     """A greyscale picture, values 0 to 1, of which a random share of the pixels is observed.
 
     Pictures are scikit-learn's `china` and `flower`, 427 x 640, or a file of one's own. They have no exact low rank:
     `test.psnr` is over all pixels.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 

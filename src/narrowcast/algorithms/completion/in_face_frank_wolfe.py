@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.nuclear_ball import SingularPair, leading_pair, radius_of
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.algorithms.completion.solver_checks import check_completion, row_major
 from narrowcast.algorithms.completion.thin_svd import ThinSVD
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
@@ -39,7 +40,7 @@ class _InFace:
     core: FloatArray | None
 
 
-class InFaceFrankWolfe(BaseModel):
+class InFaceFrankWolfe(Section):
     """Minimises |P_Omega(X - M)|^2 / 2 over matrices of nuclear norm at most `radius`, kept as a thin SVD.
 
     An iteration moves away from the worst point of the face that X is in, as far as the next smaller face (full step,
@@ -53,8 +54,6 @@ class InFaceFrankWolfe(BaseModel):
     (IF-Optimization); 3. the boundary is met to 1e-6 of the radius, not to 1e-3 in the unit of the data; 4. Lanczos
     starts at random in every iteration.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["in_face_frank_wolfe"] = "in_face_frank_wolfe"
     radius: float | None = Field(

@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.low_rank_matrix import leading, random_block
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.algorithms.completion.residual_progress import PROGRESS, progress
 from narrowcast.algorithms.completion.solver_checks import check_completion, rank_of, row_major
+from narrowcast.platform.section import Section
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
 
@@ -20,7 +21,7 @@ State = dict[str, NDArray[Any]]
 _LEAST_SMOOTHING = 1e-15
 
 
-class MatrixIRLS(BaseModel):
+class MatrixIRLS(Section):
     """Minimises a smoothed log-determinant over the matrices that agree with all observed entries.
 
     With singular values s_i and smoothing e of the iterate, the next one is the X with P_Omega(X) = P_Omega(M) of least
@@ -32,8 +33,6 @@ class MatrixIRLS(BaseModel):
     are those of subspace iteration from the previous ones, not of Krylov blocks; 2. the answer is the leading part, of
     rank r.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["matrix_irls"] = "matrix_irls"
     rank: int | None = Field(None, ge=1, description="rank of the answer; null: that of the problem, where it is known")

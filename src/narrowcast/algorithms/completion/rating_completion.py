@@ -5,25 +5,24 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.algorithms.completion.rating_biases import biases_of
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 
 _FIELD_OF_DATA = re.compile(rf"\bdata\.(?=(?:{'|'.join(ExplicitRatings.model_fields)})\b)")
 
 
-class RatingCompletion(BaseModel):
+class RatingCompletion(Section):
     """Ratings of items by users: the training ratings are observed, less their mean, and the test ratings held out.
 
     Ratings for validation are held out too, where the split has some. Rows are items and columns users. Predictions are
     clipped to the range of the training ratings.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion
 from narrowcast.algorithms.completion.observed import observed_at
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
@@ -17,7 +18,7 @@ MOST_ENTRIES = 10**9
 """Of the whole matrix; numpy draws from no larger urn."""
 
 
-class SyntheticCompletion(BaseModel):
+class SyntheticCompletion(Section):
     """A random matrix U diag(s) V' of known rank and condition number, of which a random share is observed.
 
     U and V are orthonormal bases of Gaussian matrices and s falls geometrically from `condition` to 1. Exactly
@@ -25,8 +26,6 @@ class SyntheticCompletion(BaseModel):
 
     Source: the test matrices of Engels and Morse, Benchmarking Low-Rank Matrix Completion Algorithms, section 3.2.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
     drawn: ClassVar[bool] = True

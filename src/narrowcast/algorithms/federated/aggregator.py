@@ -11,20 +11,19 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, FloatArray
 
 
-class Aggregator(BaseModel, ABC):
+class Aggregator(Section, ABC):
     """The aggregate of a round's changes, for the server's step.
 
     It needs the change of each client, not a sum: secure aggregation and buffered schedules refuse it, and the server
     holds all changes of a round at once.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @abstractmethod
     def aggregate(self, changes: Arrays, weights: FloatArray) -> Arrays:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.grid import GridPayload, GridPoints, grid_points, grid_values
@@ -32,6 +32,7 @@ from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 from narrowcast.platform.units import ROUNDS
@@ -44,7 +45,7 @@ _HISTORY = PrefixedArrays("download/history/")  # [H, ...], the points of earlie
 _ROUNDS, _ROUND = "download/rounds", "download/round"
 
 
-class CodedDownload(BaseModel):
+class CodedDownload(Section):
     """The model, or the rows that a client asks for, in float32 or on a grid.
 
     On a grid each value is sent as an integer next to (value - initial value) / `step`, entropy-coded.
@@ -61,8 +62,6 @@ class CodedDownload(BaseModel):
     asked and uploads nothing is charged for its request. The server learns the rows of a client even if its upload is
     lost.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="step of the grid that values are rounded to; null: no rounding"

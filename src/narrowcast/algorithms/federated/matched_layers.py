@@ -7,22 +7,21 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.federated.layer_rows import LayerRows, RecurrentMean
 from narrowcast.algorithms.federated.unit_matching import UnitPrior, match_units
 from narrowcast.platform.models.hidden_units import HiddenUnits
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 
-class Matching(BaseModel):
+class Matching(Section):
     """The assignment of clients' hidden units to global ones, and the mean of those that are assigned to one.
 
     Rows of units have a normal prior around 0, of biases around `bias_mean`. `unit_mean: posterior` shrinks a unit that
     c clients have by c / (c + sigma / sigma_prior), `owners` does not.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     units: Literal["bbp_map", "by_index", "untrained"] = Field(
         "bbp_map",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import IntArray, Profiles
 
@@ -30,13 +31,11 @@ class RankPolicy(Protocol):
         ...
 
 
-class UniformRank(BaseModel):
+class UniformRank(Section):
     """Each client draws its rank from 1..r_g, independently in each round.
 
     Reference: Nguyen et al., WWW 2024 (arXiv:2401.03748), section 5.3 and Table 4.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["uniform"] = "uniform"
 
@@ -53,13 +52,11 @@ class UniformRank(BaseModel):
         return 1 + uniform_below(keys, np.zeros(len(clients), dtype=np.int64), np.full(len(clients), global_rank))
 
 
-class BandwidthRank(BaseModel):
+class BandwidthRank(Section):
     """Each client takes the highest rank whose uncoded payload its uplink carries within `upload_seconds`.
 
     A client that cannot afford rank 1 sends nothing in this round; the ledger records rank 0.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["bandwidth"] = "bandwidth"
     upload_seconds: float = Field(1.0, gt=0, description="time that an upload may take")
@@ -73,15 +70,13 @@ class BandwidthRank(BaseModel):
         return (bits_at_rank[:, 1:] <= budget[:, None]).sum(axis=1)
 
 
-class ChannelRank(BaseModel):
+class ChannelRank(Section):
     """Each client takes the rank that serves best within the bits that the radio gives it in this round.
 
     With a quantiser in the codec rank and levels are chosen together (`channel.joint`); otherwise the rank is the
     highest that fits uncoded, or with all that `secure` adds. A client that cannot afford rank 1 sends nothing, and
     the ledger records rank 0. If the radio limits nobody, all clients take r_g.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["channel"] = "channel"
 

@@ -13,23 +13,22 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays
 
 Values = NDArray[Any]
 
 
-class ServerOptimizer(BaseModel, ABC):
+class ServerOptimizer(Section, ABC):
     """The server's step of `x` from the mean change, one tensor at a time.
 
     `slots` are what the optimizer remembers of a tensor. They stay on the server: no slot is broadcast, counted in bits
     or protected by secure aggregation.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @abstractmethod
     def init(self, values: Values) -> Arrays:

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.local_training.factor_task import dense_updates
 from narrowcast.algorithms.local_training.factor_updates import Factors, FactorUpdates
 from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, BoolArray, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
-class FactorTraining(BaseModel, ABC):
+class FactorTraining(Section, ABC):
     """Training of the factors of a partly observed matrix; a subclass implements `train_factors`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
     def device(self) -> str:

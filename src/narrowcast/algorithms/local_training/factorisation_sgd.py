@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.local_training.batches import draw_batches, known_items, sample_counts
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
@@ -17,10 +17,11 @@ from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, USER_FACTORS
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 
-class FactorisationSGD(BaseModel):
+class FactorisationSGD(Section):
     """SGD on the mean logistic loss of a client's items and of sampled negatives.
 
     Negatives are drawn once per participation and used in all of its epochs. With `train_negatives: clean` a client
@@ -35,8 +36,6 @@ class FactorisationSGD(BaseModel):
     Differs from the released code: 1. negatives are drawn independently; the code draws groups of four without repeats
     inside a group.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["factorisation_sgd"] = "factorisation_sgd"
     learning_rate: float = Field(0.5, gt=0, description="step size of local SGD")

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,12 +18,13 @@ from narrowcast.platform.data.node_graph import NodeGraph
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.graph_convolution import GCN
 from narrowcast.platform.models.sparse_products import Features, adjacency_among, adjacency_of, features_of
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, Chunk, IntArray, LocalTerms, LocalUpdates
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
-class GraphTraining(BaseModel):
+class GraphTraining(Section):
     """Steps on the mean cross-entropy of the training nodes, over the whole graph or over some clusters at a time.
 
     Adam begins anew in each round, as it does at each synchronisation of the code released with GIST; `weight_decay` is
@@ -32,8 +33,6 @@ class GraphTraining(BaseModel):
 
     Sources: Kingma and Ba, Adam, ICLR 2015; Chiang et al., Cluster-GCN, KDD 2019 (arXiv:1905.07953), Algorithm 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["graph"] = "graph"
     learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="step size")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.units import ROUNDS
 
 
@@ -33,9 +34,7 @@ class LearningRateSchedule(Protocol):
         ...
 
 
-class _ByRound(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _ByRound(Section):
     by_step: ClassVar[bool] = False
 
 
@@ -93,7 +92,7 @@ class Cosine(_ByRound):
         return self.final_share + (1 - self.final_share) * (1 + math.cos(math.pi * progress)) / 2
 
 
-class InverseTime(BaseModel):
+class InverseTime(Section):
     """s_t = 2 / (alpha (gamma + t)); t counts local steps, and is 1 at the first step of round 1.
 
     With `training.learning_rate: 1` s_t is the rate of FedAvg's convergence theorem for alpha-strongly convex and
@@ -102,8 +101,6 @@ class InverseTime(BaseModel):
 
     Reference: Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020 (arXiv:1907.02189), Theorem 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     by_step: ClassVar[bool] = True
 

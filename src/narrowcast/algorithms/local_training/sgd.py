@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
 from narrowcast.algorithms.local_training.chain_gradients import chain_gradient
@@ -25,18 +25,17 @@ from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 
-class SGD(BaseModel):
+class SGD(Section):
     """Mini-batch SGD over shuffled epochs, with momentum, weight decay and gradient clipping.
 
     `execution: auto` trains a chunk as one batched program if that is known to be faster (chains of linear layers) and
     client by client otherwise (convolutions, recurrent layers, user modules). On a GPU it batches every module that can
     be batched. Results on `device: cuda` equal those on a CPU to rounding, not bit for bit.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     computes_start_loss: ClassVar[bool] = True  # for `LocalTerms.start_loss`
     computes_start_gradient: ClassVar[bool] = True  # for `LocalTerms.start_gradient`

@@ -12,10 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.programs.exchange_folder import folder_of, read_arrays, write_arrays
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.solver_contracts import Report, Status
 from narrowcast.platform.types import Arrays
 
@@ -26,7 +27,7 @@ _STATUSES = get_args(Status)
 _LONGEST = 300
 
 
-class Program(BaseModel):
+class Program(Section):
     """Runs a program for each iteration, or for several: it reads the problem and its last state, and writes a new one.
 
     The program is called as `COMMAND... FOLDER`, and finds there, as CSV without headings and with indices from 0:
@@ -39,8 +40,6 @@ class Program(BaseModel):
     The time of the solver has the start of the program and its files: choose `inner_iterations` so that these hardly
     count. The program has the rights of this process; it runs only where NARROWCAST_PROGRAMS=allow is set.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["program"] = "program"
     command: tuple[str, ...] = Field(min_length=1, description="program and its first arguments")

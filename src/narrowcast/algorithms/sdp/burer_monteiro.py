@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.sdp.augmented_lagrangian import AugmentedLagrangian
 from narrowcast.algorithms.sdp.certificate import least_eigenvector
@@ -14,6 +14,7 @@ from narrowcast.algorithms.sdp.rank_bound import warn_of_low_rank
 from narrowcast.algorithms.sdp.rank_reduction import reduce_rank
 from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, semidefinite_program_of
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
@@ -31,7 +32,7 @@ _STUCK, _LARGEST_TRACE = 0.9, 1e6
 """Ratio of |v| to the last one at which a proof of infeasibility is tried; the largest trace it is for, over V V's."""
 
 
-class BurerMonteiro(BaseModel):
+class BurerMonteiro(Section):
     """Minimises <C, V V'> - <y, v> + s |v|^2 / 2, v = A(V V') - b, over V by L-BFGS, then sets y to y - s v.
 
     An iteration is one minimisation, of at most `inner_iterations` steps, and one update of y. The residual is the
@@ -51,8 +52,6 @@ class BurerMonteiro(BaseModel):
     or curvature in place of a determinant, for the reason above; 5. `reduce_below` makes the rank of the answer that of
     Barvinok and Pataki.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["burer_monteiro"] = "burer_monteiro"
     rank: int | None = Field(None, ge=1, description="columns k of V; null: the least with k (k + 1) / 2 > m, or n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.entry_fit import EntryFit
@@ -15,6 +15,7 @@ from narrowcast.algorithms.sdp.max_cut_problem import MaxCut, unit_vectors
 from narrowcast.algorithms.sdp.penalised_cut import PenalisedCut, Penalty
 from narrowcast.algorithms.sdp.smooth_objective import SmoothObjective
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
@@ -27,7 +28,7 @@ _NOTHING = 1e-8
 _ROUNDING = 1e-14
 
 
-class Hazan(BaseModel):
+class Hazan(Section):
     """X <- (1 - a) X + a z z', where z z' is the matrix of the set with the least product with the gradient.
 
     Completion problems are solved over the ball of nuclear norm `radius`, as matrices [[W1, X], [X', W2]] of trace at
@@ -43,8 +44,6 @@ class Hazan(BaseModel):
     their errors are added to B; 2. the constraints of MAXCUT are a penalty, not a feasibility problem for each value of
     the objective; 3. the first matrix is the best one of rank 1 for the gradient at 0, not an arbitrary one.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["hazan"] = "hazan"
     radius: float | None = Field(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.sdp.localisation_problem import Localisation
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
@@ -23,7 +24,7 @@ _LEAST_DROP, _EXACT = 1e-11, 1e-22
 """Of the objective, of a step that ends a stage; of sum_e d_e^4, the objective at which it ends too."""
 
 
-class LiftedStress(BaseModel):
+class LiftedStress(Section):
     """Minimises sum_e (|p_i - p_j|^2 - d_e^2)^2 over positions in k >= d dimensions, then in d.
 
     Positions P in k dimensions are the semidefinite relaxation's Z = [[I, X'], [X, P P']] of rank at most k (Burer and
@@ -37,8 +38,6 @@ class LiftedStress(BaseModel):
     3(4), 2006. Differs from the papers: 1. least squares of squared distances, not absolute errors; 2. factors in place
     of an interior-point method.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["lifted_stress"] = "lifted_stress"
     dimensions: int | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.sdp.certificate import Proof
 from narrowcast.algorithms.sdp.max_cut_problem import LOWER_IS_BETTER, MaxCut
@@ -13,15 +13,14 @@ from narrowcast.algorithms.sdp.weighted_graph import random_graph, read_graph, t
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.own_files import located
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 
 _GSET = "gset"
 """Folder and name of the collection, of which `narrowcast data fetch gset` brings five graphs."""
 
 
-class _Relaxation(BaseModel):
+class _Relaxation(Section):
     """Fields of every MAXCUT problem."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 

@@ -6,12 +6,13 @@ import math
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
 from narrowcast.algorithms.sdp.rank_bound import pataki_rank, warn_of_low_rank
 from narrowcast.algorithms.sdp.vector_kernels import chosen_updates, sweep, weighted_sums
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
@@ -24,7 +25,7 @@ _SPREAD = 1.2
 _FIRST_MOMENTUM, _MOST_MOMENTUM, _LOWERED = 0.45, 0.4999, 0.98
 
 
-class Mixing(BaseModel):
+class Mixing(Section):
     """Replaces v_i by -(g_i / |g_i| + momentum v_i), normalised, where g_i = sum_j w_ij v_j; n updates an iteration.
 
     The residual is that of the first-order conditions, |g_i + |g_i| v_i| over |g_i|, both as norms over the vertices
@@ -42,8 +43,6 @@ class Mixing(BaseModel):
     a field, and `adaptive` is new; 4. norms and products are kept in trees, so that a chosen update costs
     O(degree (k + log n)).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["mixing"] = "mixing"
     rank: int | None = Field(None, ge=1, description="columns k of the vectors; null: the least k > sqrt(2 n)")

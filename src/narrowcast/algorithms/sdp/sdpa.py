@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.sdp.certificate import Proof
 from narrowcast.algorithms.sdp.semidefinite_program import LOWER_IS_BETTER, SemidefiniteProgram
 from narrowcast.algorithms.sdp.symmetric_constraints import constraints_of
 from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, IntArray
 
 MOST_SIDE = 10**6
@@ -22,7 +23,7 @@ _SEPARATORS = re.compile(r"[\s,(){}]+")
 _ADVICE = "give lines m, number of blocks, sizes of blocks, targets, then a line `matrix block row column value` each"
 
 
-class SDPAFile(BaseModel):
+class SDPAFile(Section):
     """A semidefinite program in the sparse format of SDPA (.dat-s): minimise -<F_0, Y>, <F_i, Y> = c_i, Y >= 0.
 
     This is the dual of the two problems that the format states, so that `objective` is the negative of the optimum of
@@ -32,8 +33,6 @@ class SDPAFile(BaseModel):
     Source: Fujisawa, Kojima, Nakata and Yamashita, SDPA User's Manual, 2002; Borchers, SDPLIB 1.2, Optimization Methods
     and Software 11, 1999.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.algorithms.sdp.certificate import Proof
 from narrowcast.algorithms.sdp.localisation_problem import LOWER_IS_BETTER, Localisation
 from narrowcast.algorithms.sdp.sensor_network import draw_network, read_network
 from narrowcast.platform.data.own_files import located
+from narrowcast.platform.section import Section
 
 
-class SensorLocalisation(BaseModel):
+class SensorLocalisation(Section):
     """Sensors and anchors uniform in the unit square or cube; pairs within the radio range measure their distance.
 
     A measured distance has a relative error of standard deviation `noise`. Lengths are in sides of the square. Raises
     `UserError` if a sensor has no path of measured distances to an anchor.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
     drawn: ClassVar[bool] = True
@@ -41,14 +40,12 @@ class SensorLocalisation(BaseModel):
         return Localisation(self.kind, "drawn", network, self.proof)
 
 
-class SensorDistances(BaseModel):
+class SensorDistances(Section):
     """Sensors whose measured distances are in a text file: lines `anchor NAME x y` and `distance NAME NAME length`.
 
     Lines `sensor NAME x y` give true positions, which errors are measured with; positions may have a third coordinate.
     Sensors are numbered by their sorted names.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from narrowcast.algorithms.federated.rank_policy import BandwidthRank, UniformRank
 from narrowcast.algorithms.secure.messages import Messages
 from narrowcast.algorithms.secure.openable_groups import OpenableGroups, with_enough_senders
 from narrowcast.algorithms.secure.protection import Encryption
 from narrowcast.platform.contracts import Task
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
 
-class AgreedRanks(BaseModel):
+class AgreedRanks(Section):
     """A rank policy with ranks that were agreed before the training; 0 for a client that does not take part."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     of_client: dict[int, int]

@@ -8,21 +8,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from narrowcast.algorithms.federated.sum_layout import Group
 from narrowcast.algorithms.secure.bit_packing import RingElements
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Rounding
 from narrowcast.algorithms.secure.ring_encoding import integers_of, pack_ring, ring_bytes, unpack_ring
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays
 from narrowcast.platform.units import BITS
 
 
-class NoProtection(BaseModel):
+class NoProtection(Section):
     """The server sees every update."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["none"] = "none"
 
@@ -40,14 +39,12 @@ class PublicKey:
         return cls(arrays["key"].tobytes(), int(arrays["modulus"][0]))
 
 
-class Protection(BaseModel):
+class Protection(Section):
     """Base of the schemes: values cut at `clip` and rounded to integers of `bits` bits, which add up exactly.
 
     With equal fields all schemes give the same model to the bit. The sum is not opened if fewer than `threshold` of the
     cohort arrive, and a component that fewer than `smallest_group` clients other than `colluders` sent is left out.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     needs: ClassVar[tuple[str, ...]] = ("cryptography",)
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.partition import IID, Dirichlet, Natural, Partition, Shards, Similarity
 from narrowcast.platform.data.public_set import PublicSet
 from narrowcast.platform.data.samples import Labelled, Samples, tenths
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
@@ -29,13 +30,11 @@ class Splits(NamedTuple):
     test: Labelled
 
 
-class Classification(BaseModel):
+class Classification(Section):
     """A classification data set whose training samples are partitioned across clients.
 
     `validation_share` of the training samples is held out by `seed`; the others are distributed by `partition`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     partition: Partition = Field(default=IID(), description="distribution of the training samples across clients")
     validation_share: float = Field(

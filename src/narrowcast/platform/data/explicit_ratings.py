@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.ncf import TRAIN as NCF_TRAIN
@@ -16,6 +16,7 @@ from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.rating_matrix import TEST, TRAIN, VALIDATION, RatingMatrix
 from narrowcast.platform.data.rating_table import RatingTable, read_rating_table
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import BoolArray, IntArray
 
@@ -23,15 +24,13 @@ MovieLens = Literal["ml-100k", "ml-1m", "ml-latest-small"]
 _FIELDS = ("user", "item", "rating", "time")
 
 
-class ExplicitRatings(BaseModel):
+class ExplicitRatings(Section):
     """Users' ratings of items as a matrix of items by users, of which the given entries are observed.
 
     Ratings come from a MovieLens set or from a file of one's own, one rating per row. Each user is a client, or users
     are dealt at random to `clients`. `split: random` holds out shares of all ratings; `last` the last ratings of every
     user by time, of equal times the later rows.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["explicit_ratings"] = "explicit_ratings"
     set: MovieLens | None = Field(None, description="MovieLens set to read; null: the file of path")

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.graph_partition import clusters_of
 from narrowcast.platform.data.node_graph import NodeGraph, check_nodes, neighbours
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
 
-class GraphSource(BaseModel):
+class GraphSource(Section):
     """A graph that each of `clients` trains on as a whole, as sub-networks of one model do."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     clients: int = Field(1, ge=1, le=10_000, description="number of clients; each has the whole graph")
     row_normalised: bool = Field(True, description="divide the features of a node by their sum, if that is not 0")

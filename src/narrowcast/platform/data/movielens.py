@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.leave_one_out import Events, Validation, leave_one_out
 from narrowcast.platform.data.ncf import RATING_COLUMNS, TRAIN, is_ncf, read_columns, read_ncf
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 
 MIN_INTERACTIONS = 20
 """Interactions that GroupLens and the published protocol require of every user."""
@@ -19,10 +20,8 @@ MIN_INTERACTIONS = 20
 INTER_COLUMNS = ("user_id:token", "item_id:token", "timestamp:float")
 
 
-class _MovieLens(BaseModel):
+class _MovieLens(Section):
     """Fields shared by the MovieLens sets; three interactions are a test, a validation and a training item."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     validation: Validation = Field("second_last", description="choice of each user's validation item")
     min_interactions: int = Field(default=MIN_INTERACTIONS, ge=3, description="users with fewer items are dropped")

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.interactions import Interactions, row_starts
 from narrowcast.platform.data.leave_one_out import NEGATIVES, Events, Validation, hold_out, order_by_time
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import IntArray
 
 TRAIN, TEST, NEGATIVE = ".train.rating", ".test.rating", ".test.negative"
@@ -22,10 +23,8 @@ RATING_COLUMNS = ("f0", "f1", "f3")
 """Columns of user, item and timestamp in tab-separated rows of user, item, rating, timestamp."""
 
 
-class NCF(BaseModel):
+class NCF(Section):
     """User data in NCF's files: `PATH.train.rating`, `PATH.test.rating` and `PATH.test.negative`, plain or gzipped."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["ncf"] = "ncf"
     path: Path = Field(description="common prefix of the three files, without .train.rating")

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.client_index import index_of_owners
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
@@ -18,10 +19,8 @@ MOST_REDRAWS = 1000
 """Number of draws after which a Dirichlet partition with `min_examples` is refused."""
 
 
-class Partitioner(BaseModel):
+class Partitioner(Section):
     """Base of the partitions: a subclass gives each sample a client in `owners`, from which `deal` builds the index."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def deal(
         self, labels: IntArray, n_clients: int, seed: int, users: IntArray | None = None

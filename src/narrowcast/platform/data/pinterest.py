@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.interactions import Interactions
@@ -12,12 +12,11 @@ from narrowcast.platform.data.leave_one_out import Validation
 from narrowcast.platform.data.ncf import NEGATIVE, TEST, TRAIN, is_ncf, read_ncf
 from narrowcast.platform.data.sets import PINTEREST
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 
 
-class Pinterest(BaseModel):
+class Pinterest(Section):
     """55,187 users, 9916 items, 1,500,809 interactions without times, with NCF's fixed test items and negatives."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["pinterest"] = "pinterest"
     validation: Validation = Field("random", description="choice of each user's validation item")

@@ -7,23 +7,22 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
 Set = Literal["mnist", "fashion-mnist", "cifar-10"]
 
 
-class PublicSet(BaseModel):
+class PublicSet(Section):
     """Samples that all clients hold: held out of the training samples before these are partitioned, or another set's.
 
     They are drawn by the seed of the data set and are in no client's own samples, in no validation and in no test set.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     samples: int = Field(200, ge=1, description="number of public samples")
     set: Set | None = Field(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.platform.data.given_split import given_split
 from narrowcast.platform.data.interactions import Interactions
@@ -16,6 +16,7 @@ from narrowcast.platform.data.numbered_ids import NumberedIds
 from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.rating_table import RatingTable, read_rating_table
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 
 LEAST_INTERACTIONS = 3
 """A test, a validation and a training item."""
@@ -23,15 +24,13 @@ LEAST_INTERACTIONS = 3
 _log = logging.getLogger(__name__)
 
 
-class Ratings(BaseModel):
+class Ratings(Section):
     """Interactions of users with items, one per row of a CSV or Parquet file; each user is a client.
 
     Ids are whole numbers or text. Each user's last item by `time` is its test item, the one before it its validation
     item, unless `test_path` gives the test items. A held-out item is ranked against `test_negatives` items, drawn once
     by `seed` from those that the user has no row of.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["ratings"] = "ratings"
     path: Path = Field(description="file of the ratings: .csv, .tsv, either with .gz, or .parquet")

@@ -5,26 +5,25 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.idx import MNIST, FashionMNIST
 from narrowcast.platform.data.partition import Partition, Shards
 from narrowcast.platform.data.rating_matrix import TRAIN, RatingMatrix
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 
 _SETS = {"digits": Digits, "mnist": MNIST, "fashion-mnist": FashionMNIST}
 
 
-class SampleColumns(BaseModel):
+class SampleColumns(Section):
     """The pixels of training images, 0 to 1, as the columns of a matrix of which every entry is observed.
 
     Classes are never trained on: they tell how well clusters agree with them. By default each client has images of one
     class.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["sample_columns"] = "sample_columns"
     set: Literal["digits", "mnist", "fashion-mnist"] = Field("digits", description="data set of the images")

@@ -6,20 +6,20 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from narrowcast.platform.section import Section
 
 SetKind = Literal["none", "nonnegative", "box", "ball", "simplex", "orthogonal_nonnegative"]
 
 
-class ConstraintSet(BaseModel):
+class ConstraintSet(Section):
     """A closed set of factors, by its kind alone or with its fields.
 
     `ball` and `simplex` constrain each column of H, and each column of W: to a Euclidean norm of at most `radius`, and
     to non-negative values of sum `radius`. `orthogonal_nonnegative` allows one positive value in each column of H, and
     in each row of W, so that the K rows of H, or columns of W, are orthogonal; it is not convex.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: SetKind = Field("none", description="set of the factors' values; none: all real numbers")
     low: float = Field(0.0, allow_inf_nan=False, description="least value of a box")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,13 +18,14 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis
 from narrowcast.platform.models.networks import Width
 from narrowcast.platform.models.sparse_products import Features, adjacency_of, features_of, propagate
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays
 
 Drop = Callable[[Tensor], Tensor]
 
 
-class GCN(BaseModel):
+class GCN(Section):
     """H' = norm(relu(A H W + b)) for each hidden layer, and scores A H W + b after the last one.
 
     A is the adjacency matrix with an edge from each node to itself, normalised to D^-1/2 A D^-1/2. Weights [in, out]
@@ -36,8 +37,6 @@ class GCN(BaseModel):
     alike, as in the code released with GIST. 2. `layer_norm: graph` is that code's: one mean and variance over all
     nodes and units together, test nodes included, without trained scales; `node` has one for each node.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset(("loss",))
     shares: ClassVar[frozenset[str]] = frozenset(("accuracy",))

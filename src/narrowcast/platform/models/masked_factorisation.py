@@ -7,20 +7,21 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.contracts import Dataset, Split
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.cluster_agreement import accuracy_of_clusters, mutual_information
 from narrowcast.platform.models.constraint_sets import ConstraintSet
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 ROW_FACTORS, COLUMN_FACTORS = "row_factors", "column_factors"
 
 
-class MaskedFactorisation(BaseModel):
+class MaskedFactorisation(Section):
     """The entry of row i and column j is w_i . h_j, plus the mean of the training entries if `centred`.
 
     The loss is the squared error of the observed entries. W is global, and h_j belongs to the client of column j. The
@@ -32,8 +33,6 @@ class MaskedFactorisation(BaseModel):
 
     Shapes: W row_factors [N, K]; H column_factors [U, n, K] for clients of at most n columns, the others' zeros.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset(("rmse", "mae"))
     shares: ClassVar[frozenset[str]] = frozenset(("accuracy", "nmi"))

@@ -7,13 +7,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
@@ -22,13 +23,11 @@ _USERS_AT_ONCE = 100  # their scores, or the rows gathered for them, fit in the 
 _ITEMS_PER_CANDIDATE = 50  # up to here, scoring all items is faster than gathering the ranked ones
 
 
-class MatrixFactorisation(BaseModel):
+class MatrixFactorisation(Section):
     """The score of user u for item i is p_u . q_i; both factors start as N(0, 1/d), and there is no bias.
 
     Shapes: Q item_factors [N, d] is global; P user_factors [U, d] is private.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     shares: ClassVar[frozenset[str]] = frozenset(("hr@10", "ndcg@10"))
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from narrowcast.platform.client_contracts import ClientSplit
@@ -21,6 +21,7 @@ from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.sample_measures import SampleMeasure
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
@@ -29,7 +30,7 @@ _SAMPLES_AT_ONCE = 1000
 _METRIC_NAME = r"[\w@: -]+"  # a dot separates the split from the name, and MLflow takes no other characters
 
 
-class NeuralNetwork(BaseModel):
+class NeuralNetwork(Section):
     """A torch module that maps features [n, ...] to outputs [n, ...], trained by a loss of outputs and targets.
 
     All parameters are global. A subclass builds the module in `module`; its last layer has `n_outputs(data)` units.
@@ -37,8 +38,6 @@ class NeuralNetwork(BaseModel):
     both in `dtype`, text [n, length] as int64 tokens. Outputs are scores [n, classes] for classes, scores
     [n, length, tokens] for tokens, and predictions [n, k] for numbers.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: Annotated[Loss, LOSSES] | None = Field(
         None, description="minimised by clients; null: cross_entropy for classes and tokens, squared_error for numbers"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from narrowcast.platform.data.samples import Samples, Targets
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 
 
-class SampleMeasure(BaseModel):
+class SampleMeasure(Section):
     """Base of losses and metrics: a subclass maps outputs and targets of n samples to values, in `per_sample`.
 
     Outputs are those of the module, [n, ...]; targets are those of the data set: classes [n] int64, tokens [n, length]
     int64, numbers [n, k] in the type of the outputs. `takes` names the targets that the subclass is defined for.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     takes: ClassVar[tuple[Targets, ...]] = ("classes", "tokens", "numbers")
 

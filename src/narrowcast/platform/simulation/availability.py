@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.platform.kinds import Registry
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import stream_keys, uniform_unit
 from narrowcast.platform.simulation.availability_trace import AvailabilityTrace
 from narrowcast.platform.types import BoolArray
@@ -34,10 +35,8 @@ class Availability(Protocol):
         ...
 
 
-class Always(BaseModel):
+class Always(Section):
     """All clients are always available."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["always"] = "always"
 
@@ -50,10 +49,8 @@ class Always(BaseModel):
         return None
 
 
-class Bernoulli(BaseModel):
+class Bernoulli(Section):
     """Each client is available with the same probability, drawn independently in each round."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["bernoulli"] = "bernoulli"
     probability: float = Field(0.5, ge=0, le=1, description="probability that a client is available")
@@ -67,7 +64,7 @@ class Bernoulli(BaseModel):
         return _uniform(n_clients, seed, "availability", round_index) < self.probability
 
 
-class Diurnal(BaseModel):
+class Diurnal(Section):
     """Each client is available with a probability that follows a cosine over the day.
 
     The probability is `highest` at the client's own midnight and `lowest` half a day later.
@@ -75,8 +72,6 @@ class Diurnal(BaseModel):
     Reference: Bonawitz et al., Towards Federated Learning at Scale: System Design, MLSys 2019 (arXiv:1902.01046),
     section 9: four times as many devices are available at night as by day.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["diurnal"] = "diurnal"
     lowest: float = Field(0.1, ge=0, le=1, description="probability at noon")

@@ -9,23 +9,22 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import BoolArray, FloatArray
 
 _COLUMNS = ("client", "time", "available")
 
 
-class AvailabilityTrace(BaseModel):
+class AvailabilityTrace(Section):
     """Rows `client, time, available` of a CSV file: from that second on the client is available (1) or not (0).
 
     The rows of a client begin at time 0 and are in order of time. Each holds until the client's next row, the last one
     for good or until the trace restarts after `repeat_seconds`. The file lists every client of the data set, and no
     other.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["trace"] = "trace"
     path: Path = Field(description="CSV file with the columns client, time, available")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from narrowcast.platform.section import Section
 from narrowcast.platform.types import FloatArray, IntArray, Profiles
 
 _MOST = 1e9
 """Bound of each constant; their products and sums over a run stay finite."""
 
 
-class Clock(BaseModel):
+class Clock(Section):
     """T = S_down / B_down + R_comp T_sim + C_comp + S_up / B_up per client; a round takes the T of its slowest client.
 
     Reference: Nguyen et al., WWW 2024 (arXiv:2401.03748), section 5.2 (2), with R_comp = 7 of Wang et al., A Field
@@ -20,8 +21,6 @@ class Clock(BaseModel):
     paper measures it, so that simulated time is the same on every machine. 2. every client has its own links and
     compute speed.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds_per_example: float = Field(
         1e-6, ge=0, le=_MOST, description="training time of one example on the reference device"

@@ -8,19 +8,18 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray, Profiles
 
 _MEGABIT = 1e6
 
 
-class Tier(BaseModel):
+class Tier(Section):
     """A class of devices and links, and the share of the clients that belong to it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="name of the tier")
     share: float = Field(gt=0, description="share of the clients, relative to the other tiers' shares")
@@ -39,10 +38,8 @@ WANG_2021 = Tier(
 """The link of Table 2 of Nguyen et al., WWW 2024: 0.75 MB/s down, 0.25 MB/s up (its figures imply MB = 2**20 bytes)."""
 
 
-class Tiers(BaseModel):
+class Tiers(Section):
     """A few classes of clients, assigned at random in the stated shares."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["tiers"] = "tiers"
     tiers: tuple[Tier, ...] = Field((WANG_2021,), min_length=1, description="classes of clients")
@@ -68,19 +65,15 @@ class Tiers(BaseModel):
         )
 
 
-class LogNormal(BaseModel):
+class LogNormal(Section):
     """A log-normal quantity, given by its median and the standard deviation of its logarithm."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     median: float = Field(gt=0, description="median, in the unit of the quantity")
     sigma: float = Field(ge=0, description="standard deviation of the natural logarithm")
 
 
-class LogNormalFleet(BaseModel):
+class LogNormalFleet(Section):
     """Uplink, downlink and compute speed drawn independently for each client, once per run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["lognormal"] = "lognormal"
     uplink_mbit_per_second: LogNormal = Field(LogNormal(median=2.0, sigma=1.0), description="uplink rate")
@@ -103,13 +96,11 @@ class LogNormalFleet(BaseModel):
         return Profiles(np.arange(len(examples)), examples, uplink * _MEGABIT, downlink * _MEGABIT, speed)
 
 
-class TraceFleet(BaseModel):
+class TraceFleet(Section):
     """Profiles from a CSV file with one line for every client of the data set.
 
     Its columns are client (0, 1, ...), uplink_mbit_per_second, downlink_mbit_per_second and compute_speed.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["trace"] = "trace"
     path: Path = Field(description="CSV file with one line per client")

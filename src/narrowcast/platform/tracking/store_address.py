@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from narrowcast.platform.redaction import hide_secrets
+from narrowcast.platform.section import Section
 
 
-class Tracking(BaseModel):
+class Tracking(Section):
     """The tracking store: `uri`, else MLFLOW_TRACKING_URI, else an SQLite file in the output folder."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str | None = Field(
         None, description="MLflow tracking URI; null: MLFLOW_TRACKING_URI, else mlflow.db in the output folder"
