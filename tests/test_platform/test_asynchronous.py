@@ -172,7 +172,7 @@ def test_a_resumed_run_is_the_straight_one(algorithm: FedAvg, how: dict[str, obj
         state = straight[place].state
         assert state is not None
         save_checkpoint(tmp_path, state, "digest")
-        loaded, _ = load_checkpoint(tmp_path, RunState)
+        loaded, *_ = load_checkpoint(tmp_path, RunState)
         resumed = play(plan, algorithm, task, loaded)
         assert sha256(algorithm, resumed) == sha256(algorithm, straight)
         assert [repr(each.record) for each in resumed] == [repr(each.record) for each in straight[place + 1 :]]

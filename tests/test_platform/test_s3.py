@@ -51,7 +51,7 @@ def test_the_last_ones_are_kept_and_a_damaged_one_is_passed_over(
     content = s3.client.get_object(Bucket="runs", Key=names[1])["Body"].read()
     for cut in (0, 7, len(content) - 1):
         s3.client.put_object(Bucket="runs", Key=names[1], Body=content[:cut])
-        loaded, digest = load_checkpoint(place, RunState)
+        loaded, digest, _ = load_checkpoint(place, RunState)
         assert (loaded.round_index, digest) == (2, "digest")
         assert np.array_equal(loaded.server["weights"], state_after(2).server["weights"])
         assert "is damaged" in caplog.text

@@ -132,7 +132,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert words == ["narrowcast", "run", "--resume", NAME, "--output", str(output)]
     assert command.survivors(30) == []
     reached = Journal.open(output / NAME).last_step
-    saved, _ = load_checkpoint(output / NAME / "checkpoint", RunState)
+    saved, *_ = load_checkpoint(output / NAME / "checkpoint", RunState)
     assert saved.round_index == reached  # no finished round is repeated
     if backend == "local":
         again = start(*words[1:])

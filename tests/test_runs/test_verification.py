@@ -109,7 +109,7 @@ def test_a_run_as_it_was_written_has_no_problem(folder: Path) -> None:
     assert (said.status, said.err) == (0, "")
     for subject in ("journal", "checkpoint of round 4", "rounds 1 to 3", "rounds 5 to 6", "model.safetensors"):
         assert f" {subject}  " in said.out
-    assert said.out.count(" ok ") == 9
+    assert said.out.count(" ok ") == 10
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_an_unfinished_run_is_checked_as_far_as_it_is(folder: Path) -> None:
 def test_failed_checks_are_one_line_and_status_1(folder: Path) -> None:
     change_result(folder, uplink_bits=1)
     said = narrowcast("verify", NAME, "--output", folder.parent)
-    assert_refused(said, "1 of 9 checks failed; the first is result.json: uplink_bits is 1, not ", status=1)
+    assert_refused(said, "1 of 10 checks failed; the first is result.json: uplink_bits is 1, not ", status=1)
     assert_refused(narrowcast("verify", "nope", "--output", folder.parent), "no run at ", "give the name of a run")
 
 

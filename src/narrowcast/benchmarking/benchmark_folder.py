@@ -66,6 +66,10 @@ class BenchmarkFolder:
                 continue
         return found
 
+    def is_finished(self, instance: Instance) -> bool:
+        """Return whether the instance has a result."""
+        return (self.path / instance.name / RESULT).is_file()
+
     def left(self, instances: Iterable[Instance], *, retry: bool) -> list[Instance]:
         """Return the instances that have not ended; with `retry` those that failed or were skipped too, to begin anew.
 
@@ -83,7 +87,7 @@ class BenchmarkFolder:
             failed = state in ("failed", "skipped")
             if failed and retry and (self.path / each.name).is_dir():
                 remove_tree(self.path / each.name)
-            if (failed and not retry) or (state == "finished" and (self.path / each.name / RESULT).is_file()):
+            if (failed and not retry) or (state == "finished" and self.is_finished(each)):
                 continue
             left.append(each)
         return left

@@ -55,7 +55,9 @@ def run_benchmark(prepared: PreparedBenchmark, observe: Observer = lambda _, __:
     with folder.locked():
         try:
             if prepared.left:
-                queue = InstanceQueue(file.name, prepared.left, folder, observe)
+                whole, left = prepared.benchmark.whole, {each.name for each in prepared.left}
+                finished = [each for each in whole if each.name not in left and folder.is_finished(each)]
+                queue = InstanceQueue(file.name, prepared.left, folder, observe, finished)
                 with _worker_pool(prepared.benchmark) as pool:
                     dispatch(queue, pool, min(file.workers, len(prepared.left)))
         finally:

@@ -31,11 +31,15 @@ _OTHER_PROCESS_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class InstanceJob:
-    """An instance to solve in the folder `output`, and the tags of its run in MLflow."""
+    """An instance to solve in the folder `output`, and the tags of its run in MLflow.
+
+    `problem_sha256` is that of the instances of the same problem that have finished, empty if none has.
+    """
 
     instance: Instance
     output: Path
     labels: dict[str, str]
+    problem_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,11 @@ def solve_instance(job: InstanceJob, memory: WorkerMemory) -> Generator[Instance
 def _solved(job: InstanceJob, memory: WorkerMemory) -> InstanceEnd:
     solve, folder = job.instance.solve, job.output / job.instance.name
     problem = memory.problem_of(solve)
+    if job.problem_sha256 not in ("", problem.digest):
+        raise UserError(
+            f"other solves of this benchmark had other data than {problem.source} now gives; put back the files as "
+            "they were, or give the benchmark another name (name=...)"
+        )
     try:
         solve.solver.check(problem)
     except UserError as error:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
@@ -42,20 +42,38 @@ StateT = TypeVar("StateT", bound=KeptState)
 
 @dataclass(frozen=True)
 class Saved(Generic[StateT]):
-    """A checkpoint: its state and the digest of its configuration; if it is damaged, no state but the problem."""
+    """A checkpoint: its state and the digests of its configuration and data; if it is damaged, only the problem."""
 
     step: int
     state: StateT | None
     digest: str = ""
+    data_sha256: str = ""
     problem: str = ""
 
 
-def save_checkpoint(place: str | Path, state: KeptState, digest: str, keep: int = KEPT) -> None:
-    """Write the state of a run with the digest of its configuration, and keep the last few; raise `OSError`."""
+class Kept(NamedTuple, Generic[StateT]):
+    """A state to resume from, and the digests of the configuration and of the data set or problem that it came from.
+
+    `data_sha256` is empty in checkpoints of versions before 0.3.
+    """
+
+    state: StateT
+    digest: str
+    data_sha256: str
+
+
+def save_checkpoint(
+    place: str | Path, state: KeptState, digest: str, keep: int = KEPT, *, data_sha256: str = ""
+) -> None:
+    """Write the state of a run with the digests of its configuration and of its data, and keep the last few.
+
+    Raise `OSError`.
+    """
     folder = Folder.at(place)
     with uninterrupted():
         tensors, metadata = state.packed()
-        folder.write(_stem(state), tensors, {**metadata, "config": digest, "format": _FORMAT})
+        ours = {"config": digest, "data": data_sha256, "format": _FORMAT}
+        folder.write(_stem(state), tensors, {**metadata, **ours})
         folder.keep_last(keep, state.step)
 
 
@@ -71,8 +89,8 @@ class NoCheckpointError(UserError):
 
 def load_checkpoint(
     place: str | Path, kind: type[StateT], reached: int | None = None, journal: str = ""
-) -> tuple[StateT, str]:
-    """Return the last undamaged state, of this kind, and the digest of its configuration.
+) -> Kept[StateT]:
+    """Return the last undamaged state, of this kind.
 
     States after step `reached`, the last one in the run's journal, are not used; `journal` describes it in an error.
     Raise `UserError` if there is no state to return, `NoCheckpointError` if there never was one.
@@ -105,7 +123,7 @@ def load_checkpoint(
             continue
         for problem in refused:
             logger.warning("%s: %s; going on from %s %d", place, problem, kind.step_name, saved.step)
-        return saved.state, saved.digest
+        return Kept(saved.state, saved.digest, saved.data_sha256)
     raise UserError(f"{place}: {'; '.join(refused)}; delete the run's folder and start it again")
 
 
@@ -263,11 +281,11 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _unpacked(path: Path, name: str, kind: type[StateT]) -> tuple[StateT, str]:
+def _unpacked(path: Path, name: str, kind: type[StateT]) -> Kept[StateT]:
     """Return the state of a file; raise `ValueError`, `KeyError` or `SafetensorError` if it is not what was saved."""
     if (found := _sha256(path)) != name.split(".")[1]:
         raise ValueError(f"its {path.stat().st_size} bytes have another sha256, {found[:12]}...")
     tensors, metadata = read_tensors(path)
     if metadata.get("format") != _FORMAT:
         raise ValueError(f'format "{metadata.get("format")}"; this version reads {_FORMAT}')
-    return kind.unpacked(tensors, metadata), metadata["config"]
+    return Kept(kind.unpacked(tensors, metadata), metadata["config"], metadata.get("data", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from narrowcast.platform.described import Described
 from narrowcast.platform.types import Arrays
 
 
@@ -25,6 +26,19 @@ class Check:
     compared: str = ""
     problem: str = ""
     skipped: str = ""
+
+
+def data_check(recorded: Mapping[str, str], data: Described) -> Check:
+    """Compare the data set or problem, as it is now, with the sha256 that each of a run's files has of it."""
+    subject, compared = "data", f"sha256 against that in {', '.join(recorded)}"
+    if not recorded:
+        return Check(subject, skipped="the run's version kept no sha256 of the data")
+    for file, sha256 in recorded.items():
+        if sha256 != data.digest:
+            return Check(
+                subject, compared, f"different data: {data.source} has the sha256 {data.digest}, {file} says {sha256}"
+            )
+    return Check(subject, compared)
 
 
 def difference(found: dict[str, Any], expected: dict[str, Any], left_out: Collection[str] = ()) -> str:

@@ -36,6 +36,7 @@ class Comparison(RunComparison[Result]):
     by_seed: bool = True
 
     digest_column = "model_sha256"
+    section = "data"
 
     def row_labels(self) -> list[str]:
         """Return the labels of the groups."""

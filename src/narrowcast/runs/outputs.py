@@ -59,6 +59,7 @@ def write_outputs(
         **measured(journal, experiment, task),
         "lower_is_better": None if (lower := declared_by(experiment.model)) is None else sorted(lower),
         "shares": shares,
+        "data_sha256": task.data.digest,
         "model_sha256": model_sha256(experiment.algorithm, state),
         "mlflow_run_id": run_id,
         "seed": experiment.seed,

@@ -26,7 +26,14 @@ from narrowcast.runs.outputs import run_tags, write_model, write_outputs
 from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.round_watch import watch_rounds
 from narrowcast.runs.run_folder import CONFIG, START
-from narrowcast.runs.run_place import check_resumable, check_same, checked_store, kept_state, new_place
+from narrowcast.runs.run_place import (
+    check_resumable,
+    check_same,
+    check_same_data,
+    checked_store,
+    kept_state,
+    new_place,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -107,14 +114,22 @@ def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
         check_same(folder, saved, changed)
     kept, written = kept_state(folder, saved, RunState)
     path = folder / CONFIG
-    if kept is not None and kept[1] not in experiment.digests(read_yaml(read_limited(path), str(path))):
+    if kept is not None and kept.digest not in experiment.digests(read_yaml(read_limited(path), str(path))):
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the run again")
     if experiment.rounds < written:
         raise UserError(
             f"{folder.name} has finished {written} rounds already and rounds = {experiment.rounds}; raise rounds"
         )
-    run = _checked(experiment, folder=folder)
-    state, digest = kept or (start(run), experiment.digest())  # a power cut came before the first checkpoint
+    data = experiment.data_source.load()
+    if kept is not None and not kept.data_sha256 and kept.state.participants[-1:] >= data.n_clients:
+        raise UserError(
+            f"{folder.name} has trained client {kept.state.participants[-1]}, but {data.source} has {data.n_clients} "
+            "clients now; put back the files as they were, or start a new run with these"
+        )
+    check_same_data(folder, kept, data)
+    run = _checked(experiment, data, folder)
+    # Without a checkpoint, a power cut came before the first one.
+    state, digest = (start(run), experiment.digest()) if kept is None else (kept.state, kept.digest)
     _check_targets(run, experiment, state)
     uri = checked_store(experiment, folder.parent)
     state, outdated = replace(state, settled_round=written), digest != experiment.digest()

@@ -18,7 +18,14 @@ from narrowcast.runs import packaged
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.run_folder import CONFIG, has_run
-from narrowcast.runs.run_place import check_resumable, check_same, checked_store, kept_state, new_place
+from narrowcast.runs.run_place import (
+    check_resumable,
+    check_same,
+    check_same_data,
+    checked_store,
+    kept_state,
+    new_place,
+)
 from narrowcast.runs.solve_outputs import write_solve_outputs
 from narrowcast.solve_run import Solve, load_solve, load_solves
 
@@ -104,7 +111,7 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
     if changed is not None:
         check_same(folder, saved, changed)
     kept, written = kept_state(folder, saved, SolveState)
-    if kept is not None and kept[1] != solve.digest():
+    if kept is not None and kept.digest != solve.digest():
         raise UserError(f"the checkpoint in {folder} is not of its {CONFIG}; start the solve again")
     if solve.iterations < written:
         raise UserError(
@@ -114,7 +121,9 @@ def resume_solve(folder: Path, changed: Solve | None, problem: Problem | None = 
     if kept is None:
         problem, state = _begun(solve, problem)
     else:
-        problem, state = _checked(solve, problem), kept[0]
+        problem = problem or solve.problem_source.load()
+        check_same_data(folder, kept, problem)
+        problem, state = _checked(solve, problem), kept.state
     return PreparedSolve(solve, problem, state, folder, checked_store(solve, folder.parent), resuming=True)
 
 

@@ -60,7 +60,9 @@ class Recorder:
         self.journal.sync()  # a resume from the checkpoint needs the steps before it
         place = checkpoint_place(config, self.prepared.folder)
         try:
-            save_checkpoint(place, state, config.digest(), config.checkpoints_kept)
+            save_checkpoint(
+                place, state, config.digest(), config.checkpoints_kept, data_sha256=self.prepared.about.digest
+            )
         except OSError as error:
             raise RunFailed(
                 f"cannot write a checkpoint to {place} ({error}); make room, then resume the run"
@@ -126,7 +128,9 @@ def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitore
     tags = prepared.tags()
     if prepared.outdated:  # before config.yaml is written anew, from which its digest could no longer be had
         place = checkpoint_place(config, folder)
-        save_checkpoint(place, prepared.state, config.digest(), config.checkpoints_kept)
+        save_checkpoint(
+            place, prepared.state, config.digest(), config.checkpoints_kept, data_sha256=prepared.about.digest
+        )
     prepared.keep_inputs()
     write_config(config, folder)
     journal = Journal.open(folder, prepared.state.step)

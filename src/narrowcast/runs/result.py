@@ -158,8 +158,8 @@ class Result(FinishedRun[ResultFile]):
         from narrowcast.platform.state import RunState
         from narrowcast.runs.run_folder import checkpoint_place
 
-        state, _ = load_checkpoint(checkpoint_place(self.config, self.folder), RunState)
-        return dict(self.config.algorithm.final(state.server))
+        kept = load_checkpoint(checkpoint_place(self.config, self.folder), RunState)
+        return dict(self.config.algorithm.final(kept.state.server))
 
     def model(self) -> Any:
         """Return the trained global model.

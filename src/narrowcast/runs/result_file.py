@@ -31,6 +31,7 @@ class ResultFile(BaseModel):
 
     `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
     the changed rows in float32, and for models without rows the former; None in runs of version 0.1.
+    `data_sha256` is None in runs of versions before 0.3.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,6 +54,7 @@ class ResultFile(BaseModel):
     touched_uplink_bits: int | None = None
     simulated_seconds: float
     wall_seconds: float
+    data_sha256: str | None = None
     model_sha256: str
     mlflow_run_id: str | None = None
     git_commit: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,8 @@ class RunComparison(ABC, Generic[RunT]):
 
     digest_column: ClassVar[str]
     """The column of `table` with the sha256 of each run's result."""
+    section: ClassVar[str]
+    """The section of the settings that says what the runs are about, `data` or `problem`."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -40,6 +42,8 @@ class RunComparison(ABC, Generic[RunT]):
         for folder, times in Counter(run.folder.resolve() for run in self.runs).items():
             if times > 1:
                 logger.warning("%s is given %d times: these rows are one run", folder.name, times)
+        for first, other in self._with_other_data():
+            logger.warning("%s and %s ran on different data: the files of one name have other content", first, other)
 
     def labels(self) -> list[str]:
         """Return the runs' names, with the folder if two runs share a name."""
@@ -53,6 +57,18 @@ class RunComparison(ABC, Generic[RunT]):
     def settings(self) -> list[dict[str, Any]]:
         """The settings of each run by dotted path, but its name, tracking and backend."""
         return [settings_of(run.folder) for run in self.runs]
+
+    def _with_other_data(self) -> Iterator[tuple[str, str]]:
+        """Yield the labels of two runs whose data have the same settings and name, but another sha256."""
+        section, firsts = self.section, dict[Any, tuple[str, str]]()
+        for label, settings, run in zip(self.labels(), self.settings, self.runs, strict=True):
+            sha256 = getattr(run.file, f"{section}_sha256")
+            its = {path: str(value) for path, value in settings.items() if path.startswith(f"{section}.")}
+            its["path"] = Path(its.pop(f"{section}.path", "")).name
+            if sha256 and settings:
+                first, its_sha256 = firsts.setdefault((run.file.seed, *sorted(its.items())), (label, sha256))
+                if its_sha256 != sha256:
+                    yield first, label
 
     @property
     @abstractmethod

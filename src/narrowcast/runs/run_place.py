@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from narrowcast.platform import plugins
-from narrowcast.platform.checkpoint import NoCheckpointError, check_place, load_checkpoint
+from narrowcast.platform.checkpoint import Kept, NoCheckpointError, check_place, load_checkpoint
 from narrowcast.platform.config import PLUGINS
+from narrowcast.platform.described import Described
 from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.step import KeptState
@@ -67,8 +68,17 @@ def check_same(folder: Path, saved: RunConfig, changed: RunConfig) -> None:
         check_place(checkpoint_place(changed, folder))
 
 
-def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[tuple[StateT, str] | None, int]:
-    """Return the state to resume from with the digest of its configuration, and the last step of the journal.
+def check_same_data(folder: Path, kept: Kept[Any] | None, data: Described) -> None:
+    """Raise `UserError` if the data set or problem is not the one that the run began with, as far as that is known."""
+    if kept is not None and kept.data_sha256 not in ("", data.digest):
+        raise UserError(
+            f"{folder.name} began with other data than {data.source} now gives (sha256 {kept.data_sha256[:12]}, now "
+            f"{data.digest[:12]}); put back the files as they were, or start a new run with these"
+        )
+
+
+def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept[StateT] | None, int]:
+    """Return the state to resume from, and the last step of the journal.
 
     There is no state if a power cut came before the first checkpoint.
     """

@@ -28,6 +28,7 @@ class SolveComparison(RunComparison[SolveResult]):
     """Finished solves, in the order given."""
 
     digest_column = "answer_sha256"
+    section = "problem"
 
     @cached_property
     def metrics(self) -> list[str]:

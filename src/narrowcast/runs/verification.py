@@ -24,7 +24,7 @@ from narrowcast.platform.outcome import CLIENT_METRICS, Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, read_locked
-from narrowcast.runs.checks import Check, arrays_problem, difference, table_problem
+from narrowcast.runs.checks import Check, arrays_problem, data_check, difference, table_problem
 from narrowcast.runs.earlier_runs import has_one_seed, saved_experiment
 from narrowcast.runs.outputs import measured
 from narrowcast.runs.packaged import names_solve
@@ -69,20 +69,35 @@ class _Verification:
         for saved in self._saved:
             yield self._checkpoint(saved)
         states = {each.state.round_index: each.state for each in self._saved if each.state is not None}
+        result, problem = self._read_result()
+        yield (its_data := self._data(result))
+        if its_data.problem:
+            yield Check("rounds and outputs", skipped="they cannot be repeated with different data")
+            return
         for state in ({0: start(self._run)} | states).values():
             if (count := min(rounds, journal.last_step - state.round_index)) > 0:
                 yield self._repeated(state, count)
-        if not (self._folder / RESULT).is_file():
-            yield Check(RESULT, skipped="the run is not finished")
-            return
-        try:
-            result = ResultFile.model_validate_json((self._folder / RESULT).read_bytes())
-        except ValueError as error:
-            yield Check(RESULT, problem=f"unreadable ({str(error).splitlines()[0]})")
+        if result is None:
+            yield Check(RESULT, skipped="" if problem else "the run is not finished", problem=problem)
             return
         yield from self._tables()
         yield self._result(result)
         yield self._model(result, self._last or states.get(result.rounds))
+
+    def _read_result(self) -> tuple[ResultFile | None, str]:
+        """Return the content of `result.json`, or why it cannot be read; neither if the run is not finished."""
+        path = self._folder / RESULT
+        if not path.is_file():
+            return None, ""
+        try:
+            return ResultFile.model_validate_json(path.read_bytes()), ""
+        except ValueError as error:
+            return None, f"unreadable ({str(error).splitlines()[0]})"
+
+    def _data(self, result: ResultFile | None) -> Check:
+        recorded = {f"the checkpoint of round {each.step}": each.data_sha256 for each in self._saved}
+        recorded |= {} if result is None else {RESULT: result.data_sha256 or ""}
+        return data_check({file: sha256 for file, sha256 in recorded.items() if sha256}, self._run.task.data)
 
     def _journal_itself(self) -> Check:
         journal = self._journal

@@ -68,7 +68,9 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
     digest, former = file.digest(), file.former_digest()
-    client = StudyClient(file.name, opened, file.settings, file.space, digest, former=former)
+    client = StudyClient(
+        file.name, opened, file.settings, file.space, digest, former=former, data_sha256=shared.data.digest
+    )
     file = replace(file, one_seed=client.of_earlier_version)
     make_folders(folder.path)
     folder.write_yaml("study.yaml", file.plain())

@@ -28,6 +28,7 @@ from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, OWNER, REASON
 
 _HEARTBEAT_SECONDS = 5.0
 _DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
+_DATA = "data_sha256"
 _RETRIES = {"worker": 1, "process": 3}
 """Retries of a trial whose worker died, which the trial may have caused, or whose whole process died."""
 
@@ -58,10 +59,12 @@ class StudyClient:
         clock: Callable[[], float] = time.monotonic,
         *,
         former: str = "",
+        data_sha256: str = "",
     ) -> None:
-        """Create the study or join it; raise `UserError` if it was created with another `digest`.
+        """Create the study or join it; raise `UserError` if it was created with another `digest` or other data.
 
-        `former` is the digest that an earlier version gave the same study, which keeps it.
+        `former` is the digest that an earlier version gave the same study, which keeps it. Versions before 0.3 kept no
+        sha256 of the data.
         """
         self._storage, self._settings, self._space = storage, settings, space
         directions = list(settings.objectives.values())
@@ -82,7 +85,14 @@ class StudyClient:
                 f"the study {name} was begun with another experiment, space or objectives; "
                 "give this one another name (name: or --name), or continue that one"
             )
+        began_with = self.study.user_attrs.get(_DATA, data_sha256)
+        if began_with != data_sha256:
+            raise UserError(
+                f"the study {name} was begun with other data (sha256 {began_with[:12]}, now {data_sha256[:12]}); put "
+                "back the files as they were, or give this one another name (name: or --name)"
+            )
         self.study.set_user_attr(_DIGEST, created_with)
+        self.study.set_user_attr(_DATA, began_with)
         self._study_id = storage.get_study_id_from_name(name)
         self._owner = _process_identity()
         self._running: dict[int, Trial] = {}

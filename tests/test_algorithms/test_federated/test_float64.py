@@ -305,7 +305,7 @@ def test_a_resumed_run_is_the_straight_one_bit_for_bit(tmp_path: Path) -> None:
     straight, half = run(of)[-1].state, run(of.model_copy(update={"rounds": 2}))[-1].state
     assert straight is not None and half is not None
     save_checkpoint(tmp_path, half, of.digest())
-    again, digest = load_checkpoint(tmp_path, RunState)
+    again, digest, _ = load_checkpoint(tmp_path, RunState)
     assert digest == of.digest()
     resumed = run(of, state=again)[-1].state
     assert resumed is not None

@@ -72,7 +72,7 @@ class Interactions:
             raise UserError(f"{self.name} ranks held-out items alone; evaluate clients on validation or test")
         return ((self.test if split == "test" else self.validation) != NO_ITEM).astype(np.int64)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The sha256 of all content that a run can observe."""
         hasher = hashlib.sha256(f"{self.name}\0{self.n_items}".encode())
