@@ -184,6 +184,10 @@ class Task(Generic[DataT_co, TrainingT_co]):
     private_seed: PrivateSeed
     start: Arrays | None = None
 
+    def __post_init__(self) -> None:
+        if (of_seed := getattr(self.model, "of_seed", None)) is not None:
+            object.__setattr__(self, "model", of_seed(self.seed))
+
     def initial_parameters(self) -> Arrays:
         """Return the global parameters before round 1: `start`, or those that the model draws from the seed."""
         return self.model.init_server(self.data, self.seed) if self.start is None else self.start

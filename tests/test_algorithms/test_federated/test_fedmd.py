@@ -265,7 +265,7 @@ def seven() -> nn.Module:
     [
         (
             {"models": (MLP(), TorchModule(factory="test_fedmd:seven"))},
-            r"^algorithm.models\[1\]: model.kind = torch returns \[2, 7\], expected scores \[n, 10\]$",
+            r"^algorithm.models\[1\]: model.factory = test_fedmd:seven returns \[2, 7\], expected scores \[n, 10\]$",
         ),
         (
             {"models": (MatrixFactorisation(),)},

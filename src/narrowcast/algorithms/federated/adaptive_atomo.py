@@ -40,6 +40,7 @@ from narrowcast.algorithms.uploads.tensor_uploads import Tensors, send_tensors
 from narrowcast.platform.contracts import Broadcast, LocalCall, RateDistortion, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.module_parts import shapes_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalTerms, LocalUpdates
 
@@ -140,7 +141,7 @@ class AdaptiveAtomo(LocalThenUpload):
         if not self.informs_allocation:
             return None
         assert isinstance(task.model, NeuralNetwork) and isinstance(task.data, Samples), "check() refuses other models"
-        shapes = [tuple(values.shape) for values in skeleton(task.model, task.data).parameters()]
+        shapes = shapes_of(skeleton(task.model, task.data)).values()
         vectors = np.array([np.prod(shape) for shape in shapes if len(shape) < 2], dtype=np.float64)
         matrices = np.array([as_matrix(shape) for shape in shapes if len(shape) > 1], dtype=np.float64)
         largest, values = matrices[matrices.prod(axis=1).argmax()], float(matrices.prod(axis=1).sum())

@@ -17,6 +17,7 @@ from narrowcast.platform.contracts import Model, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_parts import shapes_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
@@ -37,7 +38,7 @@ class ClientNetworks:
         model: Any = task.model
         shared = {name: getattr(model, name) for name in _SHARED}
         listed: Sequence[Any] = models
-        return cls(tuple(each.model_copy(update=shared) for each in listed) or (model,), task.data)
+        return cls(tuple(each.model_copy(update=shared).of_seed(task.seed) for each in listed) or (model,), task.data)
 
     def parts(self, assigned: IntArray) -> Iterator[tuple[Any, IntArray]]:
         """Yield each network that clients have and their places; `assigned` [C] has the place of each one's network."""
@@ -91,7 +92,7 @@ class ClientNetworks:
         return np.stack(found)
 
     def _shapes(self, network: NeuralNetwork) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(each.shape) for name, each in skeleton(network, self.data).named_parameters()}
+        return shapes_of(skeleton(network, self.data))
 
 
 def check_networks(models: Sequence[Model], task: Task, kind: str) -> None:

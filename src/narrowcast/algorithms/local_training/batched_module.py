@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_parts import copy_of, trained_of
 
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """Map parameters [a, ...] and features [a, b, ...] of a clients to scores [a, b, K]."""
 
-_Elementwise = nn.ReLU | nn.Tanh | nn.Sigmoid | nn.GELU | nn.ELU | nn.LeakyReLU | nn.SiLU | nn.Identity
+_ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Identity)
+_OF_LINEAR = ("weight", "bias")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def layers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -24,14 +27,26 @@ def layers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
 def gains_from_batching(module: nn.Module) -> bool:
     """Return whether the module is a chain of linear and elementwise layers; it batches into a few matrix products.
 
-    A chain in which a linear layer occurs twice is not one of these: the occurrences share their parameters.
+    Not so a chain that has a layer or a weight twice, frozen or further parameters, parametrisations, hooks, a forward
+    pass of its own, or a flattening anywhere but before the first linear layer.
     """
-    if not isinstance(module, nn.Sequential):
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
-    linear_layers = [layer for layer in module if isinstance(layer, nn.Linear)]
-    return len(set(linear_layers)) == len(linear_layers) and all(
-        isinstance(layer, nn.Linear | nn.Flatten | _Elementwise) for layer in module
-    )
+    kinds = [type(layer) for layer in module]
+    if any(kind not in (nn.Linear, nn.Flatten, *_ELEMENTWISE) for kind in kinds):
+        return False
+    if nn.Linear in kinds and nn.Flatten in kinds[kinds.index(nn.Linear) :]:
+        return False
+    if any("forward" in vars(layer) or any(getattr(layer, each) for each in _HOOKS) for layer in (module, *module)):
+        return False
+    own = {f"{name}.{each}" for name, layer in layers_of(module) if isinstance(layer, nn.Linear) for each in _OF_LINEAR}
+    names = dict(module.named_parameters(remove_duplicate=False)).keys()
+    return names == trained_of(module).keys() and names <= own
+
+
+def callable_of(module: nn.Module, device: str) -> nn.Module:
+    """Return a module that may be called, for one that all calls of a process share; a chain is only read."""
+    return module if gains_from_batching(module) else copy_of(module, device)
 
 
 def batched_forward(module: nn.Module) -> Forward:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from narrowcast.algorithms.local_training.batched_module import batched_forward
+from narrowcast.algorithms.local_training.batched_module import batched_forward, callable_of
 from narrowcast.algorithms.local_training.chain_gradients import (
     ChainGradient,
     Tensors,
@@ -31,6 +30,7 @@ from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedul
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.losses import Loss
 from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_parts import copy_of, trained_of
 from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
@@ -159,6 +159,7 @@ def _train_batched(
     schedule: BatchSchedule,
     steps: Steps,
 ) -> FloatArray:
+    module = callable_of(module, loader.device)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps)
     velocity: Tensors = {}
     losses = []
@@ -231,24 +232,27 @@ def _train_each(
 ) -> FloatArray:
     step_starts = np.cumsum(schedule.active) - schedule.active
     losses = torch.zeros(int(schedule.active.sum()), device=loader.device, dtype=loader.dtype)
-    own_module = None if steps.rebuild else _with_values(module, loader.device)
+    # Values put into a copy are faster than values supplied with every call.
+    own_module = copy_of(module, loader.device)
+    for parameter in trained_of(own_module).values():
+        parameter.data = _channels_last(parameter.data)
     for client, n_steps in enumerate(schedule.steps):
         velocity: Tensors = {}
         mine = slice(client, client + 1)
         begin, frozen = rows_of(start, mine), {name: values[0] for name, values in rows_of(steps.frozen, mine).items()}
         leaves: Tensors
-        if own_module:
-            leaves = dict(own_module.named_parameters())
-            torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
-        else:
+        if steps.rebuild:
             leaves = {name: _channels_last(tensor[0]).requires_grad_() for name, tensor in begin.items()}
+        else:
+            leaves = dict(trained_of(own_module))
+            torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
         now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
             features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
             features = _channels_last(features)
             parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
-            outputs = call_module(own_module, features) if own_module else call_module(module, features, parameters)
+            outputs = call_module(own_module, features, parameters if steps.rebuild else None)
             mean = loss.per_sample(outputs, labels).mean()
             losses[batch] = mean.detach()
             objective = mean + decay_of_rebuilt(parameters, steps)
@@ -258,14 +262,6 @@ def _train_each(
         for name, tensor in now.items():
             values[name][client] = tensor[0]
     return to_array(losses).astype(np.float64)
-
-
-def _with_values(module: nn.Module, device: Device) -> nn.Module:
-    """Return a callable copy of a skeleton, which is faster than substituting parameters at every step."""
-    copy = deepcopy(module).to_empty(device=device)
-    for parameter in copy.parameters():
-        parameter.data = _channels_last(parameter.data)
-    return copy
 
 
 def rows_of(tensors: Tensors, rows: slice) -> Tensors:

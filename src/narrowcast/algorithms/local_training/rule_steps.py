@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from narrowcast.algorithms.local_training.batched_module import callable_of
 from narrowcast.algorithms.local_training.chain_gradients import ChainGradient, Tensors
 from narrowcast.algorithms.local_training.device import to_array, to_tensor
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
@@ -45,6 +46,7 @@ def train_by_rule(
     values = {name: tensor.clone() for name, tensor in of_each_client(start, len(schedule.order)).items()}
     slots = rule.init({name: tensor.clone() for name, tensor in values.items()}, steps.own)
     losses = torch.zeros(len(schedule.valid), dtype=torch.float64)
+    module = callable_of(module, loader.device)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps) if batched else None
     for step, rows, places, batch in step_batches(loader, schedule, batched=batched):
         sizes = to_tensor(schedule.sizes[places], loader.device)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from narrowcast.algorithms.local_training.batched_module import batched_forward, gains_from_batching
+from narrowcast.algorithms.local_training.batched_module import batched_forward, callable_of, gains_from_batching
 from narrowcast.algorithms.local_training.chain_gradients import chain_gradient
 from narrowcast.algorithms.local_training.device import Device
 from narrowcast.algorithms.local_training.joined_calls import (
@@ -24,6 +24,7 @@ from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.module_parts import shapes_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input
 from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
@@ -113,8 +114,8 @@ class SGD(Section):
 
 def _batchable(task: Task[Samples, SGD]) -> str | None:
     """Return why the module cannot be called with a client axis, or None if it can."""
-    module, dtype = module_of(task), network_of(task).torch_dtype
-    start = {name: torch.zeros(2, *values.shape, dtype=dtype) for name, values in module.named_parameters()}
+    module, dtype = callable_of(module_of(task), "cpu"), network_of(task).torch_dtype
+    start = {name: torch.zeros(2, *shape, dtype=dtype) for name, shape in shapes_of(module).items()}
     features = as_input(torch.from_numpy(np.array(task.data.train.features[:2])), dtype)
     try:
         batched_forward(module)(start, features.unsqueeze(1))

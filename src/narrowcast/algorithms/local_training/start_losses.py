@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from narrowcast.algorithms.local_training.batched_module import callable_of
 from narrowcast.algorithms.local_training.device import float32_products, to_array
 from narrowcast.algorithms.local_training.network import last_epoch_means, losses_of_module, of_each_client, rows_of
 from narrowcast.algorithms.local_training.start_point import StartPoint
@@ -20,7 +21,9 @@ def mean_losses(point: StartPoint) -> FloatArray:
 
 def _batched(point: StartPoint) -> FloatArray:
     n_clients, losses = len(point.schedule.order), []
-    losses_of = losses_of_module(point.module, point.loss, n_clients, point.rebuild, point.frozen)
+    losses_of = losses_of_module(
+        callable_of(point.module, point.loader.device), point.loss, n_clients, point.rebuild, point.frozen
+    )
     values = of_each_client(point.values, n_clients)
     for batch in point.loader.batches(point.schedule):
         now = rows_of(values, slice(0, len(batch.labels)))
@@ -29,7 +32,7 @@ def _batched(point: StartPoint) -> FloatArray:
 
 
 def _each(point: StartPoint) -> FloatArray:
-    schedule = point.schedule
+    schedule, module = point.schedule, callable_of(point.module, point.loader.device)
     step_starts = np.cumsum(schedule.active) - schedule.active
     losses = np.zeros(int(schedule.active.sum()))
     for client, n_steps in enumerate(schedule.steps):
@@ -41,6 +44,6 @@ def _each(point: StartPoint) -> FloatArray:
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
             features, labels = point.loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
-            outputs = call_module(point.module, features, parameters)
+            outputs = call_module(module, features, parameters)
             losses[batch] = float(point.loss.per_sample(outputs, labels).mean())
     return losses

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ Width = Annotated[int, Field(ge=1, le=65536)]
 class Softmax(NeuralNetwork):
     """Multinomial logistic regression; linear regression if the targets are numbers."""
 
+    all_trained: ClassVar[bool] = True
     kind: Literal["softmax"] = "softmax"
 
     def module(self, data: Samples) -> nn.Module:
@@ -35,6 +36,7 @@ class Softmax(NeuralNetwork):
 class MLP(NeuralNetwork):
     """Multilayer perceptron: fully connected layers with ReLU between them."""
 
+    all_trained: ClassVar[bool] = True
     kind: Literal["mlp"] = "mlp"
     hidden: tuple[Width, ...] = Field((64,), description="widths of the hidden layers")
 
@@ -64,6 +66,7 @@ class CNN(NeuralNetwork):
     AISTATS 2017 use channels (32, 64) and 512 hidden units.
     """
 
+    all_trained: ClassVar[bool] = True
     kind: Literal["cnn"] = "cnn"
     channels: tuple[Width, Width] = Field((16, 32), description="output channels of the two convolutions")
     hidden: Width = Field(128, description="width of the hidden layer")
@@ -96,6 +99,7 @@ class VGG9(NeuralNetwork):
     first weights `he`: He et al., Delving Deep into Rectifiers, ICCV 2015.
     """
 
+    all_trained: ClassVar[bool] = True
     kind: Literal["vgg9"] = "vgg9"
     channels: tuple[Width, Width, Width, Width, Width, Width] = Field(
         (32, 64, 128, 128, 256, 256), description="output channels of the six convolutions"
@@ -148,6 +152,7 @@ class CharLSTM(NeuralNetwork):
     Reference: McMahan et al., AISTATS 2017, and Caldas et al., LEAF, 2018: embedding 8, two layers of 256 units.
     """
 
+    all_trained: ClassVar[bool] = True
     kind: Literal["char_lstm"] = "char_lstm"
     embedding_dim: Width = Field(8, description="length of a character's embedding")
     hidden: Width = Field(256, description="units per LSTM layer")
@@ -214,6 +219,11 @@ class TorchModule(NeuralNetwork):
     kind: Literal["torch"] = "torch"
     factory: Factory = Field(description="import path, such as my_package.models:make")
     arguments: dict[str, Any] = Field({}, description="keyword arguments of the factory")
+    output: str | int | None = Field(
+        None,
+        description="the part of what the module returns that is its scores: a name in a mapping or an object, or a "
+        "place in a tuple; null: it returns a tensor",
+    )
 
     @field_validator("factory")
     @classmethod
@@ -222,17 +232,15 @@ class TorchModule(NeuralNetwork):
         return value
 
     def module(self, data: Samples) -> nn.Module:
-        """Import the factory and call it; raise `UserError` if that fails or the result is not a torch module."""
+        """Import the factory and call it."""
         del data
-        try:
-            built = plugins.load(self.factory)(**self.arguments)
-        except TypeError as error:
-            raise UserError(f"model.factory = {self.factory} cannot be called: {error}") from error
-        if not isinstance(built, nn.Module):
-            raise UserError(
-                f"model.factory = {self.factory} returned {type(built).__name__}; it must return a torch.nn.Module"
-            )
-        return built
+        made: nn.Module = plugins.load(self.factory)(**self.arguments)
+        return made
+
+    @property
+    def named(self) -> str:
+        """The factory, for errors."""
+        return f"model.factory = {self.factory}"
 
 
 def _n_features(data: Samples) -> int:

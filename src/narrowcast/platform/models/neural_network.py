@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
 from narrowcast.platform.client_contracts import ClientSplit
@@ -19,10 +19,22 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
-from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_build import build_module, described, seeded_draws
+from narrowcast.platform.models.module_call import call_module, check_tensor, select_output
+from narrowcast.platform.models.module_parts import (
+    arrays_of,
+    copy_of,
+    differing,
+    fixed_sha256,
+    owner_of,
+    shapes_of,
+    state_of,
+    statistics_of,
+    trained_of,
+    with_values,
+)
 from narrowcast.platform.models.sample_measures import SampleMeasure
 from narrowcast.platform.section import Section
-from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _MOST_PARAMETERS = 2**30
@@ -33,7 +45,10 @@ _METRIC_NAME = r"[\w@: -]+"  # a dot separates the split from the name, and MLfl
 class NeuralNetwork(Section):
     """A torch module that maps features [n, ...] to outputs [n, ...], trained by a loss of outputs and targets.
 
-    All parameters are global. A subclass builds the module in `module`; its last layer has `n_outputs(data)` units.
+    A subclass builds the module in `module`; its last layer has `n_outputs(data)` units. Parameters with
+    `requires_grad` are global: clients train and send them, a tensor under several names once. Frozen parameters and
+    buffers are those that the seed gives in every process, and are never sent. A subclass may have a field `output`,
+    see `select_output`.
     Inputs are as `as_input` gives them: images [n, channels, height, width] from 0 to 1, other features [n, features],
     both in `dtype`, text [n, length] as int64 tokens. Outputs are scores [n, classes] for classes, scores
     [n, length, tokens] for tokens, and predictions [n, k] for numbers.
@@ -52,8 +67,32 @@ class NeuralNetwork(Section):
         description="type of the parameters and of all that is computed and sent; a value takes 4 or 8 bytes",
     )
 
+    all_trained: ClassVar[bool] = False
+    """True if the module has trained parameters alone, and can be built on the device "meta"."""
+    _seed: int = PrivateAttr(0)
+    _fixed_sha256: str | None = PrivateAttr(None)
+
     def __hash__(self) -> int:
         return hash(type(self))  # in every round; equality tells the models of a class apart
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__  # of any seed
+
+    def of_seed(self, seed: int) -> Self:
+        """Return the model whose frozen parameters and buffers are drawn from this seed, as those of a run are."""
+        if seed == self._seed:
+            return self
+        seeded = self.model_copy()
+        seeded._seed, seeded._fixed_sha256 = seed, None
+        return seeded
+
+    def pinned(self, data: Samples) -> Self:
+        """Return the model that refuses, in whatever process, other frozen parameters and buffers than those here."""
+        if self.all_trained:
+            return self
+        pinned = self.model_copy()
+        pinned._fixed_sha256 = fixed_sha256(skeleton(self, data))
+        return pinned
 
     def module(self, data: Samples) -> nn.Module:
         """Return the untrained module for this data set."""
@@ -64,15 +103,34 @@ class NeuralNetwork(Section):
         """`dtype` for torch."""
         return torch.float64 if self.dtype == "float64" else torch.float32
 
+    @property
+    def named(self) -> str:
+        """The field that says which module this is, for errors."""
+        return f"model.kind = {getattr(self, 'kind', type(self).__name__)}"
+
     def typed_module(self, data: Samples) -> nn.Module:
-        """Return the untrained module, its parameters converted to `dtype`."""
-        return self.module(data).to(self.torch_dtype)
+        """Return the untrained module of this model's seed, in `dtype`; raise `UserError` if it cannot be built."""
+        return self._drawn(data, self._seed)
+
+    def _drawn(self, data: Samples, seed: int) -> nn.Module:
+        with seeded_draws(seed):
+            return build_module(lambda: self.module(data), self.torch_dtype, lambda: self._few(data.train), self.named)
+
+    def _few(self, samples: Labelled) -> Tensor:
+        """Return two samples as the module takes them, perhaps one twice."""
+        return as_input(torch.from_numpy(samples.take(np.arange(2) % len(samples)).features), self.torch_dtype)
 
     def loaded(self, parameters: Arrays, data: Samples) -> nn.Module:
-        """Return the module with these parameters, in evaluation mode."""
-        module = self.typed_module(data)
-        module.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in parameters.items()})
-        return module.eval()
+        """Return the module with these values of what is trained, in evaluation mode."""
+        values = {name: torch.from_numpy(np.array(each)) for name, each in parameters.items()}
+        return with_values(copy_of(skeleton(self, data)), values).eval()
+
+    def state(self, parameters: Arrays, data: Samples) -> Arrays:
+        """Return the `state_dict` of the module with these values of what is trained; these if they are another's."""
+        module = skeleton(self, data)
+        if {name: each.shape for name, each in parameters.items()} != shapes_of(module):
+            return parameters
+        return parameters if self.all_trained else state_of(self.loaded(parameters, data))
 
     def loss_on(self, data: Samples) -> Loss:
         """Return the loss that clients minimise on this data set."""
@@ -107,19 +165,8 @@ class NeuralNetwork(Section):
             raise UserError(
                 f"model.kind = {kind} needs samples with targets, but {data.name} has none; use another model"
             )
-        if type(self).__module__.startswith("narrowcast."):  # modules of others may refuse the meta device
-            self._check_size(data)
-        module, loss, metrics = self.module(data), self.loss_on(data), self.metrics_on(data)
-        if other := {each.dtype for each in module.parameters()} - {torch.float32, self.torch_dtype}:
-            has = str(other.pop()).removeprefix("torch.")
-            advice = "set model.dtype = float64" if has == "float64" else "build it in float32"
-            raise UserError(f"model.kind = {kind} has parameters of {has}, and model.dtype = {self.dtype}; {advice}")
-        module.to(self.torch_dtype)
-        if buffers := [name for name, _ in module.named_buffers()]:
-            raise UserError(
-                f"model.kind = {kind} has state besides its parameters ({', '.join(buffers[:3])}), which clients "
-                "would have to share; replace batch norm by group norm or layer norm"
-            )
+        self._check_size(data)
+        module, loss, metrics = self._trial(data), self.loss_on(data), self.metrics_on(data)
         asked: tuple[SampleMeasure, ...] = (loss, *metrics)
         for each in asked:
             each.check(data)
@@ -138,21 +185,55 @@ class NeuralNetwork(Section):
         wanted = (some.labels.shape[1], units) if data.targets == "tokens" else (units,)
         expected = f"{'predictions' if data.targets == 'numbers' else 'scores'} [n, {', '.join(map(str, wanted))}]"
         try:
+            statistics = () if self.all_trained else statistics_of(module, self._few(data.train))
             with torch.no_grad():
-                outputs = call_module(module, as_input(torch.from_numpy(some.features), self.torch_dtype))
-        except (RuntimeError, IndexError, TypeError) as error:
+                features = as_input(torch.from_numpy(some.features), self.torch_dtype)
+                outputs = check_tensor(module, call_module(module.eval(), features))
+        except UserError as error:
+            raise UserError(f"{self.named}: {error}") from error
+        except Exception as error:
             shape = ", ".join(["n", *map(str, data.train.features.shape[1:])])
             raise UserError(
-                f"model.kind = {kind} does not take the features of {data.name}, a tensor [{shape}] "
-                f"({_first_line(error)}); the module must map it to {expected}"
+                f"{self.named} does not take the features of {data.name}, a tensor [{shape}] "
+                f"({described(error)}); the module must map it to {expected}"
             ) from error
         if outputs.shape[1:] != wanted:
-            raise UserError(f"model.kind = {kind} returns {list(outputs.shape)}, expected {expected}")
+            raise UserError(f"{self.named} returns {list(outputs.shape)}, expected {expected}")
+        self._check_statistics(module, statistics)
         _try_out(loss, metrics, outputs, as_target(torch.from_numpy(some.labels), self.torch_dtype))
 
+    def _trial(self, data: Samples) -> nn.Module:
+        """Return a module for a first call; raise `UserError` unless every build gives the same one."""
+        if self.all_trained:
+            return self.typed_module(data)
+        module = copy_of(skeleton(self, data))
+        if not trained_of(module):
+            raise UserError(f"{self.named} has no parameter with requires_grad, so that there is nothing to train")
+        if other := differing(module, self.typed_module(data)):
+            raise UserError(
+                f"{self.named} has other values of {other} in every build from one seed; draw them by torch's "
+                "generator, or read them from a file"
+            )
+        return module
+
+    def _check_statistics(self, module: nn.Module, statistics: Sequence[str]) -> None:
+        """Raise `UserError` for what a training step changes besides the trained parameters."""
+        if not statistics:
+            return
+        norm = any(isinstance(each, nn.modules.batchnorm._NormBase) for each in module.modules())
+        advice = "replace batch norm by group norm or layer norm" if norm else "make them constants, or parameters"
+        raise UserError(
+            f"{self.named}: training changes {', '.join(statistics[:3])} of {owner_of(module, statistics[0])}, which "
+            f"clients would have to share; {advice}"
+        )
+
     def _check_size(self, data: Samples) -> None:
-        with torch.device("meta"):  # shapes alone, without memory
-            count = sum(each.numel() for each in self.module(data).parameters())
+        if self.all_trained:
+            with torch.device("meta"):  # shapes alone, without memory
+                module = self.module(data)
+        else:
+            module = skeleton(self, data)
+        count = sum(each.numel() for each in trained_of(module).values())
         if count > _MOST_PARAMETERS:
             raise UserError(
                 f"this model has {count:,} parameters, {self.torch_dtype.itemsize * count / 1e9:.0f} GB, a copy for "
@@ -161,11 +242,10 @@ class NeuralNetwork(Section):
             )
 
     def init_server(self, data: Samples, seed: int) -> Arrays:
-        """Return the module's own initialisation, drawn from the seed and then converted to `dtype`."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(seed, "model").integers(2**63)))
-            module = self.typed_module(data)
-        return {name: values.detach().numpy().copy() for name, values in module.named_parameters()}
+        """Return the module's own initialisation of what is trained, drawn from the seed and converted to `dtype`."""
+        if seed == self._seed and not self.all_trained:
+            return arrays_of(skeleton(self, data))
+        return arrays_of(self._drawn(data, seed))
 
     def init_clients(self, data: Samples, seed: int) -> Arrays:
         """Return no arrays: no parameter is private."""
@@ -235,7 +315,7 @@ class NeuralNetwork(Section):
 
     def _of_widths(self, parameters: Arrays, data: Samples) -> NeuralNetwork:
         """Return the network that has these parameters, whose layers may be wider or narrower than this one's."""
-        shapes = {name: tuple(values.shape) for name, values in skeleton(self, data).named_parameters()}
+        shapes = shapes_of(skeleton(self, data))
         if not isinstance(self, HasHiddenUnits) or all(parameters[name].shape == shapes[name] for name in shapes):
             return self
         fitting: NeuralNetwork = network_of_counts(self, units_to_match(self, data).counts_in(parameters))
@@ -262,7 +342,7 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
         except Exception as error:
             raise UserError(
                 f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
-                f"{n} samples ({_first_line(error)}); use another {noun}, or mend it"
+                f"{n} samples ({described(error)}); use another {noun}, or mend it"
             ) from error
         shapes = (1,) if section == "loss" else (1, 2)
         if not isinstance(values, Tensor) or values.ndim not in shapes or len(values) != n:
@@ -285,19 +365,37 @@ def _try_means(metric: Metric, means: FloatArray) -> None:
     except (TypeError, ValueError, IndexError) as error:
         raise UserError(
             f"model.metrics: of_means of {metric.name} returns no number of {len(means)} means "
-            f"({_first_line(error)}); mend it"
+            f"({described(error)}); mend it"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
+    """Return the module in training mode, from which calls make copies with values of their own; never called itself.
+
+    Raise `UserError` if its frozen parameters and buffers are not those of the process that the run began in.
+    """
+    if model.all_trained:
+        return _without_values(model, data)
+    module, found = _with_fixed_values(model, data, model._seed)
+    if model._fixed_sha256 not in (None, found):
+        raise UserError(
+            f"{model.named} has other frozen parameters or buffers here than where the run began; draw them by torch's "
+            "generator, or read them from a file that every host has"
+        )
+    return module
 
 
 @lru_cache(maxsize=2)
-def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
-    """Return the module in training mode and without values, for calls that supply their own."""
+def _without_values(model: NeuralNetwork, data: Samples) -> nn.Module:
     with torch.device("meta"):
-        return model.typed_module(data).train()
+        module = model.module(data).to(model.torch_dtype)
+    return module.to_empty(device="cpu").train()
+
+
+@lru_cache(maxsize=2)
+def _with_fixed_values(model: NeuralNetwork, data: Samples, seed: int) -> tuple[nn.Module, str | None]:
+    module = select_output(model.of_seed(seed).typed_module(data), getattr(model, "output", None))
+    return module.train(), fixed_sha256(module)
 
 
 def as_input(features: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,0 +1,135 @@
+"""Building a torch module of anybody's: drawn from a seed alone, without wrappers, and one line for what goes wrong."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+
+from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.module_call import Inputs, call_module
+from narrowcast.platform.seeds import generator
+
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@contextmanager
+def seeded_draws(seed: int) -> Iterator[None]:
+    """Let torch, NumPy and Python draw from this seed, and afterwards go on as if nothing had been drawn."""
+    key = int(generator(seed, "model").integers(2**63))
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key)
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def build_module(make: Callable[[], Any], dtype: torch.dtype, inputs: Callable[[], Inputs], named: str) -> nn.Module:
+    """Return what `make` returns as a module whose parameters and buffers are of `dtype`.
+
+    Wrappers of `torch.compile` and of data parallelism are taken off. Lazy layers get their shapes from a forward pass
+    on `inputs`. Raise `UserError`, which begins with `named`, if that fails, or for anything but a module.
+    """
+    try:
+        with _within_memory():
+            module = make()
+    except UserError as error:
+        raise error if str(error).startswith("model.") else UserError(f"{named}: {error}") from error
+    except Exception as error:
+        raise UserError(f"{named} cannot be built ({described(error)})") from error
+    if not isinstance(module, nn.Module):
+        if isinstance(module, type):
+            got = f"the class {module.__name__} in place of an object of it"
+        else:
+            got = f"a function, {module.__name__}" if callable(module) else type(module).__name__
+        raise UserError(f"{named} returned {got}; it must return a torch.nn.Module")
+    module = unwrapped(module)
+    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        raise UserError(
+            f"{named} is compiled by torch.jit, which lets nobody replace its parameters; give the module as it was "
+            "before torch.jit.script or torch.jit.trace"
+        )
+    if absent := [name for name, each in named_tensors(module).items() if each.is_meta]:
+        raise UserError(f'{named} has {absent[0]} on the device "meta", without values; build it on the CPU')
+    if other := {each.dtype for each in module.parameters()} - {torch.float32, dtype}:
+        has, wanted = (str(each).removeprefix("torch.") for each in (other.pop(), dtype))
+        advice = "set model.dtype = float64" if has == "float64" else "build it in float32"
+        raise UserError(f"{named} has parameters of {has}, and model.dtype = {wanted}; {advice}")
+    try:
+        module = module.to(dtype)
+        if any(is_lazy(each) for each in named_tensors(module).values()):
+            _dry_forward(module, inputs())
+    except Exception as error:
+        raise UserError(f"{named} cannot be prepared ({described(error)})") from error
+    if lazy := [name for name, each in named_tensors(module).items() if is_lazy(each)]:
+        raise UserError(f"{named} has {lazy[0]} of a lazy layer that a forward pass does not reach; give it its shape")
+    return module
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return a module without the wrappers of `torch.compile` and of data parallelism, at any depth."""
+    while isinstance(module, _PARALLEL) or isinstance(getattr(module, "_orig_mod", None), nn.Module):
+        inner: Any = module.module if isinstance(module, _PARALLEL) else module._orig_mod
+        module = inner
+    for name, child in module._modules.items():
+        if child is not None and (plain := unwrapped(child)) is not child:
+            module._modules[name] = plain
+    module._compiled_call_impl = None  # of `module.compile()`
+    return module
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers of a module by name, one under several names by its first."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def described(error: BaseException) -> str:
+    """Return the class and the first line of an error."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _dry_forward(module: nn.Module, inputs: Inputs) -> None:
+    was_training = module.training
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lazy layers warn that they are new
+        call_module(module.eval(), inputs)
+    module.train(was_training)
+
+
+@contextmanager
+def _within_memory() -> Iterator[None]:
+    """Raise `UserError` at the first parameter that does not fit, before its memory is written to."""
+    free, known, size = psutil.virtual_memory().available, set[int](), 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal size
+        if parameter is None or id(parameter) in known or parameter.is_meta or is_lazy(parameter):
+            return
+        known.add(id(parameter))
+        size += parameter.numel() * parameter.itemsize
+        if size > free:
+            raise UserError(
+                f"{name} of {type(module).__name__}, {list(parameter.shape)}, makes the model {size / 1e9:,.0f} GB, "
+                f"and {free / 1e9:,.0f} GB of memory are free; make its layers smaller"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,117 @@
+"""The parts of a torch module: what clients train, and what is the same for all of them and is never sent.
+
+`requires_grad` says which parameters train. A tensor under several names is one, called by its first. Frozen parameters
+and buffers keep the values of the seeded build; buffers that a training step changes are the module's statistics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from copy import deepcopy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from narrowcast.platform.models.module_build import named_tensors
+from narrowcast.platform.models.module_call import Inputs, call_module
+from narrowcast.platform.types import Arrays
+
+
+def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that clients train, by their first name."""
+    return {name: each for name, each in module.named_parameters() if each.requires_grad}
+
+
+def fixed_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the frozen parameters and the buffers, by their first name."""
+    trained = trained_of(module)
+    return {name: each.detach() for name, each in named_tensors(module).items() if name not in trained}
+
+
+def fixed_sha256(module: nn.Module) -> str | None:
+    """Return the sha256 of names, types, shapes and values of all that is not trained; None if there is nothing."""
+    if not (fixed := fixed_of(module)):
+        return None
+    hasher = hashlib.sha256()
+    for name in sorted(fixed):
+        values = fixed[name].contiguous()
+        hasher.update(f"{name}\0{values.dtype}\0{tuple(values.shape)}\0".encode())
+        hasher.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def copy_of(module: nn.Module, device: str = "cpu") -> nn.Module:
+    """Return a copy of a module on a device, with trained parameters of its own.
+
+    On the CPU it shares the frozen parameters and the buffers.
+    """
+    for layer in module.modules():
+        for name, each in list(vars(layer).items()):
+            if isinstance(each, Tensor) and each.grad_fn is not None:  # as weight_norm's hook leaves at each call
+                setattr(layer, name, each.detach())
+    if device != "cpu":
+        return deepcopy(module).to(device)
+    frozen = [each for each in module.parameters() if not each.requires_grad]
+    return deepcopy(module, {id(each): each for each in [*frozen, *module.buffers()]})
+
+
+def with_values(module: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
+    """Put values in place of the trained parameters and return the module."""
+    with torch.no_grad():
+        for name, each in trained_of(module).items():
+            each.copy_(parameters[name])
+    return module
+
+
+def state_of(module: nn.Module) -> dict[str, np.ndarray]:
+    """Return the module's `state_dict` as arrays, each of its own memory; bfloat16 as float32, which has its values."""
+    return {
+        name: np.array(each.detach().to(torch.float32) if each.dtype == torch.bfloat16 else each.detach())
+        for name, each in module.state_dict().items()
+    }
+
+
+def statistics_of(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+    """Return the names of all that is not trained and changes in a forward pass in training mode, as batch norm's does.
+
+    The module itself stays as it is.
+    """
+    trial = deepcopy(copy_of(module)).train()  # the first copy shares, the second does not
+    before = {name: each.clone() for name, each in fixed_of(trial).items()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        call_module(trial, inputs)
+    after = fixed_of(trial)
+    return tuple(name for name, each in before.items() if name not in after or not _same(each, after[name]))
+
+
+def differing(one: nn.Module, other: nn.Module) -> str | None:
+    """Return the name of a tensor that two modules have different values of; None if there is none."""
+    mine, theirs = named_tensors(one), named_tensors(other)
+    if mine.keys() != theirs.keys():
+        return sorted(mine.keys() ^ theirs.keys())[0]
+    return next((name for name, each in mine.items() if not _same(each.detach(), theirs[name].detach())), None)
+
+
+def owner_of(module: nn.Module, name: str) -> str:
+    """Return the class and the name of the layer that has this tensor, as `BatchNorm1d 1`."""
+    path = name.rpartition(".")[0]
+    return f"{type(module.get_submodule(path)).__name__} {path}".rstrip()
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what clients train."""
+    return {name: tuple(each.shape) for name, each in trained_of(module).items()}
+
+
+def arrays_of(module: nn.Module) -> Arrays:
+    """Return the values of what clients train, as arrays of their own memory."""
+    return {name: each.detach().numpy().copy() for name, each in trained_of(module).items()}
