@@ -118,7 +118,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
 
         Raise `UserError` if the parts of the task do not fit together.
         """
-        profiles = check_profiles(self.fleet.profiles(data.examples, self.seed), self.fleet.kind)
+        profiles = check_profiles(self.fleet.profiles(data.examples, self.seed), self.fleet.kind, data.n_clients)
         start = None
         if self.start_from is not None:
             start = start_model(Path(self.start_from), folder, self.model.init_server(data, self.seed))

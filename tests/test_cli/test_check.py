@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import assert_refused, narrowcast
+from broken_plugins import BROKEN
+from command_line import assert_refused, narrowcast, run_folders
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -88,3 +89,58 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, monkeypatch: pytest.
     shutil.copy(EXAMPLES / "city_fleet.py", tmp_path / "elsewhere_fleet.py")
     assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "underground=2"), "underground = 2")
     assert_refused(narrowcast("check", "elsewhere_fleet:CityFleet", "--kind", "data"), "is not a data", "load")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_plugin_is_one_line_before_anything_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin = BROKEN[name]
+    spec = plugin.write(tmp_path)
+    said = narrowcast("run", "fedavg-digits", f"{plugin.registry}={spec}", "rounds=2", "--backend", "local")
+    assert_refused(said, *plugin.says)
+    assert run_folders(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a step that returns float64", "too few classes", "a fleet that lacks a client"],
+)
+def test_check_says_why_a_plugin_is_broken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin = BROKEN[name]
+    said = narrowcast("check", plugin.write(tmp_path), "--kind", plugin.registry)
+    assert_refused(said, "laws do not hold", status=1)
+    assert any(plugin.reason in line for line in said.out.splitlines() if ": failed: " in line), said.out
+
+
+WIDE = """
+from typing import Literal
+
+from torch import nn
+
+from narrowcast.platform.models.neural_network import NeuralNetwork
+
+class {name}(NeuralNetwork):
+    \"\"\"Takes the 64 pixels of digits alone.\"\"\"
+
+    kind: Literal["{name}"] = "{name}"
+
+    def module(self, data):
+        return nn.Sequential(nn.Linear(64, 10))
+"""
+
+
+def test_a_model_of_one_input_size_is_tested_on_the_data_that_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sixty_four.py").write_text(WIDE.format(name="SixtyFour"))
+    refused = narrowcast("check", "sixty_four:SixtyFour")
+    assert_refused(refused, "1 of 6 laws do not hold", status=1)
+    assert "refuses every small data set; test it on yours with --data" in refused.out
+    assert "labelled images: model.kind = SixtyFour does not take the features of tiny" in refused.out
+    assert narrowcast("check", "sixty_four:SixtyFour", "--data", "digits").status == 0
+    assert_refused(narrowcast("check", "random", "--kind", "sampler", "--data", "digits"), "model, loss, metric")
+    assert_refused(narrowcast("check", "sixty_four:SixtyFour", "--data", "nowhere"), '"nowhere" is no')

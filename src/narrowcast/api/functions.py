@@ -139,12 +139,13 @@ def rounds(
     the round was not evaluated) and `state` (a checkpoint, if one is due; the last round always has one).
     """
     from narrowcast.experiment import load_experiment
+    from narrowcast.platform.data.soundness import load_checked
     from narrowcast.platform.run import Run
     from narrowcast.platform.state import start
     from narrowcast.runs import session
 
     loaded = load_experiment(_source(experiment) or "", session.with_backend(_as_text(overrides), backend, None))
-    task = loaded.task(loaded.data_source.load())
+    task = loaded.task(load_checked(loaded.data_source))
     run = Run(loaded, loaded.secured_algorithm, task)
     loaded.backend.check(run)
     yield from loaded.backend.run(run, start(run))

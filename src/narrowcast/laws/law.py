@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from narrowcast.platform.errors import UserError
+
 CaseT = TypeVar("CaseT")
 Cases = Mapping[str, CaseT]
 """The cases on which a law is tried, by a label that says how they differ; empty for the only one."""
@@ -37,6 +39,15 @@ def title(law: Callable[..., None]) -> str:
     return law.__name__.replace("_", " ")
 
 
+def refused(reasons: Mapping[str, str]) -> UserError:
+    """Return the error of a class whose own check refuses every small data set, with its reasons by set."""
+    sets: dict[str, list[str]] = {}
+    for label, reason in reasons.items():
+        sets.setdefault(reason, []).append(label)
+    listed = "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in sets.items())
+    return UserError(f"it refuses every small data set; test it on yours with --data. {listed}")
+
+
 def judge(laws: Sequence[Callable[[CaseT], None]], cases: Cases[CaseT]) -> Iterator[Verdict]:
     """Try each law on every case, up to the first that breaks it; any exception of the class breaks the law too."""
     for law in laws:
@@ -48,7 +59,7 @@ def _first_reason(law: Callable[[CaseT], None], cases: Cases[CaseT]) -> str | No
         prefix = f"{label}: " if label else ""
         try:
             law(case)
-        except LawBrokenError as broken:
+        except (LawBrokenError, UserError) as broken:
             return f"{prefix}{broken}"
         except Exception as error:
             return f"{prefix}{described(error)}"

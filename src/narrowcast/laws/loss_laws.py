@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from narrowcast.laws.law import hold
+from narrowcast.laws.law import hold, refused
 from narrowcast.laws.rehearsal import N_CLIENTS, sample_sets
+from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.losses import Loss
 from narrowcast.platform.models.sample_measures import SampleMeasure
@@ -34,26 +35,35 @@ class Scored:
 
 
 def cases(measure: SampleMeasure) -> dict[str, Scored]:
-    """Return the loss or metric on each kind of targets that it takes."""
-    found = {}
-    random = np.random.default_rng(0)
+    """Return the loss or metric on each kind of targets that it takes; raise `UserError` with reasons if on none."""
+    scored: dict[str, Scored] = {}
+    reasons = {}
     for name, data in sample_sets(np.full(N_CLIENTS, 3)).items():
         try:
-            measure.check(data)
-        except UserError:
-            continue
-        targets = torch.from_numpy(data.train.labels[:_SAMPLES].copy())
-        units = measure.n_outputs(data) if isinstance(measure, Loss) else data.n_outputs
-        shape = (*targets.shape, units) if data.targets == "tokens" else (_SAMPLES, units)
-        found[name] = Scored(measure, torch.from_numpy(random.standard_normal(shape).astype(np.float32)), targets)
-    return found
+            scored |= on_data(measure, data, name)
+        except UserError as error:
+            reasons[name] = str(error)
+    if not scored:
+        raise refused(reasons)
+    return scored
+
+
+def on_data(measure: SampleMeasure, data: Samples, name: str = "") -> dict[str, Scored]:
+    """Return the loss or metric on some targets of this data set; raise `UserError` if its check refuses them."""
+    measure.check(data)
+    targets = torch.from_numpy(data.train.labels[:_SAMPLES].copy())
+    units = measure.n_outputs(data) if isinstance(measure, Loss) else data.n_outputs
+    shape = (*targets.shape, units) if data.targets == "tokens" else (len(targets), units)
+    outputs = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return {name: Scored(measure, torch.from_numpy(outputs), targets)}
 
 
 def every_sample_has_a_value(case: Scored) -> None:
     """Look at the shape and the values."""
     values = case.values()
     shapes = (1,) if isinstance(case.measure, Loss) else (1, 2)
-    hold(len(values) == _SAMPLES and values.ndim in shapes, f"{_SAMPLES} samples give the shape {list(values.shape)}")
+    n = len(case.targets)
+    hold(len(values) == n and values.ndim in shapes, f"{n} samples give the shape {list(values.shape)}")
     hold(torch.isfinite(values).all(), "a value is not finite")
 
 

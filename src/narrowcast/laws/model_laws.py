@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.laws.law import hold
+from narrowcast.laws.law import hold, refused
 from narrowcast.laws.rehearsal import N_CLIENTS, digest, graph, interactions, rating_matrix, sample_sets
 from narrowcast.platform.client_contracts import MeasuresClients
 from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HasHiddenUnits
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays
 
 _MEANS = ("loss", "accuracy", "hr@10", "ndcg@10")  # metrics that are means over samples
@@ -37,22 +38,27 @@ class Fitted:
 
 
 def cases(model: Model) -> dict[str, Fitted]:
-    """Return the model on each of the small data sets that it takes."""
+    """Return the model on each of the small data sets that it takes; raise `UserError` with its reasons if on none."""
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
-    found = {}
-    sets: dict[str, Dataset] = {
-        "interactions": interactions(counts),
-        "ratings": rating_matrix(counts),
-        "graph": graph(),
-        **sample_sets(counts),
-    }
+    sets: dict[str, Dataset] = dict(sample_sets(counts))
+    if not isinstance(model, NeuralNetwork):
+        sets |= {"interactions": interactions(counts), "ratings": rating_matrix(counts), "graph": graph()}
+    fitted: dict[str, Fitted] = {}
+    reasons = {}
     for name, data in sets.items():
         try:
-            model.check(data)
-        except UserError:
-            continue
-        found[name] = Fitted(model, data)
-    return found
+            fitted |= on_data(model, data, name)
+        except UserError as error:
+            reasons[name] = str(error)
+    if not fitted:
+        raise refused(reasons)
+    return fitted
+
+
+def on_data(model: Model, data: Dataset, name: str = "") -> dict[str, Fitted]:
+    """Return the model on this data set; raise `UserError` if its check refuses that."""
+    model.check(data)
+    return {name: Fitted(model, data)}
 
 
 def initial_parameters_depend_on_the_seed_alone(case: Fitted) -> None:

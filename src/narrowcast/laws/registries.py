@@ -26,6 +26,7 @@ from narrowcast.laws import (
     training_laws,
 )
 from narrowcast.laws.law import Cases, Verdict, described, judge
+from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 from narrowcast.tuning import sampler_laws
@@ -33,11 +34,15 @@ from narrowcast.tuning import sampler_laws
 
 @dataclass(frozen=True)
 class LawsOf:
-    """The laws of a registry; `cases` makes of an object what they are tried on, `none` says why there may be none."""
+    """The laws of a registry; `cases` makes of an object what they are tried on, `none` says why there may be none.
+
+    `on_data` makes of an object and a data set the cases of that, if the object can be tried on any.
+    """
 
     cases: Callable[[Any], Cases[Any]]
     laws: Sequence[Callable[[Any], None]]
     none: str = ""
+    on_data: Callable[[Any, Any], Cases[Any]] | None = None
 
 
 def _algorithm_cases(algorithm: Any) -> Cases[algorithm_laws.Trained]:
@@ -56,13 +61,9 @@ LAWS: Mapping[str, LawsOf] = {
     "partition": LawsOf(
         partition_laws.cases, partition_laws.LAWS, "it refuses 1200 samples of ten classes for twelve clients"
     ),
-    "model": LawsOf(
-        model_laws.cases,
-        model_laws.LAWS,
-        "its check refuses small interactions, labelled images, windows of text and numbers",
-    ),
-    "loss": LawsOf(loss_laws.cases, loss_laws.LOSS_LAWS, "its check refuses classes, tokens and numbers"),
-    "metric": LawsOf(loss_laws.cases, loss_laws.METRIC_LAWS, "its check refuses classes, tokens and numbers"),
+    "model": LawsOf(model_laws.cases, model_laws.LAWS, on_data=model_laws.on_data),
+    "loss": LawsOf(loss_laws.cases, loss_laws.LOSS_LAWS, on_data=loss_laws.on_data),
+    "metric": LawsOf(loss_laws.cases, loss_laws.METRIC_LAWS, on_data=loss_laws.on_data),
     "training": LawsOf(training_laws.cases, training_laws.LAWS, _NO_MODEL),
     "learning_rate_schedule": LawsOf(learning_rate_laws.cases, learning_rate_laws.LAWS),
     "server_optimizer": LawsOf(server_optimizer_laws.cases, server_optimizer_laws.LAWS),
@@ -87,12 +88,15 @@ LAWS: Mapping[str, LawsOf] = {
 }
 
 
-def verdicts(registry: Registry, value: BaseModel) -> Iterator[Verdict]:
-    """Try every law of a registry on an object of it."""
-    yield from judge(configuration.LAWS, {"": configuration.Configured(registry, value)})
+def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) -> Iterator[Verdict]:
+    """Try every law of a registry on an object of it, on small data sets or on the one that is given."""
     laws = LAWS[registry.name]
+    if data is not None and laws.on_data is None:
+        kinds = ", ".join(name for name, each in LAWS.items() if each.on_data is not None)
+        raise UserError(f"--data: the laws of {registry.name} bring their own data; it is for these kinds: {kinds}")
+    yield from judge(configuration.LAWS, {"": configuration.Configured(registry, value)})
     try:
-        cases = laws.cases(value)
+        cases = laws.cases(value) if data is None or laws.on_data is None else laws.on_data(value, data)
     except UserError as error:
         yield Verdict("it can be tried", 0, str(error))
         return

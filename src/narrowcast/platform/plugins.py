@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -163,6 +164,26 @@ def files_of(values: Any, folders: Iterable[Path] = ()) -> dict[str, Path]:
         if (source := _loaded.get(top) or next(found, None)) is not None:
             tops[top] = source
     return {path: file for source in _with_imported(tops).values() for path, file in _files(source).items()}
+
+
+def is_own(value: object) -> bool:
+    """Return whether the class of an object comes with narrowcast."""
+    return type(value).__module__.partition(".")[0] == GROUP
+
+
+def named_in(values: Any) -> bool:
+    """Return whether plain values name a class or factory as module:name."""
+    return any(True for _ in _modules_in(values))
+
+
+def line_of(error: BaseException) -> str:
+    """Return the innermost line of an error's traceback in a file that plugins come from, such as (a.py, line 3)."""
+    sources = loaded()
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if any(file == source or source in file.parents for source in sources):
+            return f"({file.name}, line {frame.lineno})"
+    return ""
 
 
 def _modules_in(values: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from narrowcast.experiment import Experiment
 from narrowcast.platform.config import read_yaml
 from narrowcast.platform.contracts import Dataset, Task
+from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.outcome import Outcome
@@ -34,6 +35,7 @@ from narrowcast.runs.run_place import (
     kept_state,
     new_place,
 )
+from narrowcast.runs.trial_round import try_round
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class PreparedRun:
 def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> PreparedRun:
     """Check a new run and choose its folder in `output`; `data` is loaded here unless given."""
     run = _checked(experiment, data)
+    try_round(experiment, run.task)
     state = start(run)
     _check_targets(run, experiment, state)
     folder, uri = new_place(experiment, output)
@@ -152,7 +155,7 @@ def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
 
 def _checked(experiment: Experiment, data: Dataset | None = None, folder: Path | None = None) -> Run:
     """Return the run of an experiment after the checks of its parts and of its backend."""
-    task = experiment.task(experiment.data_source.load() if data is None else data, folder)
+    task = experiment.task(load_checked(experiment.data_source) if data is None else data, folder)
     run = Run(experiment, experiment.secured_algorithm, task)
     experiment.backend.check(run)
     return run

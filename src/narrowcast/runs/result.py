@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.client_statistics import CLIENTS
+from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import curves, units
 from narrowcast.platform.tracking.journal import CLIENT_METRICS
@@ -177,7 +178,7 @@ class Result(FinishedRun[ResultFile]):
             return self.arrays()
         import torch
 
-        module = build(self.config.data_source.load())
+        module = build(load_checked(self.config.data_source))
         module.load_state_dict({name: torch.from_numpy(np.array(each)) for name, each in self.arrays().items()})
         return module.eval()
 

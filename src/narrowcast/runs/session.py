@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
 from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import LearnedNothing, RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.rounds import lockstep
@@ -75,7 +76,7 @@ def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
     for each in experiments:
         source = repr(each.data_source)
         if source not in by_source:
-            data = each.data_source.load()
+            data = load_checked(each.data_source)
             by_source[source] = by_digest.setdefault(data.digest, data) if len(experiments) > 1 else data
     return [by_source[repr(each.data_source)] for each in experiments]
 

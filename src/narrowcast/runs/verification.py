@@ -17,6 +17,7 @@ from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import read_tensors
 from narrowcast.platform.checkpoint import Saved, read_checkpoints
 from narrowcast.platform.config import read_yaml
+from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.local_backend import LocalBackend
@@ -57,7 +58,7 @@ def verify(folder: Path, rounds: int = 3) -> Iterator[Check]:
 class _Verification:
     def __init__(self, folder: Path, experiment: Experiment) -> None:
         self._folder, self._experiment, self._earlier = folder, experiment, has_one_seed(folder)
-        task = experiment.task(experiment.data_source.load(), folder)
+        task = experiment.task(load_checked(experiment.data_source), folder)
         self._run = Run(experiment, experiment.secured_algorithm, task)
         self._journal = Journal.read(folder)
         self._saved = list(read_checkpoints(checkpoint_place(experiment, folder), RunState))

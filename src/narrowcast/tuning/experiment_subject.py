@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, build_experiment, defaults_for
+from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.overrides import Defaults
@@ -61,7 +62,7 @@ class ExperimentSubject:
 
     def load(self, run: Experiment) -> SharedData:
         """Read the data set."""
-        return SharedData(run.data_source, run.data_source.load())
+        return SharedData(run.data_source, load_checked(run.data_source))
 
     def check(self, run: Experiment, shared: SharedData) -> None:
         """Make the task of an experiment with the data set that is shared."""

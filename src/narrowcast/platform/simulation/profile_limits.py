@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from narrowcast.platform.errors import UserError
@@ -15,8 +17,16 @@ _LIMITS = {
 """Beyond these no simulated time is meaningful, and sums of it overflow."""
 
 
-def check_profiles(profiles: Profiles, fleet: str) -> Profiles:
-    """Return the profiles; raise `UserError` if a rate or a speed is not within its limits, naming the client."""
+def check_profiles(profiles: Profiles, fleet: str, n_clients: int) -> Profiles:
+    """Return the profiles; raise `UserError` unless each client has one, with rates and a speed within the limits."""
+    if not isinstance(profiles, Profiles):
+        raise UserError(f"fleet.kind = {fleet}: profiles returned {type(profiles).__name__}, not Profiles")
+    for column in fields(Profiles):
+        if (shape := np.shape(getattr(profiles, column.name))) != (n_clients,):
+            raise UserError(
+                f"fleet.kind = {fleet}: profiles returned {column.name} of the shape {list(shape)}, and there are "
+                f"{n_clients} clients; return one profile for each"
+            )
     for name, (least, most, unit) in _LIMITS.items():
         values = getattr(profiles, name)
         if (beyond := np.flatnonzero(~((values >= least) & (values <= most)))).size:

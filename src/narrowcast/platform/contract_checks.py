@@ -1,0 +1,137 @@
+"""Checks of what the classes of an experiment return, so that a wrong value is named where it comes from.
+
+A class from outside the package is called by the round loop as those of the package are. What it returns is compared
+here with what its contract asks for: one line names the class, the method and the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from narrowcast.platform.contracts import Broadcast
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.plugins import is_own, line_of
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates
+
+_SHOWN = 3
+
+
+def method_of(value: Any, method: str) -> str:
+    """Return the name of a method as errors give it, such as my_methods:FedAvgM.step."""
+    found = type(value)
+    return f"{'' if is_own(value) else f'{found.__module__}:'}{found.__qualname__}.{method}"
+
+
+@contextmanager
+def naming(value: object, method: str, when: str = "") -> Iterator[None]:
+    """Raise `UserError` that names the method, and the line in a file of others, for whatever it raises."""
+    try:
+        yield
+    except (UserError, RunFailed, MemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        line = f" {line_of(error)}".rstrip()
+        raise UserError(f"{method_of(value, method)} raised {type(error).__name__}: {reason}{line}{when}") from error
+
+
+def check_arrays(arrays: Any, method: str) -> Arrays:
+    """Return the arrays; raise `UserError` unless they are a mapping of names to NumPy arrays."""
+    if not isinstance(arrays, Mapping):
+        raise UserError(f"{method} returned {noun(arrays)}; return a mapping of names to NumPy arrays")
+    for name, values in arrays.items():
+        if not isinstance(name, str) or not isinstance(values, np.ndarray):
+            raise UserError(f"{method} returned {noun(values)} for {name!r}; return a NumPy array")
+    return arrays
+
+
+def check_like(arrays: Any, wanted: Arrays, method: str, of: str, *, any_shape: bool = False) -> None:
+    """Raise `UserError` unless arrays have the names, types and shapes of the wanted ones, which `of` returned.
+
+    More names are allowed.
+    """
+    found = check_arrays(arrays, method)
+    if missing := [name for name in wanted if name not in found]:
+        raise UserError(f"{method} returned no {_listed(missing)}, which {of} did; return all of them")
+    for name, values in wanted.items():
+        if found[name].dtype != values.dtype:
+            raise UserError(
+                f"{method} returned {found[name].dtype} for {name}, {of} {values.dtype}; convert it by "
+                f".astype({str(values.dtype)!r})"
+            )
+        if found[name].shape != values.shape and not any_shape:
+            raise UserError(
+                f"{method} returned the shape {list(found[name].shape)} for {name}, {of} {list(values.shape)}"
+            )
+
+
+def check_broadcast(broadcast: Any, method: str) -> None:
+    """Raise `UserError` unless this is a `Broadcast` whose sizes can be told."""
+    if not isinstance(broadcast, Broadcast):
+        raise UserError(f"{method} returned {noun(broadcast)}; return a Broadcast of narrowcast.platform.contracts")
+    check_arrays(broadcast.arrays, f"the arrays of {method}")
+    for part in ("full", "update"):
+        payload = getattr(broadcast, part)
+        if not hasattr(payload, "wire_bits") and not (part == "update" and payload is None):
+            raise UserError(f"{method} returned {noun(payload)} as {part}; give a payload, with wire_bits and to_bytes")
+
+
+def check_updates(updates: Any, server: Arrays, n_clients: int, method: str) -> None:
+    """Raise `UserError` unless these are `LocalUpdates` of so many clients, for parameters of the server."""
+    if not isinstance(updates, LocalUpdates):
+        raise UserError(f"{method} returned {noun(updates)}; return LocalUpdates of narrowcast.platform.types")
+    for name, values in check_arrays(updates.changes, f"the changes of {method}").items():
+        if name not in server:
+            raise UserError(f"{method} returned a change of {name}; the global parameters are {_listed(server)}")
+        if values.dtype != server[name].dtype:
+            raise UserError(f"{method} returned {values.dtype} for {name}, which is {server[name].dtype}")
+    columns = {name: getattr(updates, name) for name in ("loss", "examples", "steps")} | dict(updates.changes)
+    _check_rows(columns, n_clients, method)
+
+
+def check_result(result: Any, chunk: Chunk, method: str) -> None:
+    """Raise `UserError` unless this is the `ChunkResult` of the chunk: its clients' ledger, states and partial sum."""
+    if not isinstance(result, ChunkResult):
+        raise UserError(f"{method} returned {noun(result)}; return a ChunkResult of narrowcast.platform.types")
+    check_arrays(result.partial, f"the partial sum of {method}")
+    if not isinstance(result.ledger, ClientLedger):
+        raise UserError(f"{method} returned {noun(result.ledger)} as ledger; return a ClientLedger")
+    columns = {f"ledger.{name}": values for name, values in vars(result.ledger).items()}
+    _check_rows(columns, len(chunk.clients), method)
+    if not np.array_equal(result.ledger.client, chunk.clients):
+        raise UserError(f"{method} returned a ledger of the clients {result.ledger.client}, not of {chunk.clients}")
+    check_like(result.state, chunk.state, f"the state of {method}", "init_clients")
+
+
+def check_metrics(metrics: Any, method: str) -> Mapping[str, float]:
+    """Return the metrics; raise `UserError` unless they are a mapping of names to numbers."""
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"{method} returned {noun(metrics)}; return a mapping of metrics to numbers")
+    for name, value in metrics.items():
+        if not isinstance(value, int | float | np.number):
+            raise UserError(f"{method} returned {noun(value)} for {name!r}; return a number")
+    return metrics
+
+
+def _check_rows(columns: Mapping[str, Any], n_clients: int, method: str) -> None:
+    for name, values in columns.items():
+        if np.ndim(values) < 1 or len(values) != n_clients:
+            raise UserError(
+                f"{method} returned the shape {list(np.shape(values))} for {name}; its first axis is that of the "
+                f"{n_clients} clients"
+            )
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def noun(value: Any) -> str:
+    """Return the type of a value with its article, or None."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
