@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.platform.contracts import Broadcast
+from narrowcast.platform.contracts import Algorithm, Broadcast
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.plugins import is_own, line_of
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates
@@ -67,6 +67,17 @@ def check_like(arrays: Any, wanted: Arrays, method: str, of: str, *, any_shape: 
             raise UserError(
                 f"{method} returned the shape {list(found[name].shape)} for {name}, {of} {list(values.shape)}"
             )
+
+
+def check_step(algorithm: Algorithm, before: Arrays, after: Any) -> None:
+    """Raise `UserError` unless the global parameters of the state after a step are like those before it.
+
+    What else the state has may change, as it does with algorithms that have phases.
+    """
+    method = method_of(algorithm, "step")
+    widens = bool(getattr(algorithm, "widens_model", False))
+    wanted = algorithm.final(before)
+    check_like(algorithm.final(check_arrays(after, method)), wanted, method, "init", any_shape=widens)
 
 
 def check_broadcast(broadcast: Any, method: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from narrowcast.platform.allocation_bits import allocation_bits
-from narrowcast.platform.contract_checks import check_like, method_of
+from narrowcast.platform.contract_checks import check_step
 from narrowcast.platform.contracts import Broadcast
 from narrowcast.platform.errors import LearnedNothing, UnresumableFailure
 from narrowcast.platform.evaluation import evaluate
@@ -54,9 +54,7 @@ def step_server(live: LiveState, broadcast: Arrays, partials: Sequence[Arrays]) 
     algorithm, task, round_index = live.run.algorithm, live.run.task, live.round_index + 1
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is reported as not finite, see below
         server = algorithm.step(live.server, broadcast, algorithm.fold(partials), task, round_index)
-    check_like(
-        server, live.server, method_of(algorithm, "step"), "init", any_shape=getattr(algorithm, "widens_model", False)
-    )
+    check_step(algorithm, live.server, server)
     if not all_finite(*algorithm.final(server).values()):
         raise LearnedNothing(
             f"round {round_index}: the global model is no longer finite; lower training.learning_rate "

@@ -16,9 +16,9 @@ from narrowcast.platform import plugins
 from narrowcast.platform.contract_checks import (
     check_arrays,
     check_broadcast,
-    check_like,
     check_metrics,
     check_result,
+    check_step,
     check_updates,
     method_of,
     naming,
@@ -37,7 +37,8 @@ def try_round(experiment: Experiment, task: Task) -> None:
     Raise `UserError` if a class of the experiment breaks its contract. Experiments of classes of the package are not
     tried, nor those whose clients train on a device that this machine lacks.
     """
-    if not plugins.named_in(experiment.plain()) or (task.training.device == "cuda" and not torch.cuda.is_available()):
+    unavailable = task.training.device == "cuda" and not torch.cuda.is_available()
+    if unavailable or not plugins.named_in(experiment.plain()) or not task.data.examples.any():
         return
     model, algorithm = task.model, experiment.algorithm
     with _tried(model, "init_server"):
@@ -65,10 +66,7 @@ def try_round(experiment: Experiment, task: Task) -> None:
             stepped = algorithm.step(server, broadcast.arrays, algorithm.fold([result.partial]), task, 1)
         except UserError:
             return  # some servers refuse one client
-        check_like(
-            stepped, server, method_of(algorithm, "step"), "init",
-            any_shape=bool(getattr(algorithm, "widens_model", False)),
-        )  # fmt: skip
+        check_step(algorithm, server, stepped)
     if getattr(algorithm, "has_global_model", True):
         with _tried(algorithm, "final"):
             final = check_arrays(algorithm.final(stepped), method_of(algorithm, "final"))
