@@ -114,8 +114,9 @@ class Solve(Identified, metaclass=_Checked):
         """Return whether a power of `spacing` is in (iteration - 1, iteration]; those up to 1 are of iteration 1."""
         if iteration <= 1:
             return iteration == 1
-        before, now = (math.floor(math.log(each, self.spacing or 1.0)) for each in (iteration - 1, iteration))
-        return now > before
+        ratio = self.spacing or 1.0
+        nearest = round(math.log(iteration, ratio))  # a rounded logarithm alone would miss powers that are whole
+        return any(iteration - 1 < ratio**exponent <= iteration for exponent in (nearest - 1, nearest))
 
     def keeps(self, iteration: int, seconds: float) -> bool:
         """Return whether a checkpoint is due after this iteration, the given wall time after the last one."""

@@ -23,6 +23,7 @@ from narrowcast.benchmarking.benchmark_file import load_benchmark
 from narrowcast.cli.main import cli
 from narrowcast.reproduce.completion_cases import cases
 from narrowcast.runs.verification import verify
+from narrowcast.solve_run import load_solve
 from ray_actors import actor_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -98,6 +99,34 @@ def test_only_powers_of_the_spacing_are_recorded(file: Path) -> None:
     assert table["test.relative_error"].notna().all()
     powers = {next(k for k in range(1, 400) if k >= 1.3**place) for place in range(23)}
     assert set(table["iteration"][:-1]) == {each for each in powers if each < table["iteration"].iloc[-1]}
+
+
+@pytest.mark.parametrize(
+    ("spacing", "recorded"),
+    [
+        (10, {10**power for power in range(8)}),
+        (2, {2**power for power in range(24)}),
+        (5, {5**power for power in range(11)}),
+        (1.5, {-(-(3**power) // 2**power) for power in range(40)}),
+    ],
+)
+def test_powers_that_are_whole_numbers_are_recorded_themselves(spacing: float, recorded: set[int]) -> None:
+    solve = load_solve("completion-ill-conditioned", [f"spacing={spacing}"])
+    near = sorted({number for power in recorded for number in (power - 1, power, power + 1) if number > 0})
+    assert {number for number in near if solve.records(number)} == recorded
+
+
+def test_an_instance_whose_folder_was_removed_is_waiting_and_a_damaged_one_has_failed(
+    file: Path, output: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(output / "mixed", tmp_path / "mixed")
+    shutil.rmtree(tmp_path / "mixed" / "grid.cg.seed-3")
+    (tmp_path / "mixed" / "matrix.scaled_asd.seed-3" / "result.json").write_text("{")
+    nc.benchmark(file, output=tmp_path, progress=False, solvers=["scaled_asd"])
+    table = (tmp_path / "mixed" / "instances.csv").read_text()
+    states = {line.split(",")[0]: line.split(",")[4] for line in table.splitlines()[1:]}
+    assert (states["grid.cg.seed-3"], states["matrix.scaled_asd.seed-3"]) == ("waiting", "failed")
+    assert "result.json: unreadable" in table
 
 
 def test_what_has_ended_is_not_repeated(file: Path, output: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
+import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -28,3 +33,37 @@ def test_products_are_the_same_whatever_the_machine_has() -> None:
         with threadpool_limits(threads, user_api="blas"), one_thread():
             grams.append(tall.T @ tall)
     assert all(np.array_equal(grams[0], each) for each in grams[1:])
+
+
+LATE = """
+import os, sys
+import numpy, torch
+from threadpoolctl import threadpool_info, threadpool_limits
+from narrowcast.platform.threads import one_thread
+
+def threads():
+    return {each["filepath"]: each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+threadpool_limits(2, user_api="blas")
+with one_thread():
+    numpys = set(threads())
+    if sys.argv[1] == "within":
+        import scipy.linalg
+        print(*(count for path, count in threads().items() if path not in numpys))
+if sys.argv[1] == "after":
+    import scipy.linalg
+    threadpool_limits(2, user_api="blas")
+    with one_thread():
+        print(*(count for path, count in threads().items() if path not in numpys))
+print(*(count for path, count in threads().items() if path not in numpys))
+print(*(name for name in os.environ if name.endswith("_NUM_THREADS")))
+"""
+
+
+@pytest.mark.parametrize("when", ["within", "after"])
+def test_a_blas_that_is_loaded_late_has_one_thread_too(when: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    words = [sys.executable, "-c", LATE, when]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    inside, outside, variables = said.stdout.split("\n")[:3]
+    assert (inside, outside, variables) == ("1", "2", "")

@@ -9,6 +9,7 @@ import pytest
 
 import narrowcast as nc
 from narrowcast.experiment import load_experiment
+from narrowcast.platform import rounds
 from narrowcast.platform.errors import LearnedNothing
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.runs import learning_check
@@ -71,6 +72,29 @@ def test_replicas_that_learn_have_their_results(output: Path) -> None:
     assert [path.parent.name for path in output.glob("both*/result.json")] == ["both-learning_rate-0.1"]
 
 
+def test_a_replica_that_learns_nothing_ends_early_and_the_others_do_not(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("narrowcast.runs.round_watch.MOST_ROUNDS_IN_VAIN", 3)
+    trained: list[tuple[int, ...]] = []
+    train = rounds.train_together
+    monkeypatch.setattr(
+        rounds,
+        "train_together",
+        lambda work: trained.append(tuple(len(calls) for _, calls in work)) or train(work),  # type: ignore[func-returns-value]
+    )
+    with pytest.raises(nc.RunFailed, match=r"^early-deadline_seconds-1e-06: no upload of any round was used"):
+        nc.run(
+            "fedavg-digits",
+            {**SMALL, "rounds": 6, "name": "early", "replicas.deadline_seconds": [1e-6, 1e6]},
+            output=output,
+            progress=False,
+        )
+    assert [len(each) for each in trained[::2]] == [2, 2, 2, 1, 1, 1]
+    assert Journal.read(output / "early-deadline_seconds-1e-06").last_step == 3
+    assert Journal.read(output / "early-deadline_seconds-1000000.0").last_step == 6
+
+
 def test_a_long_run_ends_early_and_one_upload_is_enough(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("narrowcast.runs.round_watch.MOST_ROUNDS_IN_VAIN", 3)
     long = {**SMALL, "rounds": 9, "name": "long", "deadline_seconds": 1e-6}
@@ -103,6 +127,6 @@ def test_a_trial_that_learns_nothing_fails() -> None:
     vain, fine = (load_experiment("fedavg-digits", each) for each in (overrides, overrides[:-1]))
     shared = SharedData(vain.data, vain.data.load())
     batch = TrialBatch((TrialSpec(0, (vain,)), TrialSpec(1, (fine,))), {})
-    ended = {each.key: each.failed for each in next(run_trials(batch, shared)) if each.is_last}
+    ended = {each.key: each.failed for each in next(run_trials(batch, shared)) if each.is_last or each.failed}
     assert ended[0].startswith("no client was available")
     assert ended[1] == ""

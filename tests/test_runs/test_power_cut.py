@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -185,6 +186,6 @@ def test_what_mlflow_has_is_in_the_journal_and_what_the_cursor_counts_is_in_mlfl
     for after in range(0, len(disk.operations), 3):
         stored = max(last for before, last in sent if before <= after)
         files = dict(crash_state(disk.operations, output, after, "only what was synced").files)
-        assert len(read_lines(files.get(f"{NAME}/journal.jsonl") or b"").rows) >= stored
+        assert len(read_lines(io.BytesIO(files.get(f"{NAME}/journal.jsonl") or b"")).rows) >= stored
         if cursor := files.get(f"{NAME}/tracking.json"):
             assert json.loads(cursor)["sent_rounds"] <= stored

@@ -14,15 +14,17 @@ from threading import Thread
 
 import pytest
 from packaging.requirements import Requirement
+from pydantic import BaseModel
 
 from command_line import assert_refused, narrowcast
 from narrowcast import __version__
-from narrowcast.cluster.dashboard import ClusterNode, normalise
+from narrowcast.cluster.dashboard import ClusterNode, Dashboard, normalise
 from narrowcast.cluster.node_probe import versions
 from narrowcast.cluster.preflight import judge, judge_nodes
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
-from narrowcast.runs.submission import Submission, prepare, with_password
+from narrowcast.runs.capacity import check_capacity
+from narrowcast.runs.submission import Submission, _paths_in, prepare, with_password
 
 TRACE = "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n0,1,1,1\n"
 
@@ -226,6 +228,29 @@ def test_what_can_never_fit_is_told_before_torch_is_imported() -> None:
     assert said.stderr.startswith("narrowcast: backend.actors = 3 with 1 CPU each")
     assert "room for 2 (10.0.0.1 2 CPU)" in said.stderr
     assert {"torch", "ray", "mlflow", "sklearn", "numba", "pandas"}.isdisjoint(said.stdout.split())
+
+
+def test_a_solve_needs_no_client_hosts() -> None:
+    nodes = json.loads(json.dumps(TWO_CPUS).replace('{"CPU": 2}', '{"CPU": 1}'))
+    with answering(200, json.dumps(nodes)) as address:
+        cluster = Dashboard(normalise(address), version("ray"))
+        with pytest.raises(UserError, match=r"backend\.actors = 2 with 1 CPU each"):
+            check_capacity("fedavg-digits", ["backend=ray"], cluster)
+        check_capacity("completion-ill-conditioned", (), cluster)
+
+
+class Station(BaseModel):
+    path: Path | None = None
+
+
+class Stations(BaseModel):
+    codec: tuple[Station, ...]
+    tiers: dict[str, list[Station]]
+
+
+def test_files_that_lists_and_tables_name_are_found(tmp_path: Path) -> None:
+    model = Stations(codec=(Station(), Station(path=tmp_path / "a")), tiers={"x": [Station(path=tmp_path / "b")]})
+    assert list(_paths_in(model)) == [("codec.1.path", tmp_path / "a"), ("tiers.x.0.path", tmp_path / "b")]
 
 
 def test_a_node_holds_what_fits_on_it_whole() -> None:

@@ -70,6 +70,15 @@ def test_trials_played_together_are_what_they_are_alone(tmp_path: Path) -> None:
         assert one["uplink_bits"] == other["uplink_bits"]
 
 
+def test_trials_that_learn_nothing_before_their_only_evaluation_fail_with_the_reason(tmp_path: Path) -> None:
+    settings = ("experiment.evaluate_every=10", "experiment.deadline_seconds=1e-9", "study.trials=2")
+    said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, *settings)
+    assert_refused(said, "all 2 trials of digits failed", "all were later than deadline_seconds", status=1)
+    assert {(row["state"], row["rounds"]) for row in trials(tmp_path / "digits")} == {("failed", "0")}
+    parent, nested = nested_runs(tmp_path)
+    assert {parent.info.status, *(each.info.status for each in nested.values())} == {"FAILED"}
+
+
 def test_a_pruned_trial_stops_between_rounds_and_says_so_everywhere(tmp_path: Path) -> None:
     settings = ("study.pruner={kind: threshold, at_least: 0.999, warmup_steps: 5}", "study.trials=3")
     said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path, *settings)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from narrowcast.benchmarking.benchmark_file import Instance
 from narrowcast.benchmarking.benchmark_folder import BenchmarkFolder
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import declared_by, relation
 from narrowcast.platform.tracking.metric_labels import metric_label
 from narrowcast.runs.run_folder import RESULT
-from narrowcast.runs.solve_result import SolveResult, load_solve_result, read_solve_file
+from narrowcast.runs.solve_result import SolveFile, SolveResult, load_solve_result, read_solve_file
 from narrowcast.runs.text_table import TextTable
 
 if TYPE_CHECKING:
@@ -101,13 +102,20 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _row(run: Path, instance: Instance, entry: Mapping[str, str]) -> dict[str, Any]:
-    state = entry.get("state", "waiting").replace("begun", "waiting")
-    names = (instance.name, instance.problem, instance.solver, instance.solve.seed, state, entry.get("reason", ""))
+    state, reason = entry.get("state", "waiting").replace("begun", "waiting"), entry.get("reason", "")
+    file: SolveFile | None = None
+    if state == "finished" and not (run / RESULT).is_file():  # its folder was removed, so it is left to do
+        state = "waiting"
+    elif state == "finished":
+        try:
+            file = read_solve_file(run / RESULT)
+        except UserError as error:
+            state, reason = "failed", str(error)
+    names = (instance.name, instance.problem, instance.solver, instance.solve.seed, state, reason)
     row: dict[str, Any] = dict(zip(_WORDS, names, strict=True))
     targets = _targets(instance)
-    if state != "finished":
+    if file is None:
         return {**row, **{f"reached/{label}": False for label in targets.values()}}
-    file = read_solve_file(run / RESULT)
     seconds = {targets[each.metric, each.value]: each.solver_seconds_to for each in file.targets}
     return {
         **row,

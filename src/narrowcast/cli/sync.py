@@ -8,6 +8,7 @@ import click
 
 from narrowcast.cli.completion import names_of_runs
 from narrowcast.cli.terminal import FOLDER
+from narrowcast.platform.errors import UserError
 
 
 @click.command()
@@ -22,6 +23,14 @@ def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
     from narrowcast.runs.late_delivery import send_missing
     from narrowcast.runs.run_folder import find_run, runs_in
 
-    for folder in runs_in(find_run(run_name, output), "tracking.json"):
-        sent = send_missing(folder, tracking_uri)
+    folders, refused = runs_in(find_run(run_name, output), "tracking.json"), []
+    for folder in folders:
+        try:
+            sent = send_missing(folder, tracking_uri)
+        except UserError as error:  # of this run; those after it may be sent
+            refused.append(error)
+            continue
         click.echo(f"{folder.name}: {sent} rounds sent, MLflow is up to date")
+    if refused:
+        others = f" ({len(refused) - 1} more of {len(folders)} runs were not sent)" if len(refused) > 1 else ""
+        raise UserError(f"{refused[0]}{others}")

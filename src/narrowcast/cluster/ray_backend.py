@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, Field
 
+from narrowcast.cluster import RAY_SETTINGS
 from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.placement import Node, Policy
 from narrowcast.cluster.ray_internals import on_this_machine_only
@@ -74,12 +75,13 @@ class RayBackend(HostResources):
             here = {"CPU": local_cpus, "GPU": torch.cuda.device_count()}
             self._fits(hosts, [Node("", here)], "this machine", what, field)
             return
-        from narrowcast.cluster.ray_session import alive_nodes, probe
+        with RAY_SETTINGS.in_force():
+            from narrowcast.cluster.ray_session import alive_nodes, probe
 
-        if address != "auto":
-            probe(address)
-        with self.cluster(1):
-            nodes = alive_nodes()
+            if address != "auto":
+                probe(address)
+            with self.cluster(1):
+                nodes = alive_nodes()
         self._fits(hosts, nodes, f"the cluster at {address}", what, field)
 
     def _hosts(self, run: Run) -> int:
@@ -112,11 +114,11 @@ class RayBackend(HostResources):
 
     def run(self, run: Run, state: RunState) -> Generator[Outcome, None, None]:
         """Run the rounds after `state`; if the driver dies, start another from the last state that was kept."""
-        from narrowcast.cluster.ray_session import PlacementRequest, run_rounds
-
         policy = FailurePolicy(self.on_failure, self.max_failures, self.round_timeout_seconds)
-        request = PlacementRequest(self._hosts(run), self.need(), self.placement, self.placement_timeout_seconds)
         with self.cluster(self._local_cpus(run)):
+            from narrowcast.cluster.ray_session import PlacementRequest, run_rounds
+
+            request = PlacementRequest(self._hosts(run), self.need(), self.placement, self.placement_timeout_seconds)
             yield from run_rounds(run, state, policy, request)
 
     def _local_cpus(self, run: Run) -> int:
@@ -143,15 +145,16 @@ class RayBackend(HostResources):
     @contextmanager
     def cluster(self, local_cpus: int) -> Iterator[None]:
         """Start a cluster here with this number of CPUs, or join one; raise `UserError` if that fails."""
-        from narrowcast.cluster.ray_session import joined
+        with RAY_SETTINGS.in_force():
+            from narrowcast.cluster.ray_session import joined
 
-        address = self._address()
-        if address != "local":
-            check_token()
-            with joined(address, {}):
+            address = self._address()
+            if address != "local":
+                check_token()
+                with joined(address, {}):
+                    yield
+                return
+            ensure_token()
+            local = {"num_cpus": local_cpus, "include_dashboard": False}
+            with on_this_machine_only() as private, joined(address, {**local, **private}):
                 yield
-            return
-        ensure_token()
-        local = {"num_cpus": local_cpus, "include_dashboard": False}
-        with on_this_machine_only() as private, joined(address, {**local, **private}):
-            yield

@@ -15,12 +15,15 @@ from typing import Any
 
 import aiohttp
 import requests
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
+from narrowcast.cluster import RAY_SETTINGS
 from narrowcast.cluster.dashboard import Dashboard, headers
 from narrowcast.cluster.ray_internals import NOISY_LOGGERS
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.redaction import redact
+
+with RAY_SETTINGS.in_force():
+    from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 MARK = "narrowcast"
 """The metadata entry that marks jobs of narrowcast."""

@@ -20,7 +20,7 @@ def token_path() -> Path:
 
 def token() -> str | None:
     """Return the token that Ray would send, read from where Ray reads it: a variable, a file, the home folder."""
-    if os.environ.get("RAY_AUTH_MODE") != "token":
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
         return None
     if given := os.environ.get("RAY_AUTH_TOKEN"):
         return given.strip()
@@ -32,7 +32,7 @@ def token() -> str | None:
 
 def check_token() -> None:
     """Raise `UserError` if other users may read the token's file, or replace it."""
-    if os.environ.get("RAY_AUTH_MODE") != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = token_path()
     try:
@@ -59,7 +59,7 @@ def ensure_token() -> None:
 
     Ray itself creates it with the permissions that the umask leaves, mostly readable by everybody.
     """
-    if token() is None and os.environ.get("RAY_AUTH_MODE") == "token":
+    if token() is None and os.environ.get("RAY_AUTH_MODE", "token") == "token":
         path = token_path()
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -77,6 +77,16 @@ def save_checkpoint(
         folder.keep_last(keep, state.step)
 
 
+def replace_checkpoints(place: str | Path, state: KeptState, digest: str, *, data_sha256: str = "") -> None:
+    """Write the state with another digest of its configuration; remove all other checkpoints, of the same step too."""
+    folder = Folder.at(place)
+    with uninterrupted():
+        tensors, metadata = state.packed()
+        ours = {"config": digest, "data": data_sha256, "format": _FORMAT}
+        name = folder.write(_stem(state), tensors, {**metadata, **ours})
+        folder.remove_all_but([name])
+
+
 def prune_checkpoints(place: str | Path, state: KeptState, keep: int) -> None:
     """Remove what a crash between a checkpoint and the removal of earlier ones has left; raise `OSError`."""
     with uninterrupted():
@@ -211,23 +221,24 @@ class Folder:
             self.files.makedirs(self.path, exist_ok=True)
             self.files.pipe_file(f"{self.path}/{name}", b"")
 
-    def write(self, stem: str, tensors: Arrays, metadata: dict[str, str]) -> None:
-        """Write a checkpoint atomically and without a copy of the tensors, which may be most of the memory."""
+    def write(self, stem: str, tensors: Arrays, metadata: dict[str, str]) -> str:
+        """Write a checkpoint atomically, without a copy of the tensors, which may be large; return its name."""
         if isinstance(self.files, LocalFileSystem):
             make_folders(Path(self.path))
             part = Path(self.path, f"{stem}.part")
             try:
-                replace_by(part, part.with_name(_saved(part, stem, tensors, metadata)))
+                replace_by(part, part.with_name(name := _saved(part, stem, tensors, metadata)))
             except OSError:
                 with suppress(OSError):
                     disk().remove(part)
                 raise
-            return
+            return name
         with TemporaryDirectory(prefix=_TEMPORARY) as folder:
             name = _saved(part := Path(folder, "part"), stem, tensors, metadata)
             with _as_os_errors():  # an object store shows a put when it is through
                 self.files.makedirs(self.path, exist_ok=True)
                 self.files.put_file(str(part), f"{self.path}/{name}")
+        return name
 
     def remove(self, name: str) -> None:
         """Remove a file, unless it is gone already."""

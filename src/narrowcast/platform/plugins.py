@@ -214,7 +214,13 @@ def _with_imported(tops: Mapping[str, Path]) -> dict[str, Path]:
 def _imports(file: Path) -> set[str]:
     """Return the top-level names that a source file imports."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        raise UserError(
+            f"{file}: not valid Python ({error}); fix it, or move it away from the modules beside it"
+        ) from None
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

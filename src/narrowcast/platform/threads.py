@@ -1,7 +1,8 @@
-"""Limit of torch and numpy to one thread while results are computed."""
+"""Limit of torch and BLAS libraries to one thread while results are computed."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -9,29 +10,47 @@ from functools import lru_cache
 import torch
 from threadpoolctl import LibController, ThreadpoolController
 
+from narrowcast.platform.scoped_settings import ScopedSettings
+
+_SETTINGS = ScopedSettings({f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "BLIS")})
+"""Read by a library when it is loaded, which may be within a block: SciPy brings a BLAS of its own."""
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch and numpy's BLAS with one thread.
+    """Run torch and all BLAS libraries with one thread, those too that are loaded within the block.
 
     With more, the number of threads would affect the rounding of sums.
     """
     torch_threads = torch.get_num_threads()
-    before = [(pool, threads) for pool in _blas() if (threads := pool.get_num_threads()) != 1]
+    loaded = _blas()
+    before = [(pool, threads) for pool in loaded if (threads := pool.get_num_threads()) != 1]
     try:
         if torch_threads != 1:
             torch.set_num_threads(1)
         for pool, _ in before:
             pool.set_num_threads(1)
-        yield
+        with _SETTINGS.in_force():
+            yield
     finally:
         for pool, threads in before:
             pool.set_num_threads(threads)
+        if before and (now := _blas()) is not loaded:  # new ones get the threads of the others
+            paths = {pool.filepath for pool in loaded}
+            for pool in now:
+                if pool.filepath not in paths:
+                    pool.set_num_threads(before[0][1])
         if torch_threads != 1:
             torch.set_num_threads(torch_threads)
 
 
-@lru_cache(maxsize=1)
 def _blas() -> Sequence[LibController]:
-    """Return the thread pools of the BLAS libraries loaded so far; finding them takes milliseconds."""
+    """Return the thread pools of the BLAS libraries loaded so far."""
+    return _blas_of(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _blas_of(n_modules: int) -> Sequence[LibController]:
+    """Find the pools again once more modules are imported, any of which may load one: that takes milliseconds."""
+    del n_modules
     return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)

@@ -9,16 +9,16 @@ from pydantic import ValidationError
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.cluster.resources import HostResources
 from narrowcast.platform.overrides import apply_overrides
-from narrowcast.runs.packaged import read_benchmark, read_experiment, read_study, with_new_names
+from narrowcast.runs.packaged import names_solve, read_benchmark, read_experiment, read_study, with_new_names
 
 
 def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) -> None:
     """Raise `UserError` if the client hosts of an experiment could not run even on the idle cluster.
 
-    Studies and benchmarks are not checked, since they start their own workers; invalid values are reported when the
-    file is read.
+    Solves have none, and studies and benchmarks start their own workers, so these are not checked; invalid values are
+    reported when the file is read.
     """
-    if read_study(source, overrides) is not None or read_benchmark(source, overrides) is not None:
+    if names_solve(source) or read_study(source, overrides) or read_benchmark(source, overrides):
         return
     backend = apply_overrides(read_experiment(source)[0], with_new_names(overrides)).get("backend", {})
     try:

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
+from narrowcast.platform.config import flatten, read_yaml, validate
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import has_hidden, hide_secrets
 from narrowcast.platform.tracking.journal import Journal, locked
-from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run
+from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, check_store, close_run, open_run, why_lost
+from narrowcast.platform.tracking.store_address import Tracking
+from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.any_result import read_any_file
 from narrowcast.runs.closing_entries import closing_entries
-from narrowcast.runs.run_folder import RESULT
+from narrowcast.runs.run_folder import CONFIG, RESULT
 
+logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 3600.0
 
 
 def send_missing(folder: Path, uri: str | None) -> int:
     """Send the rounds and files that the MLflow store lacks of a run; return the number of rounds sent.
 
-    `uri` overrides the store that the run started with. Raise `UserError` if its password is needed and not given,
-    `RunFailed` if the store stops answering.
+    `uri` overrides the store that the run started with. A store that does not have the run gets a new one, with all
+    rounds. Raise `UserError` if a password is needed and not given, `RunFailed` if the store stops answering.
     """
-    cursor = Cursor.load(folder)
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or cursor.uri
-    if uri == cursor.uri and has_hidden(uri):
+    known = Cursor.find(folder) if (folder / CONFIG).is_file() else Cursor.load(folder)
+    uri = (
+        uri
+        or os.environ.get("MLFLOW_TRACKING_URI")
+        or (known.uri if known else _tracking(folder)[0].resolve(folder.parent))
+    )
+    if has_hidden(uri):
         raise UserError(f"{folder} was tracked at {uri}, whose password is not kept; give it with --tracking-uri")
     with locked(folder):
         check_store(uri)
-        cursor = Cursor.load(folder)
+        cursor = _cursor(folder, uri)
         journal = Journal.open(folder)
         sender = Sender(folder, uri, cursor, journal)
         finished = (folder / RESULT).is_file()
@@ -37,3 +47,27 @@ def send_missing(folder: Path, uri: str | None) -> int:
         if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
             raise RunFailed(f"the store at {hide_secrets(uri)} went down again; try narrowcast sync {folder} later")
     return len(journal.rounds) - cursor.sent_rounds
+
+
+def _cursor(folder: Path, uri: str) -> Cursor:
+    """Return the position in the run of the store, which is created if the store does not have it."""
+    cursor = Cursor.find(folder)
+    lost = why_lost(folder, uri, cursor)
+    if cursor is not None and not lost:
+        return cursor
+    tracking, params = _tracking(folder)
+    tags, data = ({}, {}) if cursor is None else (cursor.tags, cursor.data)
+    new = open_run(folder, tracking, params, tags, data, uri)
+    new = replace(new, status=cursor.status if cursor else new.status)
+    new.save(folder)
+    logger.warning("%s; its rounds go to a new run, %s", lost, new.run_id)
+    return new
+
+
+def _tracking(folder: Path) -> tuple[Tracking, dict[str, object]]:
+    """Return the settings of the store, and all settings of the run by dotted path, without importing its classes."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"{folder} has no {CONFIG}, which its MLflow run is made from; give a run's folder")
+    values = read_yaml(read_limited(path), str(path))
+    return validate(Tracking, values.get("tracking") or {}, f"{path}: tracking"), flatten(values)

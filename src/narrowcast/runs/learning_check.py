@@ -49,8 +49,7 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
         )
     recent = [row for row in rounds if row["clients"]][-_ROUNDS_OF_DIVERGENCE:]
     if not any(row["delivered"] for row in recent):
-        ledgers = journal.ledgers()
-        causes = _causes(experiment, [ledgers[row["round"] - 1] for row in recent])
+        causes = _causes(experiment, journal.ledgers({row["round"] for row in recent}))
         if set(causes) == {"diverged"}:
             raise LearnedNothing(
                 f"the training diverged: no upload of the last {len(recent)} rounds was used; {_slower(experiment)}"
@@ -63,9 +62,10 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
         )
 
 
-def nothing_used(experiment: Experiment, ledgers: Sequence[Ledger]) -> LearnedNothing:
+def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger]) -> LearnedNothing:
     """Return the error of a run of which no upload was used, from the clients' ledgers of its rounds."""
-    causes = _causes(experiment, islice((each for each in ledgers if len(each["client"])), _ROUNDS_EXPLAINED))
+    explained = list(islice((each for each in ledgers if len(each["client"])), _ROUNDS_EXPLAINED))
+    causes = _causes(experiment, explained)
     if not causes:
         return LearnedNothing(
             f"no client was available in any round with {_shown('availability', experiment)}; change availability, or "
@@ -73,7 +73,7 @@ def nothing_used(experiment: Experiment, ledgers: Sequence[Ledger]) -> LearnedNo
         )
     cause, _ = causes.most_common(1)[0]
     shares = "" if len(causes) == 1 else f" ({', '.join(f'{count} {name}' for name, count in causes.items())})"
-    return LearnedNothing(f"no upload of any round was used{shares}: {_explained(cause, experiment, ledgers)}")
+    return LearnedNothing(f"no upload of any round was used{shares}: {_explained(cause, experiment, explained)}")
 
 
 def why_in_vain(experiment: Experiment, ledger: Ledger) -> str:

@@ -9,16 +9,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from narrowcast.platform.checkpoint import prune_checkpoints, save_checkpoint
+from narrowcast.platform.checkpoint import prune_checkpoints, replace_checkpoints, save_checkpoint
 from narrowcast.platform.config import flatten
-from narrowcast.platform.disk import disk
+from narrowcast.platform.disk import disk, remove_tree
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.step import KeptState, Step
 from narrowcast.platform.tracking.journal import Journal, locked
-from narrowcast.platform.tracking.mlflow_run import Cursor, Sender, close_run, monitor_system, open_run, reopen_run
+from narrowcast.platform.tracking.mlflow_run import (
+    Cursor,
+    Sender,
+    close_run,
+    monitor_system,
+    open_run,
+    reopen_run,
+    why_lost,
+)
 from narrowcast.runs.closing_entries import closing_entries
 from narrowcast.runs.recordable import Recordable, WriteOutputs
 from narrowcast.runs.run_folder import checkpoint_place, remove_checkpoints, write_config
@@ -98,12 +105,10 @@ def recorded(prepared: Recordable, on_round: OnRound, *, monitored: bool = True)
 
 
 def _recorded(prepared: Recordable, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
-    config, folder, uri = prepared.config, prepared.folder, prepared.store_uri
+    folder = prepared.folder
     if prepared.resuming:
         with locked(folder):
-            cursor = replace(Cursor.load(folder), closed=False)
-            reopen_run(uri, cursor.run_id)
-            yield from _recording(prepared, cursor, on_round, monitored)
+            yield from _recording(prepared, _reopened(prepared), on_round, monitored)
         return
     try:
         disk().make_folder(folder)
@@ -111,48 +116,77 @@ def _recorded(prepared: Recordable, on_round: OnRound, monitored: bool) -> Itera
     except FileExistsError:
         raise UserError(f"another run has just taken {folder}; start this one again") from None
     try:
-        params, tags = flatten(config.plain()), prepared.tags()
-        uri, run_id = open_run(config.tracking, folder.parent, folder.name, params, tags, prepared.about)
+        cursor = _opened(prepared)
     except BaseException:
         disk().remove_folder(folder)
         raise
     with locked(folder):
-        cursor = Cursor(hide_secrets(uri), run_id)
-        cursor.save(folder)
         yield from _recording(prepared, cursor, on_round, monitored)
 
 
+def _opened(prepared: Recordable) -> Cursor:
+    """Create the MLflow run."""
+    config = prepared.config
+    params = flatten(config.plain())
+    return open_run(prepared.folder, config.tracking, params, prepared.tags(), prepared.about, prepared.store_uri)
+
+
+def _reopened(prepared: Recordable) -> Cursor:
+    """Continue the MLflow run; if the store does not have it any more, create one that gets the rounds so far too."""
+    folder, uri = prepared.folder, prepared.store_uri
+    cursor = Cursor.find(folder)
+    lost = why_lost(folder, uri, cursor)
+    if cursor is not None and not lost:
+        reopen_run(uri, cursor.run_id)
+        return replace(cursor, closed=False)
+    cursor = _opened(prepared)
+    logger.warning("%s; its rounds go to a new run, %s", lost, cursor.run_id)
+    return cursor
+
+
 def _recording(prepared: Recordable, cursor: Cursor, on_round: OnRound, monitored: bool) -> Iterator[Recorder]:
-    """Start the journal, the thread that sends it, and the measurement of the machine's load; stop them at the end."""
+    """Record a run whose MLflow run is open, and close that whatever is raised.
+
+    A new run that fails before its first checkpoint leaves no folder.
+    """
     config, folder, uri = prepared.config, prepared.folder, prepared.store_uri
-    tags = prepared.tags()
-    if prepared.outdated:  # before config.yaml is written anew, from which its digest could no longer be had
-        place = checkpoint_place(config, folder)
-        save_checkpoint(
-            place, prepared.state, config.digest(), config.checkpoints_kept, data_sha256=prepared.about.digest
-        )
-    prepared.keep_inputs()
-    write_config(config, folder)
-    journal = Journal.open(folder, prepared.state.step)
-    sender = Sender(folder, uri, cursor, journal)
-    stop_monitor = monitor_system(
-        uri, cursor.run_id, enabled=monitored and config.tracking.system_metrics, resume=prepared.resuming
-    )
-    recorder = Recorder(
-        prepared, journal, sender, on_round, prepared.watch(journal), prepared.begin_outputs(), prepared.state
-    )
-    interrupted = False
+    recorder: Recorder | None = None
+    sender: Sender | None = None
+    stop_monitor: Callable[[], None] | None = None
+    resumable, interrupted = prepared.resuming, False
     try:
+        cursor.save(folder)
+        if prepared.outdated:  # before config.yaml is written anew, from which its digest could no longer be had
+            place = checkpoint_place(config, folder)
+            replace_checkpoints(place, prepared.state, config.digest(), data_sha256=prepared.about.digest)
+        prepared.keep_inputs()
+        write_config(config, folder)
+        journal = Journal.open(folder, prepared.state.step)
+        watch, write_outputs = prepared.watch(journal), prepared.begin_outputs()
+        sender = Sender(folder, uri, cursor, journal)
+        measured = monitored and config.tracking.system_metrics
+        stop_monitor = monitor_system(uri, cursor.run_id, enabled=measured, resume=prepared.resuming)
+        recorder = Recorder(prepared, journal, sender, on_round, watch, write_outputs, prepared.state)
         if not prepared.state.step:
             recorder.checkpoint(prepared.state)
+        resumable = True
         yield recorder
     except KeyboardInterrupt:
         interrupted = True
         raise
     finally:
-        stop_monitor()
-        status = "FINISHED" if recorder.result else "KILLED" if interrupted else "FAILED"
-        last_tags, costs = closing_entries(recorder.result) if recorder.result else ({}, {})
-        sent = sender.close(config.tracking.flush_seconds, status)
-        if not (sent and close_run(folder, uri, sender.cursor, {**tags, **last_tags}, costs)):
-            logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)
+        result = None if recorder is None else recorder.result
+        status = "FINISHED" if result else "KILLED" if interrupted else "FAILED"
+        last_tags, costs = closing_entries(result) if result else ({}, {})
+        closed = False
+        try:
+            if stop_monitor is not None:
+                stop_monitor()
+            sent = sender is None or sender.close(config.tracking.flush_seconds, status)
+            last = replace(cursor, status=status) if sender is None else sender.cursor
+            closed = sent and close_run(folder, uri, last, {**prepared.tags(), **last_tags}, costs)
+        finally:  # also if this is interrupted
+            if not resumable:
+                remove_tree(folder)
+            elif not closed:
+                logger.warning("not all of this run is in MLflow yet: narrowcast sync %s", folder)

@@ -25,6 +25,7 @@ StateT = TypeVar("StateT", bound=KeptState)
 
 def new_place(config: RunConfig, output: Path) -> tuple[Path, str]:
     """Return the folder of a new run and its store after checks of both; an output folder made in vain is removed."""
+    plugins.files_of(config.plain())  # of which the run will keep copies
     created = not output.exists()
     make_writable(output)
     folder = free_folder(output, config.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,8 @@ from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import LearnedNothing, RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
-from narrowcast.platform.rounds import lockstep
+from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.state import Interrupted
 from narrowcast.runs.prepare import PreparedRun, prepare, prepare_lockstep, prepare_resume
 from narrowcast.runs.prepare_solve import PreparedSolve, are_solves, prepare_solves
@@ -148,7 +149,7 @@ def run_replicas(runs: Sequence[PreparedRun], on_round: OnRound) -> list[dict[st
         ]
         with closing(lockstep([each.run for each in runs], [each.state for each in runs])) as rounds, uninterrupted():
             try:
-                for outcomes in rounds:
+                while outcomes := _next_round(rounds, results.keys()):
                     for place, outcome in outcomes.items():
                         if isinstance(outcome, RunFailed):
                             results[place] = outcome
@@ -162,6 +163,14 @@ def run_replicas(runs: Sequence[PreparedRun], on_round: OnRound) -> list[dict[st
             if place not in results and (result := _try(results, place, recorder.finish)) is not None:
                 results[place] = result
     return [results[place] for place in range(len(runs))]
+
+
+def _next_round(rounds: Rounds, ended: Collection[int]) -> dict[int, Outcome | RunFailed]:
+    """Return the outcomes of the next round without the replicas that have ended; empty after the last one."""
+    try:
+        return rounds.send(ended or None)
+    except StopIteration:
+        return {}
 
 
 def _try(results: dict[int, Any], place: int, step: Callable[..., ResultT], *arguments: Any) -> ResultT | None:

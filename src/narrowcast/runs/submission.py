@@ -209,11 +209,20 @@ def _files_of(experiment: Experiment | Solve) -> list[tuple[str, Path]]:
 
 def _paths_in(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Path]]:
     for name in type(model).model_fields:
-        value = getattr(model, name)
-        if isinstance(value, Path):
-            yield prefix + name, value
-        elif isinstance(value, BaseModel):
-            yield from _paths_in(value, f"{prefix}{name}.")
+        yield from _paths_at(prefix + name, getattr(model, name))
+
+
+def _paths_at(place: str, value: object) -> Iterator[tuple[str, Path]]:
+    if isinstance(value, Path):
+        yield place, value
+    elif isinstance(value, BaseModel):
+        yield from _paths_in(value, f"{place}.")
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _paths_at(f"{place}.{key}", part)
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _paths_at(f"{place}.{index}", part)
 
 
 def _digests_of(files: Mapping[str, Path]) -> list[str]:

@@ -143,16 +143,17 @@ class _Verification:
         compared = f"repeated from {where}: each number of the round and of its clients{but}"
         if getattr(self._experiment.backend, "on_failure", "") == "drop":
             return Check(subject, skipped="with backend.on_failure=drop, rounds depend on failures")
-        entries = self._journal.entries()
+        lines = islice(self._journal.entries(), first - 1, last)
+        entries = dict(enumerate(lines, start=first))
         with closing(LocalBackend().run(self._run, state)) as outcomes:
             for outcome in islice(outcomes, count):
                 number = outcome.record.round
                 row = _results(outcome)
                 there = {name: value for name, value in self._journal.rounds[number - 1].items() if name in row}
                 problem = difference(row, there, left_out)
-                problem = problem or difference(_ledger(outcome), entries[number - 1]["clients"], left_out)
+                problem = problem or difference(_ledger(outcome), entries[number]["clients"], left_out)
                 again = {name: values.tolist() for name, values in outcome.client_metrics.items()}
-                measured = entries[number - 1].get(CLIENT_METRICS, {})
+                measured = entries[number].get(CLIENT_METRICS, {})
                 problem = problem or difference(again, {name: measured[name] for name in measured if name in again})
                 if problem:
                     return Check(subject, compared, f"round {number}: repeated, {problem}")

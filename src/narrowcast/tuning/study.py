@@ -137,8 +137,7 @@ def _mlflow_run(prepared: PreparedStudy) -> str:
         params = flatten(base.plain()) | {f"study.{name}": value for name, value in flatten(_params(file)).items()}
         tags = {"kind": "study", "git_commit": git_commit() or "unknown", "narrowcast_version": __version__}
         data = prepared.shared.data
-        _, run_id = open_run(base.tracking, prepared.folder.path.parent, file.name, params, tags, data)
-        study.set_user_attr(key, run_id)
+        study.set_user_attr(key, open_run(prepared.folder.path, base.tracking, params, tags, data).run_id)
     return str(study.user_attrs[key])
 
 

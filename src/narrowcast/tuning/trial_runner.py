@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from narrowcast.experiment import Experiment
@@ -55,7 +55,8 @@ def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluati
             ran = [(runs[index], outcomes[index], seconds[index]) for index in indices]
             if evaluation := _evaluation(trial, batch.budget, ran):
                 if evaluation.is_last and (idle := [index for index in indices if not used[index]]):
-                    evaluation = replace(evaluation, row=None, failed=_nothing_used(runs[idle[0]], outcomes[idle[0]]))
+                    reason = _nothing_used(runs[idle[0]], outcomes[idle[0]])
+                    evaluation = Evaluation(trial.key, None, failed=reason)
                 evaluations.append(evaluation)
         stopped = (yield evaluations) if evaluations else ()
         over = {each.key for each in evaluations if each.is_last or each.failed} | set(stopped)

@@ -126,6 +126,22 @@ def test_what_a_killed_process_has_not_answered_is_called_here(
         call(MLFLOW, "metric_name", "hr@10")
 
 
+@pytest.mark.usefixtures("process")
+def test_an_answer_that_cannot_be_sent_keeps_nobody_waiting() -> None:
+    with pytest.raises(RuntimeError, match=r"no answer of ScopedSettings .*cannot pickle"):  # it has a lock
+        call(MLFLOW, "ScopedSettings", {})
+    assert call(MLFLOW, "metric_name", "hr@10") == "hr_at_10"
+
+
+def test_a_second_process_that_answers_nonsense_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SecondProcess()
+    monkeypatch.setattr(module, "_current", _Holder(process))
+    begun = begin(MLFLOW, "metric_name", "hr@10")
+    process._waiting[10**6] = process._waiting.pop(next(iter(process._waiting)))  # its answer is to no question
+    assert begun() == "hr_at_10"
+    process.close()
+
+
 def test_where_no_process_can_be_started_calls_are_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.delitem(sys.modules, "mlflow")

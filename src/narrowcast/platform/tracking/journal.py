@@ -9,10 +9,11 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,11 +22,17 @@ import pyarrow.parquet as pq
 
 from narrowcast.platform.disk import disk
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.outcome import CLIENT_METRICS as CLIENT_METRICS_KEY
 from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, Step
-from narrowcast.platform.tracking.client_tables import client_metrics_table, clients_table
+from narrowcast.platform.tracking.client_tables import (
+    client_metrics_blocks,
+    client_metrics_schema,
+    clients_blocks,
+    clients_schema,
+)
 from narrowcast.platform.tracking.journal_lines import Lines, encoded, read_lines, step_name, step_of
 from narrowcast.platform.tracking.metric_direction import Declared, is_better
-from narrowcast.platform.types import Profiles
+from narrowcast.platform.types import Profiles, RoundLedger
 
 logger = logging.getLogger(__name__)
 _FILE = "journal.jsonl"
@@ -112,7 +119,10 @@ class Journal:
     def read(cls, folder: Path) -> Journal:
         """Read the intact rounds of a run's journal, and change nothing."""
         path = folder / _FILE
-        return cls(path, read_lines(path.read_bytes()) if path.exists() else Lines())
+        if not path.exists():
+            return cls(path)
+        with path.open("rb") as stream:
+            return cls(path, read_lines(stream))
 
     @property
     def step_name(self) -> str:
@@ -165,15 +175,21 @@ class Journal:
                 raise
             self._synced_rounds = rounds
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Return the intact lines, read from the disk: each with its round, its clients' ledger and their metrics."""
-        if not self.rounds:
-            return []
-        return [json.loads(line) for line in self.path.read_bytes()[: self.lines.size].splitlines()]
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yield the intact lines, read from the disk: each with its round, its clients' ledger and their metrics."""
+        for line in self._intact_lines():
+            yield json.loads(line)
 
-    def ledgers(self) -> list[dict[str, list[Any]]]:
-        """Return the clients' ledgers of all rounds as columns, read from the disk."""
-        return [entry["clients"] for entry in self.entries()]
+    def _intact_lines(self) -> Iterator[bytes]:
+        if self.rounds:
+            with self.path.open("rb") as stream:
+                yield from islice(stream, len(self.rounds))
+
+    def ledgers(self, rounds: Container[int] | None = None) -> Iterator[dict[str, list[Any]]]:
+        """Yield the clients' ledgers of these rounds, or of all, as columns, read from the disk."""
+        for entry in self.entries():
+            if rounds is None or entry["round"]["round"] in rounds:
+                yield entry["clients"]
 
     def rounds_table(self) -> pa.Table:
         """Return one row per round; metrics are null in rounds that were not evaluated."""
@@ -182,17 +198,43 @@ class Journal:
 
     def tables(self, profiles: Profiles) -> dict[str, pa.Table]:
         """Return the tables of a run by their file: `ROUNDS`, `CLIENTS`, and `CLIENT_METRICS` if there are any."""
-        entries = self.entries()
-        tables = {ROUNDS: self.rounds_table(), CLIENTS: clients_table(entries, profiles)}
-        metrics = client_metrics_table(entries)
-        return tables if metrics is None else {**tables, CLIENT_METRICS: metrics}
+        return {
+            name: pa.concat_tables([schema.empty_table(), *blocks])
+            for name, (schema, blocks) in self._blocks(profiles).items()
+        }
 
     def write_tables(self, profiles: Profiles) -> dict[str, Path]:
-        """Write the tables to the run's folder and return their paths by the same names."""
-        tables = self.tables(profiles)
-        for name, table in tables.items():
-            disk().fill(self.path.with_name(name), partial(pq.write_table, table))
-        return {name: self.path.with_name(name) for name in tables}
+        """Write the tables to the run's folder and return their paths by the same names.
+
+        Those of the clients are written block by block, since a large run's do not fit into memory.
+        """
+        places = {}
+        for name, (schema, blocks) in self._blocks(profiles).items():
+            places[name] = self.path.with_name(name)
+            disk().fill(places[name], partial(_write_blocks, schema, blocks))
+        return places
+
+    def _blocks(self, profiles: Profiles) -> dict[str, tuple[pa.Schema, Iterable[pa.Table]]]:
+        """Return the schema and the blocks of each table; blocks are made when they are asked for."""
+        rounds = self.rounds_table()
+        first = next(self.entries(), None)
+        columns = list(RoundLedger.__annotations__) if first is None else list(first["clients"])
+        metrics = self._client_metrics()
+        of_clients = clients_schema(columns, metrics)
+        blocks: dict[str, tuple[pa.Schema, Iterable[pa.Table]]] = {
+            ROUNDS: (rounds.schema, [rounds]),
+            CLIENTS: (of_clients, clients_blocks(self.entries(), of_clients, profiles)),
+        }
+        if metrics:
+            schema = client_metrics_schema(metrics)
+            blocks[CLIENT_METRICS] = schema, client_metrics_blocks(self.entries(), schema)
+        return blocks
+
+    def _client_metrics(self) -> list[str]:
+        """Return the names of the metrics of clients in any round; few lines have any, and only those are parsed."""
+        key = f'"{CLIENT_METRICS_KEY}": '.encode()
+        entries = (json.loads(line) for line in self._intact_lines() if key in line)
+        return list(dict.fromkeys(name for entry in entries for name in entry.get(CLIENT_METRICS_KEY, ())))
 
     def final_metrics(self) -> dict[str, float]:
         """Return the metrics of the last evaluation and the training loss of the last round."""
@@ -219,3 +261,9 @@ def evaluation(row: Mapping[str, Any]) -> dict[str, float]:
     if ITERATION in row:
         return {name: value for name, value in row.items() if name not in ITERATION_COLUMNS}
     return {name: value for name, value in row.items() if "." in name}
+
+
+def _write_blocks(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
+    with pq.ParquetWriter(path, schema) as writer:
+        for block in blocks:
+            writer.write_table(block)

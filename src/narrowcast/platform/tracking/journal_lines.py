@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,16 +45,18 @@ def encoded(entry: Mapping[str, Any], before: bytes) -> tuple[bytes, bytes]:
     return body[:-1] + _NAME + checksum + b'"}\n', checksum
 
 
-def read_lines(content: bytes) -> Lines:
-    """Return the lines up to the first that is not intact or not of the next round, or of a later iteration.
+def read_lines(stream: Iterable[bytes]) -> Lines:
+    """Return the lines of a file up to the first that is not intact or not of the next round, or of a later iteration.
 
     Lines of earlier versions have no checksum. They are accepted before the first line with one, which covers them.
     """
     found, chained = Lines(), False
-    *lines, rest = content.split(b"\n")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(stream, start=1):
+        if not line.endswith(b"\n"):
+            found.problem, found.incomplete = f"line {number} is incomplete", True
+            return found
         try:
-            body, written = _parted(line)
+            body, written = _parted(line[:-1])
             row = _row(body, found.rows)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             found.problem = f"line {number}: {error}"
@@ -66,9 +68,7 @@ def read_lines(content: bytes) -> Lines:
         chained = bool(written)
         found.rows.append(row)
         found.unprotected = 0 if written else found.unprotected + 1
-        found.size, found.checksum = found.size + len(line) + 1, checksum
-    if rest:
-        found.problem, found.incomplete = f"line {len(lines) + 1} is incomplete", True
+        found.size, found.checksum = found.size + len(line), checksum
     return found
 
 

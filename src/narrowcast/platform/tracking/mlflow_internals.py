@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -43,7 +45,11 @@ class SystemMonitor:
     A resumed run continues at the step after its last sample.
     """
 
-    def __init__(self, uri: str, run_id: str, *, resume: bool) -> None:
+    def __init__(
+        self, uri: str, run_id: str, settings: Callable[[], AbstractContextManager[None]], *, resume: bool
+    ) -> None:
+        """Begin to sample; each call to the store is made within `settings`."""
+        self._settings = settings
         self._monitor: Any = SystemMetricsMonitor(run_id, resume_logging=resume, tracking_uri=uri)
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="system-monitor", daemon=True)
@@ -56,7 +62,8 @@ class SystemMonitor:
                 if self._finished.wait(self._monitor.sampling_interval):
                     return
             try:
-                self._monitor.publish_metrics(self._monitor.aggregate_metrics())
+                with self._settings():
+                    self._monitor.publish_metrics(self._monitor.aggregate_metrics())
             except Exception as error:  # MLflow keeps the samples and sends them with the next
                 logger.debug("the load of this machine was not logged: %s", type(error).__name__)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,12 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.described import Described
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.host_time import host_time
-from narrowcast.platform.redaction import redact
+from narrowcast.platform.redaction import hide_secrets, redact
 from narrowcast.platform.tracking.journal import Journal
-from narrowcast.platform.tracking.second_process import MLFLOW, call
+from narrowcast.platform.tracking.second_process import MLFLOW, CallsClosedError, call
 from narrowcast.platform.tracking.store_address import Tracking
 
 logger = logging.getLogger(__name__)
-STORE_ERRORS = (StoreError, OSError)
 _CURSOR = "tracking.json"
 _RETRY_SECONDS = 5.0
 _METRICS_AT_ONCE = 1000  # MLflow's limit per request
@@ -35,13 +35,28 @@ _LARGEST_ARTIFACT_BYTES = 10**9  # the state of error feedback is larger, and on
 
 @dataclass(frozen=True)
 class Cursor:
-    """The part of a run that the store has. `uri` is without secrets; `status` is MLflow's status of the run."""
+    """The part of a run that the store has.
+
+    Attributes:
+        uri: the address of the store, without secrets.
+        run_id: MLflow's id of the run.
+        sent_rounds: the number of the journal's rows that the store has.
+        closed: True once the run has ended in the store, with its artifacts.
+        status: MLflow's status of the run at its end.
+        folder: the run's folder, by which a copy of it is known; empty if an earlier version wrote this.
+        tags: the tags that the run was opened with.
+        data: the fields of MLflow's `Dataset` that it was opened with.
+
+    """
 
     uri: str
     run_id: str
     sent_rounds: int = 0
     closed: bool = False
     status: str = "FAILED"
+    folder: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path) -> Cursor:
@@ -50,6 +65,14 @@ class Cursor:
             return cls(**json.loads((folder / _CURSOR).read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{folder} holds no run that was tracked ({error}); give a run's folder") from error
+
+    @classmethod
+    def find(cls, folder: Path) -> Cursor | None:
+        """Read `tracking.json`; return None if it is missing or damaged."""
+        try:
+            return cls.load(folder)
+        except UserError:
+            return None
 
     def save(self, folder: Path) -> None:
         """Write `tracking.json`."""
@@ -62,25 +85,61 @@ def check_store(uri: str) -> None:
 
 
 def open_run(
-    tracking: Tracking, output: Path, name: str, params: Mapping[str, Any], tags: Mapping[str, str], data: Described
-) -> tuple[str, str]:
-    """Create an MLflow run with its params, tags and data set; return the URI of the store and the run's id."""
-    uri = tracking.resolve(output)
+    folder: Path,
+    tracking: Tracking,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    data: Described | Mapping[str, str],
+    uri: str | None = None,
+) -> Cursor:
+    """Create an MLflow run of the folder's name with its params, tags and data set, and return its first position.
+
+    `uri` is the address of the store if it is not that of `tracking`; `data` may be `Cursor.data` of an earlier run.
+    """
+    output = folder.parent
+    uri = uri or tracking.resolve(output)
     artifacts = (output.resolve() / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
     shown = {key: redact(str(value)) for key, value in params.items()}
-    about = {
+    about = dict(data) if isinstance(data, Mapping) else _dataset(data)
+    arguments = (uri, tracking.experiment, artifacts, folder.name, shown, dict(tags), about)
+    run_id = str(call(MLFLOW, "open_run", *arguments))
+    return Cursor(hide_secrets(uri), run_id, folder=str(folder.resolve()), tags=dict(tags), data=about)
+
+
+def _dataset(data: Described) -> dict[str, str]:
+    return {
         "name": data.name,
         "digest": data.digest[:32],
         "source_type": "local",
         "source": json.dumps({"uri": redact(data.source)}),
         "profile": json.dumps(dict(data.sizes)),
     }
-    return uri, str(call(MLFLOW, "open_run", uri, tracking.experiment, artifacts, name, shown, dict(tags), about))
 
 
 def reopen_run(uri: str, run_id: str) -> None:
-    """Mark a run as running again; raise `UserError` if the store does not know it."""
+    """Mark a run as running again; raise `UserError` if the store refuses."""
     call(MLFLOW, "reopen_run", uri, run_id)
+
+
+def why_lost(folder: Path, uri: str, cursor: Cursor | None) -> str:
+    """Return why the run of a folder needs another MLflow run, empty if it goes on in its own.
+
+    Raise `UserError` if the store does not answer.
+    """
+    if cursor is None:
+        return f"{folder / _CURSOR} is missing or damaged"
+    original = Path(cursor.folder)
+    is_copy = cursor.folder and original != folder.resolve()
+    if is_copy and (other := Cursor.find(original)) is not None and other.run_id == cursor.run_id:
+        return f"{folder} is a copy of {original}, to which MLflow run {cursor.run_id} belongs"
+    try:
+        if call(MLFLOW, "has_run", uri, cursor.run_id):
+            return ""
+    except StoreError as error:
+        raise UserError(
+            f"no MLflow store answers at {hide_secrets(uri)} ({error}); start it, then try again"
+        ) from error
+    return f"the MLflow store at {hide_secrets(uri)} has no run {cursor.run_id}, or it was deleted"
 
 
 def send_rounds(uri: str, run_id: str, rows: Sequence[Mapping[str, Any]]) -> int:
@@ -118,10 +177,43 @@ def close_run(folder: Path, uri: str, cursor: Cursor, tags: Mapping[str, str], m
         finished = int((folder / "result.json").stat().st_mtime * 1000) if metrics else 0
         call(MLFLOW, "close_run", uri, cursor.run_id, files, dict(tags), dict(metrics), finished, cursor.status)
         replace(cursor, closed=True).save(folder)
-    except STORE_ERRORS as error:
-        logger.warning("the MLflow store is down (%s)", _reason(error))
+    except CallsClosedError:
+        return False
+    except StoreError as error:
+        logger.warning("the MLflow store is down (%s)", error)
+        return False
+    except OSError as error:
+        logger.warning("cannot read or write files of %s (%s)", folder, error)
         return False
     return True
+
+
+class _Outages:
+    """The runs of this process whose store does not answer, so that one outage is reported once, by store."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, set[int]] = {}
+
+    def begin(self, uri: str, sender: object, reason: str) -> None:
+        """Report the outage unless another run has."""
+        with self._lock:
+            waiting = self._waiting.setdefault(uri, set())
+            if not waiting:
+                logger.warning("the MLflow store is down (%s); metrics are kept on disk", reason)
+            waiting.add(id(sender))
+
+    def end(self, uri: str, sender: object, *, answered: bool = True) -> None:
+        """Report that the store answers once all runs have been answered; a run that has ended waits no more."""
+        with self._lock:
+            waiting = self._waiting.get(uri, set())
+            if id(sender) in waiting:
+                waiting.remove(id(sender))
+                if answered and not waiting:
+                    logger.warning("the MLflow store answers again")
+
+
+_outages = _Outages()
 
 
 class Sender:
@@ -132,7 +224,7 @@ class Sender:
         self._folder, self._journal = folder, journal
         self.cursor = cursor
         self._uri = uri
-        self._down = False
+        self._disk_failed = False
         self._sending = host_time().repeat(self._send, _RETRY_SECONDS, "mlflow-sender")
 
     def notify(self) -> None:
@@ -140,7 +232,7 @@ class Sender:
         self._sending.wake()
 
     def _send(self) -> None:
-        """Send what the store lacks, as far as it answers."""
+        """Send the rounds that the store lacks until it stops answering."""
         try:
             while not self._caught_up():
                 before = self.cursor.sent_rounds
@@ -148,14 +240,16 @@ class Sender:
                 self._journal.sync()  # a round that a power cut took would be sent again with another time stamp
                 sent = send_rounds(self._uri, self.cursor.run_id, rows)
                 self.cursor = replace(self.cursor, sent_rounds=before + sent)
-                if self._down:
-                    self._down = False
-                    logger.warning("the MLflow store answers again")
+                _outages.end(self._uri, self)
             self.cursor.save(self._folder)
-        except STORE_ERRORS as error:
-            if not self._down:
-                logger.warning("the MLflow store is down (%s); metrics are kept on disk", _reason(error))
-            self._down = True
+        except CallsClosedError:  # the run was stopped, which is not the store's fault
+            return
+        except StoreError as error:
+            _outages.begin(self._uri, self, str(error))
+        except OSError as error:
+            if not self._disk_failed:
+                logger.warning("cannot write to %s (%s); its rounds are not sent until that works", self._folder, error)
+            self._disk_failed = True
 
     def _caught_up(self) -> bool:
         return self.cursor.sent_rounds >= len(self._journal.rounds)
@@ -163,6 +257,7 @@ class Sender:
     def close(self, wait_seconds: float, status: str) -> bool:
         """Send the remaining rounds of a run that ended with `status`; return whether all were sent in time."""
         ended = self._sending.close(wait_seconds)
+        _outages.end(self._uri, self, answered=False)
         self.cursor = replace(self.cursor, status=status)
         try:
             if ended:
@@ -170,7 +265,3 @@ class Sender:
         except OSError:  # the run's own error, a full disk perhaps, is the one to report
             return False
         return self._caught_up()
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, StoreError) else redact(f"{type(error).__name__}: {error}")

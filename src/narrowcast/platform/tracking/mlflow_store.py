@@ -6,44 +6,51 @@ Arguments and results are plain values. A call that the store does not answer, o
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import requests
-
-# Time limits for calls to a store that is down, and no telemetry; MLflow reads all of them at run time.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "5")
-# MLflow would print the address of each finished run, with the password in it.
-os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-
-from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
-from mlflow.utils.mlflow_tags import (
-    MLFLOW_DATASET_CONTEXT,
-    MLFLOW_RUN_NAME,
-    MLFLOW_SOURCE_NAME,
-    MLFLOW_SOURCE_TYPE,
-    MLFLOW_USER,
-)
 from packaging.version import Version
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from narrowcast.platform.errors import StoreError, UserError
 from narrowcast.platform.redaction import check_address, has_hidden, hide_secrets, redact
+from narrowcast.platform.scoped_settings import ScopedSettings
 from narrowcast.platform.tracking.journal_lines import step_of
-from narrowcast.platform.tracking.mlflow_internals import SystemMonitor, has_store
-from narrowcast.platform.tracking.mlflow_view import PAGE, set_up_view
-from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
+
+MLFLOW_SETTINGS = ScopedSettings(
+    {
+        # Time limits for calls to a store that is down, and no telemetry.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "5",
+        # MLflow would print the address of each finished run, with the password in it.
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    },
+    # One warning of ours reports an outage; MLflow's would be many, some with the password.
+    dict.fromkeys(("alembic", "mlflow", "urllib3.connectionpool"), logging.CRITICAL),
+)
+with MLFLOW_SETTINGS.in_force():
+    from mlflow import MlflowClient
+    from mlflow.entities import Dataset, DatasetInput, InputTag, LifecycleStage, Metric, Param, RunTag
+    from mlflow.exceptions import MlflowException
+    from mlflow.utils.mlflow_tags import (
+        MLFLOW_DATASET_CONTEXT,
+        MLFLOW_RUN_NAME,
+        MLFLOW_SOURCE_NAME,
+        MLFLOW_SOURCE_TYPE,
+        MLFLOW_USER,
+    )
+
+    from narrowcast.platform.tracking.mlflow_internals import SystemMonitor, has_store
+    from narrowcast.platform.tracking.mlflow_view import PAGE, set_up_view
+    from narrowcast.platform.tracking.sqlite_file import make_sqlite_file
 
 STORE_ERRORS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError)
 _PROBE_SECONDS = 5.0
@@ -52,11 +59,8 @@ _DATABASES = ("postgresql", "mysql", "sqlite", "mssql")  # the databases that ML
 _monitors: dict[str, SystemMonitor] = {}
 """By run; they live in the process that makes the calls."""
 
-# One warning of ours reports an outage; MLflow's would be many, some with the password.
-for _noisy in ("alembic", "mlflow", "urllib3.connectionpool"):
-    logging.getLogger(_noisy).setLevel(logging.CRITICAL)
 
-
+@MLFLOW_SETTINGS.in_force()
 def check_store(uri: str) -> None:
     """Raise `UserError` within seconds if no tracking store answers at the URI."""
     shown = hide_secrets(uri)
@@ -89,6 +93,7 @@ def check_store(uri: str) -> None:
         ) from error
 
 
+@MLFLOW_SETTINGS.in_force()
 def pages_of_runs(uri: str) -> dict[str, str]:
     """Return the page of the MLflow UI for each experiment with runs, by its name; raise as `check_store` does."""
     check_store(uri)
@@ -118,6 +123,7 @@ def _answering() -> Iterator[None]:
         raise StoreError(short_reason(error)) from error
 
 
+@MLFLOW_SETTINGS.in_force()
 def open_run(
     uri: str,
     experiment: str,
@@ -129,26 +135,30 @@ def open_run(
 ) -> str:
     """Create a run with its params, tags and data set, `data` being the fields of `Dataset`; return the run's id.
 
-    `artifacts` is the place of the artifacts of an experiment that is new.
+    `artifacts` is the place of the artifacts of an experiment that is new; `data` may be empty.
     """
-    client = MlflowClient(uri)
+    client, run_id = MlflowClient(uri), ""
     try:
         run = client.create_run(
             _experiment_id(client, experiment, artifacts), run_name=name, tags={**tags, **origin_tags(name)}
         )
+        run_id = str(run.info.run_id)
         entries = as_params(params)
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
-            client.log_batch(run.info.run_id, params=entries[start : start + _PARAMS_AT_ONCE])
-        inputs = [DatasetInput(Dataset(**data), [InputTag(MLFLOW_DATASET_CONTEXT, "training")])]
+            client.log_batch(run_id, params=entries[start : start + _PARAMS_AT_ONCE])
+        inputs = [DatasetInput(Dataset(**data), [InputTag(MLFLOW_DATASET_CONTEXT, "training")])] if data else []
         try:
-            client.log_inputs(run.info.run_id, inputs)
+            client.log_inputs(run_id, inputs)
         except MlflowException:  # another run has just created the entry of the data set
-            client.log_inputs(run.info.run_id, inputs)
+            client.log_inputs(run_id, inputs)
     except STORE_ERRORS as error:
+        if run_id:
+            with suppress(*STORE_ERRORS):
+                client.set_terminated(run_id, "FAILED")
         raise UserError(
             f"the MLflow store at {hide_secrets(uri)} refused the run ({short_reason(error)}); check it"
         ) from error
-    return str(run.info.run_id)
+    return run_id
 
 
 def origin_tags(name: str) -> dict[str, str]:
@@ -181,6 +191,7 @@ def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> st
     return created
 
 
+@MLFLOW_SETTINGS.in_force()
 def send_rounds(uri: str, run_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Send the metrics of rounds or iterations, which are not too many for one batch."""
     metrics = [
@@ -204,19 +215,35 @@ def metric_name(name: str) -> str:
     return name.replace("@", "_at_")
 
 
+@MLFLOW_SETTINGS.in_force()
 def start_monitor(uri: str, run_id: str, resume: bool) -> None:
     """Begin to log the load of this machine to a run."""
-    _monitors[run_id] = SystemMonitor(uri, run_id, resume=resume)
+    _monitors[run_id] = SystemMonitor(uri, run_id, MLFLOW_SETTINGS.in_force, resume=resume)
 
 
+@MLFLOW_SETTINGS.in_force()
 def finish_monitor(run_id: str) -> None:
     """Stop what `start_monitor` began, unless it has ended with its process."""
     if monitor := _monitors.pop(run_id, None):
         monitor.finish()
 
 
+@MLFLOW_SETTINGS.in_force()
+def has_run(uri: str, run_id: str) -> bool:
+    """Return whether the store has this run, and nobody has deleted it; raise `StoreError` if it does not answer."""
+    try:
+        return str(MlflowClient(uri).get_run(run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # the latter: no id of a run
+            return False
+        raise StoreError(short_reason(error)) from error
+    except STORE_ERRORS as error:
+        raise StoreError(short_reason(error)) from error
+
+
+@MLFLOW_SETTINGS.in_force()
 def reopen_run(uri: str, run_id: str) -> None:
-    """Mark a run as running again; raise `UserError` if the store does not know it."""
+    """Mark a run as running again; raise `UserError` if the store refuses."""
     try:
         MlflowClient(uri).update_run(run_id, status="RUNNING")
     except STORE_ERRORS as error:
@@ -225,6 +252,7 @@ def reopen_run(uri: str, run_id: str) -> None:
         ) from error
 
 
+@MLFLOW_SETTINGS.in_force()
 def close_run(
     uri: str,
     run_id: str,

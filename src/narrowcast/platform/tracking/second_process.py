@@ -34,10 +34,16 @@ logger = logging.getLogger(__name__)
 MLFLOW = "narrowcast.platform.tracking.mlflow_store"
 FIGURES = "narrowcast.platform.tracking.run_figures"
 PARTITION = "narrowcast.platform.tracking.partition_figure"
-_CLOSED = "no answer before the end of the run"
 _PROGRAM = (
     f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {__name__} import serve; serve(int(sys.argv[1]))"
 )
+
+
+class CallsClosedError(StoreError):
+    """A call of a thread that outlives the run, whose second process has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("no answer before the end of the run")
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ class SecondProcess:
                     future.set_result(value)
                 else:
                     future.set_exception(error)
-        except (EOFError, OSError):
+        except Exception as error:  # an end of the process, or an answer that cannot be read: nobody waits for more
+            logger.debug("no more answers of the second process: %s: %s", type(error).__name__, error)
             with self._sending:
                 self._ended = True
             for future in self._waiting.values():
@@ -143,7 +150,7 @@ def _started() -> SecondProcess | None:
 def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
     """Begin to call a function if there is a second process; return a function that returns or raises what it does.
 
-    Raise `StoreError` once that process was closed, at the end of the run.
+    Raise `CallsClosedError` once that process was closed, at the end of the run.
     """
 
     def here() -> Any:
@@ -151,7 +158,7 @@ def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
 
     process = _current.get()
     if process is not None and process.closed:  # a thread that a store keeps waiting outlives the run
-        raise StoreError(_CLOSED)
+        raise CallsClosedError
     if process is None or (future := process.begin(module, function, arguments)) is None:
         return here
 
@@ -160,7 +167,7 @@ def begin(module: str, function: str, *arguments: Any) -> Callable[[], Any]:
             return future.result()
         except CancelledError:
             if process.closed:
-                raise StoreError(_CLOSED) from None
+                raise CallsClosedError from None
             return here()
 
     return result
@@ -220,4 +227,10 @@ def _answer(request: _Request, connection: Connection, answering: threading.Lock
         known = type(raised).__module__.startswith(("builtins", "narrowcast."))
         error = raised if known else RuntimeError(redact(f"{type(raised).__name__}: {raised}"))
     with answering:
-        connection.send((request.number, value, error))
+        try:
+            connection.send((request.number, value, error))
+        except OSError:  # the caller has gone
+            return
+        except Exception as unsendable:  # pickled before anything is sent, so the connection is intact
+            reason = f"{type(unsendable).__name__}: {unsendable}"
+            connection.send((request.number, None, RuntimeError(f"no answer of {request.function} ({reason})")))

@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, RunTag
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
-
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_store import (
+    MLFLOW_SETTINGS,
     STORE_ERRORS,
     as_params,
     metric_name,
@@ -29,6 +26,11 @@ from narrowcast.platform.tracking.mlflow_store import (
     short_reason,
 )
 from narrowcast.platform.tracking.mlflow_view import set_up_view
+
+with MLFLOW_SETTINGS.in_force():
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, RunTag
+    from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NOTE
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0
@@ -63,6 +65,7 @@ class StudyStore:
         self._measured: dict[str, None] = {}
         self._thread: threading.Thread | None = None
 
+    @MLFLOW_SETTINGS.in_force()
     def open(self) -> dict[str, str]:
         """Read the states of the trials in the store, and start the thread; raise `UserError` if the store is down."""
         try:
@@ -113,6 +116,10 @@ class StudyStore:
                     if self._closing.wait(_RETRY_SECONDS):
                         self._missed += 1
                         break
+                except Exception as error:  # of this trial alone: those after it are still to be sent
+                    logger.warning("trial %s is not in MLflow (%s)", trial.key, short_reason(error))
+                    self._missed += 1
+                    break
 
     def _nested(self) -> str:
         return f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{self._parent}'"
@@ -126,6 +133,7 @@ class StudyStore:
             self._runs[trial.key] = run.info.run_id
         return self._runs[trial.key]
 
+    @MLFLOW_SETTINGS.in_force()
     def _send(self, trial: TrialRun) -> None:
         run_id = self._run_id(trial)
         metrics = [
@@ -152,6 +160,7 @@ class StudyStore:
         self._thread.join(2 * _RETRY_SECONDS)
         return not self._thread.is_alive() and not self._missed
 
+    @MLFLOW_SETTINGS.in_force()
     def finish(
         self,
         status: str,
