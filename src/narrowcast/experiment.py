@@ -187,16 +187,15 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         return {self.digest(), digest_of(self.identity_of(packaged.with_present_keys(written)))}
 
 
-def load_experiment(source: str | Experiment, overrides: Iterable[str] = ()) -> Experiment:
-    """Return a packaged experiment by its name, one from a YAML file, or a given one, with overrides `a.b=value`."""
+def load_experiment(source: str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> Experiment:
+    """Return the experiment of a name, file, mapping or object, with overrides `a.b=value`."""
     experiments = load_replicas(source, overrides)
     if len(experiments) > 1:
-        name = source.name if isinstance(source, Experiment) else source
-        raise UserError(f"{name} has {len(experiments)} replicas; leave them out here")
+        raise UserError(f"{experiments[0].name} is one of {len(experiments)} replicas; leave replicas out here")
     return experiments[0]
 
 
-def load_replicas(source: str | Experiment, overrides: Iterable[str] = ()) -> list[Experiment]:
+def load_replicas(source: str | Mapping[str, Any] | Experiment, overrides: Iterable[str] = ()) -> list[Experiment]:
     """Return the experiment of `load_experiment` once for every combination of the values under `replicas`."""
     overrides = packaged.with_new_names(overrides)
     if isinstance(source, Experiment):

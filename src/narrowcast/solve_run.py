@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
@@ -124,15 +124,15 @@ class Solve(Identified, metaclass=_Checked):
         return by_number or seconds >= self.checkpoint_seconds
 
 
-def load_solve(source: str | Solve, overrides: Iterable[str] = ()) -> Solve:
-    """Return a solve from a YAML file, or a given one, with overrides `a.b=value`."""
+def load_solve(source: str | Mapping[str, Any] | Solve, overrides: Iterable[str] = ()) -> Solve:
+    """Return a solve from a YAML file or mapping, or a given one, with overrides `a.b=value`."""
     solves = load_solves(source, overrides)
     if len(solves) > 1:
-        raise UserError(f"{source} has {len(solves)} replicas; leave them out here")
+        raise UserError(f"{solves[0].name} is one of {len(solves)} replicas; leave replicas out here")
     return solves[0]
 
 
-def load_solves(source: str | Solve, overrides: Iterable[str] = ()) -> list[Solve]:
+def load_solves(source: str | Mapping[str, Any] | Solve, overrides: Iterable[str] = ()) -> list[Solve]:
     """Return the solve of `load_solve` once for every combination of the values under `replicas`."""
     if isinstance(source, Solve):
         values, origin = json.loads(source.model_dump_json()), source.name

@@ -29,9 +29,9 @@ DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_me
         ("model.hidden=[-3]", "model.hidden.0 = -3: should be greater than or equal to 1"),
         ("model.hidden=[65536,65536]", "this model has 4,299,948,042 parameters, 17 GB"),
         ("model=5", "model = 5: should be a kind, or a section with a kind"),
-        ("clock=3", "clock = 3: should be keys and values"),
+        ("clock=3", "clock = 3: should be a mapping"),
         ("fleet.tiers=3", "fleet.tiers = 3: should be a list"),
-        ("targets=3", "targets = 3: should be keys and values"),
+        ("targets=3", "targets = 3: should be a mapping"),
         ("targets={test.accuracy: high}", "targets.test.accuracy.0 = 'high': should be a valid number"),
         ("targets.test.accuracy=80", "targets.test.accuracy = 80: the metric lies between 0 and 1"),
         ("name=a/b", "name = 'a/b': should begin with a letter or digit, and have only letters"),
@@ -49,7 +49,7 @@ DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_me
         ("data.clients=0", "data.clients = 0: should be greater than or equal to 1"),
         # Paths into lists and sections.
         ("algorithm.codec.5.levels=3", '"5" is not an element of a list of 0; use 0 to append the first'),
-        ("algorithm.codec.0.levels=3", "algorithm.codec.0.kind is missing; say which kind it is"),
+        ("algorithm.codec.0.levels=3", "algorithm.codec.0.kind is missing; add kind: ..."),
         ("fleet.tiers.x.share=1", '"x" is not an element of a list of 1; use 0 to 0, or 1 to append'),
         (
             "fleet.uplink_mbit_per_second.median=1",
@@ -104,7 +104,7 @@ def test_a_bad_override(tmp_path: Path, override: str, phrase: str) -> None:
         (["list", "codex"], 'nothing is listed under "codex"; known: '),
         (
             ["submit", "fedavg-digits", "--address", "nope"],
-            '--address "nope" is no dashboard address; give http://HEAD',
+            '--address "nope" is not the address of a dashboard; give http://HEAD',
         ),
         (["manifest", "raycluster", "name=A_B"], "name = 'A_B': should have at most 50 lower-case letters, digits and"),
         (["check", "nosuch:Thing"], "no module nosuch: neither installed nor in "),

@@ -114,8 +114,8 @@ def test_a_bad_setting(tmp_path: Path, words: list[str], phrases: list[str]) -> 
     [
         (b"rounds: 2\ndata: {kind: ml-100k\nalgorithm: x\n", ["my.yaml, line 3, column 10: not valid YAML"]),
         (b"\x80\x00\xff" * 50, ["my.yaml: not a text in UTF-8 (byte 0); correct the file"]),
-        (b"", ["my.yaml: expected keys and values, got NoneType"]),
-        (b"- 1\n", ["my.yaml: expected keys and values, got list"]),
+        (b"", ["my.yaml: the file is empty; give a mapping"]),
+        (b"- 1\n", ["my.yaml: should be a mapping at the top, with a line KEY: VALUE"]),
         (b"rounds: 2\n", ["my.yaml: data is missing; algorithm is missing"]),
         (None, ['no experiment "', "neither a file nor a packaged experiment; packaged: "]),
     ],
@@ -272,7 +272,11 @@ def test_what_cannot_be_done_with_a_run(runs: Path, words: list[str], phrases: l
     [
         ("config.yaml", None, ["no run at ", "; runs in ", ": none"]),
         ("config.yaml", b"\x80", ["config.yaml: not a text in UTF-8 (byte 0); correct the file"]),
-        ("config.yaml", b"- 1\n", ["config.yaml: expected keys and values, got list"]),
+        (
+            "config.yaml",
+            b"- 1\n",
+            ["config.yaml: should be a mapping at the top, with a line KEY: VALUE"],
+        ),
         ("config.yaml", b"rounds: [2\n", ["config.yaml, line 2, column 1: not valid YAML"]),
         ("checkpoint/*", None, ["no checkpoint in ", "start it again"]),
         ("checkpoint/*", b"", [".safetensors is damaged ("]),

@@ -97,4 +97,6 @@ def test_what_cannot_be_replicated(tmp_path: Path, words: list[str], phrases: li
 
 
 def test_one_experiment_is_shown_at_a_time() -> None:
-    assert_refused(narrowcast("show", "fedavg-digits", "replicas.seed=[0,1]"), "has 2 replicas; leave them out here")
+    assert_refused(
+        narrowcast("show", "fedavg-digits", "replicas.seed=[0,1]"), "is one of 2 replicas; leave replicas out"
+    )

@@ -89,11 +89,11 @@ def test_overrides_set_dotted_paths(overrides: list[str], wanted: dict[str, Any]
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rounds", '"rounds" is no override; write a.b=value, such as algorithm.rank=8'),
-        ("=3", '"=3" is no override'),
-        ("a..b=3", '"a..b=3" is no override'),
-        (".a=3", '".a=3" is no override'),
-        ("a.=3", '"a.=3" is no override'),
+        ("rounds", '"rounds" is not an override; write a.b=value, such as algorithm.rank=8'),
+        ("=3", '"=3" is not an override'),
+        ("a..b=3", '"a..b=3" is not an override'),
+        (".a=3", '".a=3" is not an override'),
+        ("a.=3", '"a.=3" is not an override'),
         ("a={b", "override a, line 1, column"),
         ("tiers.3.share=5", 'override tiers.3.share: "3" is not an element of a list of 2; use 0 to 1, or 2 to append'),
         ("tiers.x=5", 'override tiers.x: "x" is not an element of a list of 2'),
@@ -116,7 +116,7 @@ def test_a_malformed_override_says_how_to_write_one(override: str, message: str)
         (["algorithm.rank_policy={kind: uniform, x: 1}"], "algorithm.rank_policy.x is unknown; known here: kind"),
         (["algorithm.kind=scolar"], 'algorithm.kind = "scolar" is unknown; known: .*Did you mean "scolr"'),
         (["fleet=tires"], 'fleet.kind = "tires" is unknown; known: tiers, lognormal, trace. Did you mean "tiers"'),
-        (["algorithm={rank: 3}"], "algorithm.kind is missing; say which kind it is"),
+        (["algorithm={rank: 3}"], "algorithm.kind is missing; add kind: ..."),
         (["data={kind: ncf}"], "data.path is missing"),
         (["algorithm.rank=many"], "algorithm.rank = 'many': should be a valid integer"),
         (["algorithm.rank=0"], "algorithm.rank = 0: should be greater than or equal to 1"),
@@ -135,9 +135,14 @@ def test_a_bad_value_is_named_with_what_was_got_and_what_is_allowed(overrides: l
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("values", [[1], "text", None, 3])
+def test_an_empty_file_is_said_to_be_empty() -> None:
+    with pytest.raises(UserError, match="f: the file is empty; give a mapping"):
+        validate(Experiment, None, "f")
+
+
+@pytest.mark.parametrize("values", [[1], "text", 3])
 def test_what_is_no_mapping_is_refused(values: Any) -> None:
-    with pytest.raises(UserError, match="f: expected keys and values at the top, got"):
+    with pytest.raises(UserError, match=r"f: should be a mapping at the top, .* got"):
         validate(Experiment, values, "f")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from narrowcast.experiment import Experiment, load_experiment, load_replicas
+from narrowcast.experiment import Experiment, defaults_for, load_experiment, load_replicas
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides
 from narrowcast.tuning.study_file import load_study
@@ -55,6 +55,82 @@ def test_a_section_left_out_starts_from_its_default(overrides: list[str], wanted
         assert len(values["fleet"]["tiers"][0]) > 3
         values["fleet"]["tiers"] = [{"share": values["fleet"]["tiers"][0]["share"]}]
     assert values == wanted
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "wanted"),
+    [
+        (  # a section of the same kind, or of the kind that a name stands for, keeps its other fields
+            {"algorithm": {"kind": "fedavg", "weights": "equal"}},
+            ["algorithm={codec: [quantise]}", "algorithm={kind: fedavg, server_learning_rate: 0.5}"],
+            {"algorithm": {"kind": "fedavg", "weights": "equal", "codec": ["quantise"], "server_learning_rate": 0.5}},
+        ),
+        ({"data": "digits"}, ["data={clients: 20}"], {"data": {"kind": "digits", "clients": 20}}),
+        (  # a section of another kind replaces it
+            {"algorithm": {"kind": "fedavg", "weights": "equal"}},
+            ["algorithm={kind: scolr, rank: 4}"],
+            {"algorithm": {"kind": "scolr", "rank": 4}},
+        ),
+        ({"training": {"epochs": 3}}, ["training={batch_size: 5}"], {"training": {"epochs": 3, "batch_size": 5}}),
+        (  # sgd is what a section of digits that names no kind is of
+            {"data": "digits", "training": {"epochs": 3}},
+            ["training={kind: sgd, batch_size: 5}"],
+            {"data": "digits", "training": {"epochs": 3, "batch_size": 5, "kind": "sgd"}},
+        ),
+        (
+            {"data": "digits", "training": {"epochs": 3}},
+            ["training={kind: factorisation_sgd, batch_size: 5}"],
+            {"data": "digits", "training": {"kind": "factorisation_sgd", "batch_size": 5}},
+        ),
+        (  # deeper sections, and dotted keys in a mapping
+            {"radio": {"upload_seconds": 3, "channel": {"kind": "rayleigh", "access": "shared"}}},
+            ["radio={channel: {farthest_metres: 100}, downlink: broadcast}", "radio={channel.access: separate}"],
+            {
+                "radio": {
+                    "upload_seconds": 3,
+                    "channel": {"kind": "rayleigh", "access": "separate", "farthest_metres": 100},
+                    "downlink": "broadcast",
+                }
+            },
+        ),
+        (  # the keys of targets are the user's, not fields
+            {"targets": {"test.loss": [1]}},
+            ["targets={test.accuracy: [0.9]}"],
+            {"targets": {"test.accuracy": [0.9]}},
+        ),
+        ({"algorithm": {"kind": "fedavg", "codec": ["svd"]}}, ["algorithm={}"], {"algorithm": {}}),
+        (
+            {"algorithm": {"kind": "fedavg", "codec": ["svd", "entropy"]}},
+            ["algorithm.codec={kind: quantise, levels: 3}"],
+            {"algorithm": {"kind": "fedavg", "codec": {"kind": "quantise", "levels": 3}}},
+        ),
+    ],
+)
+def test_a_mapping_sets_the_fields_that_it_has(
+    file: dict[str, Any], overrides: list[str], wanted: dict[str, Any]
+) -> None:
+    assert apply_overrides(file, overrides, defaults_for("own.yaml")) == wanted
+
+
+def test_nested_overrides_of_a_study_reach_its_experiment_and_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "experiment: {base: fedavg-digits, targets: {test.accuracy: [0.5]}}\n"
+        "study: {objectives: {validation.accuracy: maximize}, trials: 4, holdout: {trials: 2}}\n"
+        "space: {training.learning_rate: {kind: float, low: 0.1, high: 1}}\n"
+    )
+    study = load_study(
+        str(path),
+        [
+            "experiment={algorithm: {codec: [quantise]}, rounds: 7}",
+            "study={trials: 5, holdout: {seeds: 2}, objectives: {validation.loss: minimize}}",
+        ],
+    )
+    run = study.build({})
+    assert [stage.kind for stage in run.algorithm.codec] == ["quantise"]
+    assert (run.rounds, run.data.kind, run.clients_per_round) == (7, "digits", 20)
+    assert (study.settings.trials, study.settings.holdout.trials, study.settings.holdout.seeds) == (5, 2, 2)
+    assert study.settings.objectives == {"validation.loss": "minimize"}  # names of metrics, not fields
 
 
 def test_only_the_named_part_of_a_default_changes() -> None:

@@ -100,9 +100,10 @@ def round_cut(
         RunFailed: the workers died too often.
 
     """
-    for name, value, least in (("count", count, 1), ("first", first, 0), ("workers", workers, 1)):
-        if value < least:
-            raise UserError(f"{name} is {value}; give a whole number of at least {least}")
+    numbers: tuple[tuple[str, object, int], ...] = (("count", count, 1), ("first", first, 0), ("workers", workers, 1))
+    for name, value, least in numbers:
+        if not isinstance(value, int) or value < least:
+            raise UserError(f"{name} is {value!r}; give a whole number of at least {least}")
     on_ray = address is not None or backend == "ray"
     if not on_ray and backend != "local":
         raise UserError(f'backend is "{backend}"; give local or ray')

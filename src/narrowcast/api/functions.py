@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Literal
 
 from narrowcast.api.cluster_job import ClusterJob
-from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
+from narrowcast.platform.config import write_yaml
+from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, shown
 from narrowcast.platform.extras import check_installed
+from narrowcast.platform.identity import Identified
+from narrowcast.platform.kinds import plain_values
 from narrowcast.runs.any_result import load_any
+from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.result import Result
-from narrowcast.runs.run_folder import CONFIG, RESULT, find_run, runs_in
+from narrowcast.runs.run_folder import CONFIG, RESULT, find_run, find_runs
 
 if TYPE_CHECKING:
     from narrowcast.benchmarking.benchmark_result import BenchmarkResult
@@ -35,11 +37,11 @@ if TYPE_CHECKING:
     from narrowcast.solve_run import Solve
     from narrowcast.tuning.study_result import StudyResult
 
-    Source = str | Path | Experiment
+    Source = str | Path | Mapping[str, Any] | Experiment
+    _Runs = Result | SolveResult | str | Path | Iterable[Result | SolveResult | str | Path]
 Overrides = Mapping[str, Any]
 Backend = Literal["local", "ray"]
 OnRound = Callable[[Mapping[str, Any]], None]
-SourceT = TypeVar("SourceT")
 logger = logging.getLogger(__name__)
 
 
@@ -57,8 +59,10 @@ def run(
     """Run an experiment and return its result.
 
     Args:
-        experiment: the name of a packaged experiment, the path of a YAML file, or an `Experiment`.
-        overrides: values by dotted path, such as `{"algorithm.rank": 8, "rounds": 200}`.
+        experiment: the name of a packaged experiment, the path of a YAML file, the values of such a file as a mapping,
+            or an `Experiment`.
+        overrides: values by dotted path, such as `{"algorithm.rank": 8, "rounds": 200}`; a nested mapping, such as
+            `{"algorithm": {"rank": 8}}`, sets the same fields.
         backend: `local` for this process or `ray` for Ray actors; the experiment's own by default.
         address: a running Ray cluster to join, as `HOST:PORT` or `auto`; implies Ray.
         output: folder of all runs; the run writes `output/NAME`, or `NAME-2` and so on if that exists.
@@ -80,8 +84,9 @@ def run(
     from narrowcast.runs import session
 
     settings = session.with_backend(_as_text(overrides), _new_name(backend, renamed), address)
-    names = () if isinstance(resume, bool) else (resume,) if isinstance(resume, str) else tuple(resume)
-    runs = session.prepare_runs(_source(experiment), settings, Path(output), names, resume_if_begun=resume is True)
+    names = _names(resume)
+    source = None if experiment is None else _source(experiment)
+    runs = session.prepare_runs(source, settings, _folder(output), names, resume_if_begun=resume is True)
     with _on_round(runs, progress) as on_round, _noting_resume(runs):
         outcomes = session.run_all(runs, on_round)
     if failed := session.failures(runs, outcomes):
@@ -91,7 +96,7 @@ def run(
 
 
 def solve(
-    problem: str | Path | Solve | None = None,
+    problem: str | Path | Mapping[str, Any] | Solve | None = None,
     overrides: Overrides | None = None,
     *,
     output: str | Path = "runs",
@@ -101,7 +106,7 @@ def solve(
     """Solve a problem without clients and return the result, or a list of them if there are several replicas.
 
     Args:
-        problem: the name of a packaged solve, the path of a YAML file, or a `Solve`.
+        problem: the name of a packaged solve, the path of a YAML file, its values as a mapping, or a `Solve`.
         overrides: values by dotted path, such as `{"solver.rank": 8, "iterations": 200}`.
         output: folder of all runs, as for `run`.
         resume: True to resume the run of the same name if there is one in `output`; or the name of a run, or several.
@@ -115,7 +120,9 @@ def solve(
     return run(problem, overrides, output=output, resume=resume, progress=progress)
 
 
-def iterations(problem: str | Path | Solve, overrides: Overrides | None = None) -> Iterator[Iteration]:
+def iterations(
+    problem: str | Path | Mapping[str, Any] | Solve, overrides: Overrides | None = None
+) -> Iterator[Iteration]:
     """Solve a problem without a folder and without MLflow, and yield each recorded iteration.
 
     An iteration has `step`, `residual`, `solver_seconds`, `metrics` (empty if the answer was not measured) and `state`
@@ -124,7 +131,7 @@ def iterations(problem: str | Path | Solve, overrides: Overrides | None = None) 
     from narrowcast.platform.iterations import begin, iterations
     from narrowcast.solve_run import load_solve
 
-    loaded = load_solve(str(problem) if isinstance(problem, Path) else problem, _as_text(overrides))
+    loaded = load_solve(_source(problem), _as_text(overrides))
     posed = loaded.problem_source.load()
     loaded.solver.check(posed)
     yield from iterations(posed, loaded.solver, loaded, begin(posed, loaded.solver, loaded.seed))
@@ -144,7 +151,7 @@ def rounds(
     from narrowcast.platform.state import start
     from narrowcast.runs import session
 
-    loaded = load_experiment(_source(experiment) or "", session.with_backend(_as_text(overrides), backend, None))
+    loaded = load_experiment(_source(experiment), session.with_backend(_as_text(overrides), backend, None))
     task = loaded.task(load_checked(loaded.data_source))
     run = Run(loaded, loaded.secured_algorithm, task)
     loaded.backend.check(run)
@@ -156,18 +163,17 @@ def load_run(run: str | Path, *, output: str | Path = "runs") -> Result | Any:
 
     That of an experiment is a `Result`, that of a solve a `SolveResult`.
     """
-    return load_any(find_run(run, Path(output)))
+    return load_any(find_run(run, _folder(output)))
 
 
-def compare(
-    runs: Iterable[Result | SolveResult | str | Path], *, output: str | Path = "runs", by_seed: bool = True
-) -> Comparison | Any:
+def compare(runs: _Runs, *, output: str | Path = "runs", by_seed: bool = True) -> Comparison | Any:
     """Return a comparison of finished runs: `.table` is a DataFrame, `.plot()` a figure, `.latex()` a table.
 
     That of solves is a `SolveComparison`; solves and experiments have no common table.
 
     Args:
-        runs: results, names of runs in `output`, folders of runs, or folders of several, such as a benchmark's.
+        runs: results, names of runs in `output`, folders of runs, folders of several, such as a benchmark's, or
+            patterns, such as `fedavg-*`; one of these or several. Of a pattern, unfinished runs are left out.
         output: folder of all runs.
         by_seed: group runs that differ only in their seeds, as means with standard deviations.
 
@@ -188,7 +194,7 @@ def compare(
 
 
 def site(
-    runs: Iterable[SolveResult | str | Path] | None = None,
+    runs: _Runs | None = None,
     folder: str | Path = "site",
     *,
     output: str | Path = "runs",
@@ -199,8 +205,8 @@ def site(
     """Write the site of a benchmark, static pages that compare solves, and return its first page.
 
     Args:
-        runs: results, names of runs in `output`, folders of runs, or folders of several, such as a benchmark's; all
-            solves in `output` by default.
+        runs: results, names of runs in `output`, folders of runs or of several, such as a benchmark's, or patterns;
+            all solves in `output` by default.
         folder: folder of the pages.
         output: folder of all runs.
         metrics: errors to go by, of which each problem has the first that it measures; by default its first error on
@@ -212,22 +218,30 @@ def site(
     from narrowcast.benchmarking.benchmark_site import TOLERANCES, WITHIN, write_site
     from narrowcast.benchmarking.solve_grid import read_grid, solve_folders
 
-    given = _found(solve_folders(Path(output)) if runs is None else runs, output, CONFIG)
+    given = _found(solve_folders(_folder(output)) if runs is None else runs, output, CONFIG)
     grid = read_grid([each if isinstance(each, Path) else each.folder for each in given], metrics)
     goals = TOLERANCES if tolerances is None else tolerances, WITHIN if within is None else within
     return write_site(grid, Path(folder), *goals)
 
 
-def _found(runs: Iterable[Any], output: str | Path, file: str = RESULT) -> list[Any]:
-    """Return results as they are, and the folders of named runs; of a folder of several those that have the file."""
-    found: list[Any] = []
-    for each in runs:
-        found += runs_in(find_run(each, Path(output)), file) if isinstance(each, str | Path) else [each]
-    return found
+def _found(runs: Any, output: str | Path, file: str = RESULT) -> list[Any]:
+    """Return results as they are, and the folders that names and patterns stand for, each of them once."""
+    given = [runs] if isinstance(runs, str | Path | FinishedRun) else runs
+    if not isinstance(given, Iterable):
+        raise UserError(f"{shown(runs)} is not a run; give its name, its folder, a result, or a list of these")
+    found: dict[Path, Any] = {}
+    for each in given:
+        if isinstance(each, str | Path):
+            found |= {folder.resolve(): folder for folder in find_runs([each], _folder(output), file)}
+        elif isinstance(each, FinishedRun):
+            found[each.folder.resolve()] = each
+        else:
+            raise UserError(f"{shown(each)} is not a run; give its name, its folder, or a result")
+    return list(found.values())
 
 
 def tune(
-    study: str | Path,
+    study: str | Path | Mapping[str, Any],
     overrides: Overrides | None = None,
     *,
     backend: Backend | None = None,
@@ -238,7 +252,7 @@ def tune(
     """Tune an experiment's hyperparameters and return the result of the study.
 
     Args:
-        study: the name of a packaged study, or the path of a YAML file.
+        study: the name of a packaged study, the path of a YAML file, or its values as a mapping.
         overrides: values by dotted path, such as `{"study.trials": 20, "experiment.rounds": 50}`.
         backend: `local` for this process or `ray` for Ray workers.
         address: a running Ray cluster to join; implies Ray.
@@ -256,7 +270,8 @@ def tune(
     kind = "ray" if address is not None else backend
     given = {"study.backend": kind, "study.address": address, "study.storage": storage}
     options = {path: value for path, value in given.items() if value is not None}
-    prepared = prepare_study(load_study(str(study), _as_text({**(overrides or {}), **options})), Path(output))
+    settings = [*_as_text(overrides), *_as_text(options)]
+    prepared = prepare_study(load_study(_source(study, "study"), settings), _folder(output))
     file = prepared.file
     with StudyDisplay(file, prepared.client.n_trials, Console()) as display:
         return run_study(prepared, display)
@@ -296,8 +311,10 @@ def benchmark(
 
     given = {"backend": "ray" if address is not None else backend, "address": address}
     options = {name: value for name, value in given.items() if value is not None}
-    chosen = load_benchmark(str(benchmark), _as_text({**options, **(overrides or {})})).only(problems, solvers)
-    prepared = prepare_benchmark(chosen, Path(output), retry=retry)
+    if not isinstance(benchmark, str | Path):
+        raise UserError(f"{shown(benchmark)} is not a benchmark; give the name of a packaged one or the path of a file")
+    chosen = load_benchmark(str(benchmark), [*_as_text(options), *_as_text(overrides)]).only(problems, solvers)
+    prepared = prepare_benchmark(chosen, _folder(output), retry=retry)
     with BenchmarkDisplay(chosen.instances, prepared.left, Console(quiet=not progress)) as display:
         return run_benchmark(prepared, display)
 
@@ -338,31 +355,65 @@ def submit(
 
     dashboard, settings = reach(address), _as_text(overrides)
     with TemporaryDirectory(prefix="narrowcast-") as folder:
-        path = source if isinstance(source, str | Path) else source.save(Path(folder, f"{source.name}.yaml"))
-        if not isinstance(source, str | Path) and "backend" not in source.model_fields_set:
-            settings = [*settings, "backend=ray"]  # a saved experiment names its default
-        check_capacity(str(path), settings, dashboard)
+        path, settings = _written(_source(source), settings, Path(folder))
+        check_capacity(path, settings, dashboard)
         variables = [f"{key}={value}" for key, value in (environment or {}).items()]
-        sent = submission.prepare(str(path), settings, name=name, output=output, environment=variables)
+        sent = submission.prepare(path, settings, name=name, output=output, environment=variables)
         job, _ = submission.submit(sent, dashboard, send_package=send_package, say=logger.warning)
     return ClusterJob(job.name, dashboard)
 
 
-def _source(experiment: SourceT | Path) -> str | SourceT:
-    return str(experiment) if isinstance(experiment, Path) else experiment
+def _source(given: Source | Solve, what: str = "experiment") -> Any:
+    """Return what `run` takes, paths as text; raise `UserError` for what it does not take."""
+    if isinstance(given, Path):
+        return str(given)
+    if isinstance(given, str | Mapping) or (what == "experiment" and isinstance(given, Identified)):
+        return given
+    article, more = ("an", ", or an nc.Experiment") if what == "experiment" else ("a", "")
+    raise UserError(
+        f"{shown(given)} is not {article} {what}; give the name of a packaged one, the path of a YAML file, its values "
+        f"as a mapping{more}"
+    )
+
+
+def _names(resume: bool | str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the runs to be resumed, none for True and False."""
+    if isinstance(resume, bool):
+        return ()
+    if isinstance(resume, str | Path):
+        return (str(resume),)
+    if not isinstance(resume, Sequence):
+        raise UserError(f"resume is {shown(resume)}; give True, the name of a run, or a list of names")
+    return tuple(map(str, resume))
+
+
+def _folder(output: str | Path) -> Path:
+    if not isinstance(output, str | Path):
+        raise UserError(f"output is {shown(output)}; give the path of a folder")
+    return Path(output)
+
+
+def _written(source: Any, settings: list[str], folder: Path) -> tuple[str, list[str]]:
+    """Return the name or file of what is submitted, written to the folder if Python made it, and its settings."""
+    if isinstance(source, str):
+        return source, settings
+    if isinstance(source, Mapping):
+        path = folder / f"{source.get('name', 'experiment')}.yaml"
+        write_yaml(plain_values(source), path)
+        return str(path), settings
+    if "backend" not in source.model_fields_set:
+        settings = [*settings, "backend=ray"]  # a saved experiment names its default
+    return str(source.save(folder / f"{source.name}.yaml")), settings
 
 
 def _as_text(overrides: Overrides | None) -> list[str]:
     """Return overrides as the command line takes them; JSON is YAML too."""
-    return [f"{path}={json.dumps(value, default=_plain)}" for path, value in (overrides or {}).items()]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return json.loads(value.model_dump_json())
-    if isinstance(value, Path):
-        return str(value)
-    return value.tolist()  # of an array or a number of NumPy
+    if not isinstance(overrides, Mapping | None):
+        raise UserError(
+            f"overrides are {shown(overrides)}; give a mapping of values by dotted path, such as "
+            '{"algorithm.rank": 8, "rounds": 200}'
+        )
+    return [f"{path}={json.dumps(plain_values(value))}" for path, value in (overrides or {}).items()]
 
 
 def _new_name(backend: Backend | None, renamed: Mapping[str, Backend]) -> Backend | None:

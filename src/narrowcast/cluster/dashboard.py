@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from narrowcast.cluster.ray_internals import NODES_PATH
 from narrowcast.cluster.ray_token import check_token, token
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, shown
 
 _SECONDS = 10.0
 _TOKEN_ADVICE = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or put the cluster's token into ~/.ray/auth_token"
@@ -87,12 +87,16 @@ def reach(address: str) -> Dashboard:
     return Dashboard(address, version)
 
 
-def normalise(address: str) -> str:
+def normalise(address: object) -> str:
     """Return the address with a scheme and without a path; raise `UserError` if it is malformed."""
+    if not isinstance(address, str):
+        raise UserError(f"address is {shown(address)}; give the dashboard of the cluster's head, as http://HEAD:8265")
     scheme, separator, rest = address.rstrip("/").rpartition("://")
     host, _, port = rest.partition("/")[0].rpartition(":")
     if (separator and scheme not in ("http", "https")) or not host or "@" in address or not port.isdigit():
-        raise UserError(f'--address "{address.rpartition("@")[2]}" is no dashboard address; give http://HEAD:8265')
+        raise UserError(
+            f'--address "{address.rpartition("@")[2]}" is not the address of a dashboard; give http://HEAD:8265'
+        )
     return f"{scheme or 'http'}://{host}:{port}"
 
 

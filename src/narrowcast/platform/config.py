@@ -31,7 +31,7 @@ _MOST_SHOWN = 200
 _FIRST_WORDS = re.compile(r"^(Value error, |(Input|String|List|Tuple|Dictionary|Value|Data) (?=should))")
 _SHOULD = {
     **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "should be a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "mapping_type"), "should be keys and values"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "mapping_type"), "should be a mapping"),
     "path_type": "should be a path",
 }
 """By pydantic's type of an error, in the words of YAML."""
@@ -64,7 +64,7 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
     it, and from the current directory.
     """
     if not isinstance(values, Mapping):
-        raise UserError(f"{origin}: expected keys and values at the top, got {type(values).__name__}")
+        raise UserError(f"{origin}: {not_a_mapping(values)}")
     _refuse_secrets(values, origin)
     try:
         valid = model.model_validate(values, context={FOLDERS: plugin_folders(origin)})
@@ -79,6 +79,13 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
         if isinstance(value, float) and abs(value) > _LARGEST:
             raise UserError(f"{origin}: {path} = {value:g}: should be at most {_LARGEST:g}, as in float32")
     return valid
+
+
+def not_a_mapping(values: Any) -> str:
+    """Return what is wrong with the top of a file that is no mapping."""
+    if values is None:
+        return "the file is empty; give a mapping, with a line KEY: VALUE for each setting"
+    return f"should be a mapping at the top, with a line KEY: VALUE for each setting; got {type(values).__name__}"
 
 
 def explained(model: type[BaseModel], error: ValidationError, values: Any, folders: list[Path]) -> str:
@@ -144,7 +151,8 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
             said = context["problem"].removeprefix(context["kind"]).removeprefix(" ")
             message = f"{path}.kind = {context['kind']}: {said}"
         case "union_tag_not_found" | "kind_missing":
-            message = f"{path}.kind is missing; say which kind it is"
+            kinds = ", ".join(context.get("known", "").split(",")[:3])
+            message = f"{path}.kind is missing; add kind: ..." + (f", such as {kinds}" if kinds else "")
         case "missing":
             message = f"{path} is missing"
         case _:

@@ -1,7 +1,17 @@
 """The errors that end a run, and their exit status."""
 
+_MOST_SHOWN = 80
+"""Characters of a wrong value that an error shows."""
 
-class UserError(ValueError):
+
+class _OneLine(Exception):  # noqa: N818 - a part of errors
+    """An error whose message says all: IPython shows it without the frames that it passed."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+
+
+class UserError(_OneLine, ValueError):
     """Invalid input: one line with the value received, the values allowed and the remedy (exit status 2)."""
 
     def __str__(self) -> str:
@@ -10,7 +20,7 @@ class UserError(ValueError):
         return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in text)
 
 
-class RunFailed(RuntimeError):  # noqa: N818 - reads as the sentence the user sees
+class RunFailed(_OneLine, RuntimeError):  # noqa: N818 - reads as the sentence the user sees
     """A run with valid input that could not be completed (exit status 1)."""
 
 
@@ -24,3 +34,9 @@ class LearnedNothing(UnresumableFailure):
 
 class StoreError(RuntimeError):
     """A call that an MLflow store did not answer, or refused: its reason in one line, without a password."""
+
+
+def shown(value: object) -> str:
+    """Return a wrong value, shortened, with its type."""
+    text = repr(value)
+    return f"{text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]} ...'} ({type(value).__name__})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -125,7 +126,8 @@ class Registry(Mapping[str, type[BaseModel]]):
             return value
         section = self._section(value)
         if "kind" not in section:
-            raise PydanticCustomError("kind_missing", "say which kind it is", {"known": ", ".join(self.known())})
+            known = ",".join(self.known())
+            raise PydanticCustomError("kind_missing", "kind is missing; known: {known}", {"known": known})
         kind = str(section["kind"])
         try:
             found = self.resolve(kind, (info.context or {}).get(FOLDERS, ()))
@@ -161,6 +163,34 @@ class UnknownKindError(UserError):
     def __init__(self, kind: object, known: list[str]) -> None:
         super().__init__(f'kind = "{kind}" is unknown; known: {", ".join(known)}')
         self.known = known
+
+
+def plain_values(value: Any) -> Any:
+    """Return what a file would have in place of a Python value: objects as sections, paths as text, arrays as lists.
+
+    Raise `UserError` for a value that no file can have, such as a function.
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, BaseModel):
+        fields = value.model_dump(mode="json")
+        module = type(value).__module__
+        if "kind" in fields and module.partition(".")[0] != plugins.GROUP:
+            plugins.record(module)
+            fields["kind"] = f"{module}:{type(value).__qualname__}"
+        return fields
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(each) for key, each in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # an array or a number of NumPy or torch
+        return value.tolist()
+    if isinstance(value, Iterable):
+        return [plain_values(each) for each in value]
+    raise UserError(
+        f"{value!r} is {type(value).__name__}, which no experiment file can have; give text, numbers, lists, mappings, "
+        "paths, or objects of narrowcast's classes"
+    )
 
 
 def members(contract: type) -> set[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from narrowcast.platform.config import inside, models_in, read_yaml, registries_in
 from narrowcast.platform.errors import UserError
@@ -31,6 +33,39 @@ class Defaults:
 
         Of a section, only the fields that differ from the defaults of its class: validation fills in the others.
         """
+        field = self._field(values, keys)
+        if field is None or field.is_required() or field.default_factory_takes_validated_data:
+            return None
+        default = field.get_default(call_default_factory=True)
+        if field.default_factory and type(default).model_fields.keys() == {"kind"}:
+            return {}  # the default depends on the machine and has no fields: one that is set is of the registry's kind
+        return _plain(default, _registry(field))
+
+    def kind_at(self, values: Any, keys: Sequence[str]) -> str | None:
+        """Return the kind of the section at these keys that names none."""
+        if len(keys) == 1 and (kind := self.kinds(values).get(keys[0])) is not None:
+            return kind
+        field = self._field(values, keys)
+        if field is None:
+            return None
+        default = None if field.default_factory else field.get_default()
+        registry = _registry(field)
+        return registry.default if registry is not None and registry.default else getattr(default, "kind", None)
+
+    def is_section(self, values: Any, keys: Sequence[str]) -> bool:
+        """Return whether the value at these keys has fields, rather than names of the user's, as `targets` has."""
+        field = self._field(values, keys)
+        if field is None:
+            return False
+        annotations = (field.annotation, *get_args(field.annotation))
+        return (
+            _registry(field) is not None
+            or dict[str, Any] in annotations
+            or any(isinstance(each, type) and issubclass(each, BaseModel) for each in _members(field.annotation))
+        )
+
+    def _field(self, values: Any, keys: Sequence[str]) -> FieldInfo | None:
+        """Return the field that the last key names in the section before it, None if that is not known."""
         owner: type[BaseModel] | None = self.model
         registry: Registry | None = None
         kinds = self.kinds(values)
@@ -39,17 +74,24 @@ class Defaults:
             if not depth and key in kinds and (values is None or isinstance(values, dict)):
                 values = {"kind": kinds[key], **(values or {})}
             if owner is not None and (field := owner.model_fields.get(key)) is not None:
-                registry = next(registries_in(field.annotation, field.metadata), None)
+                registry = _registry(field)
                 owner = next(iter(models_in(field.annotation)), None)
             if registry is not None:
                 owner = registry.class_of(values, self.folders)
-        field = None if owner is None else owner.model_fields.get(keys[-1])
-        if field is None or field.is_required() or field.default_factory_takes_validated_data:
-            return None
-        default = field.get_default(call_default_factory=True)
-        if field.default_factory and type(default).model_fields.keys() == {"kind"}:
-            return {}  # the default depends on the machine and has no fields: one that is set is of the registry's kind
-        return _plain(default, next(registries_in(field.annotation, field.metadata), None))
+        return None if owner is None else owner.model_fields.get(keys[-1])
+
+
+def _registry(field: FieldInfo) -> Registry | None:
+    return next(registries_in(field.annotation, field.metadata), None)
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield a type, or the alternatives of a union, but nothing from inside lists and mappings."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        for each in get_args(annotation):
+            yield from _members(each)
+    else:
+        yield annotation
 
 
 def _plain(default: Any, registry: Registry | None) -> Any:
@@ -66,13 +108,39 @@ def _plain(default: Any, registry: Registry | None) -> Any:
 def apply_overrides(
     values: dict[str, Any], overrides: Iterable[str], defaults: Defaults | None = None
 ) -> dict[str, Any]:
-    """Set `a.b=value` items in nested values; the value is read as YAML. Another `kind` starts its section over."""
+    """Set `a.b=value` items in nested values; the value is read as YAML.
+
+    A mapping sets the fields that it has in its section. Another `kind`, and an empty mapping, start a section over.
+    """
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not all(path.split(".")):
-            raise UserError(f'"{override}" is no override; write a.b=value, such as algorithm.rank=8')
-        set_value(values, path, read_yaml(text, f"override {path}"), defaults)
+            raise UserError(f'"{override}" is not an override; write a.b=value, such as algorithm.rank=8')
+        _override(values, path, read_yaml(text, f"override {path}"), defaults)
     return values
+
+
+def _override(values: dict[str, Any], path: str, value: Any, defaults: Defaults | None) -> None:
+    if defaults is not None and isinstance(value, Mapping) and _is_of_section(values, path.split("."), value, defaults):
+        for key in sorted(value, key=lambda name: name != "kind"):
+            _override(values, f"{path}.{key}", value[key], defaults)
+    else:
+        set_value(values, path, value, defaults)
+
+
+def _is_of_section(values: Any, keys: Sequence[str], value: Mapping[str, Any], defaults: Defaults) -> bool:
+    """Return whether a mapping has fields of the section at these keys, rather than those of another in its place."""
+    present = values
+    for key in keys:
+        if isinstance(present, list) and not (key.isdecimal() and int(key) < len(present)):
+            return False
+        present = inside(present, int(key) if isinstance(present, list) else key)
+    if not value or isinstance(present, list) or not defaults.is_section(values, keys):
+        return False
+    if present is None and isinstance(defaults.at(values, keys), list):
+        return False  # the mapping stands for a list of one
+    kind = present if isinstance(present, str) else (present or {}).get("kind", defaults.kind_at(values, keys))
+    return "kind" not in value or value["kind"] == kind
 
 
 def set_value(values: Any, path: str, value: Any, defaults: Defaults | None = None) -> None:

@@ -10,8 +10,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.config import read_yaml, suggest
+from narrowcast.platform.config import not_a_mapping, read_yaml, suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import plain_values
 from narrowcast.platform.overrides import apply_overrides
 from narrowcast.platform.yaml_limits import read_limited
 
@@ -31,6 +32,8 @@ def summaries(folder: Traversable) -> dict[str, str]:
 
 def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
     """Return the text of a packaged file or of a path, and its origin; raise `UserError` if there is neither."""
+    if not name_or_path.strip():
+        raise UserError(f"the name of the {what} is empty; give a packaged one (narrowcast show) or a YAML file")
     packaged = folder / f"{name_or_path}.yaml"
     if "/" not in name_or_path and packaged.is_file():
         return packaged.read_text(), f"{name_or_path}.yaml"
@@ -85,28 +88,34 @@ def is_an_experiment(origin: str, name: str) -> UserError:
     )
 
 
-def read_values(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """Return the values as written of the file of an experiment or solve, or of a packaged one, and its origin."""
-    folder = SOLVES if (SOLVES / f"{name_or_path}.yaml").is_file() else EXPERIMENTS
-    text, origin = read(name_or_path, folder, "experiment")
-    values = read_yaml(text, origin)
+def read_values(source: str | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the values as written of the file of an experiment or solve, or of a packaged one, and its origin.
+
+    A mapping, as Python gives it, has the values of a file.
+    """
+    if isinstance(source, Mapping):
+        values, origin = plain_values(source), str(source.get("name", "experiment"))
+    else:
+        folder = SOLVES if (SOLVES / f"{source}.yaml").is_file() else EXPERIMENTS
+        text, origin = read(source, folder, "experiment")
+        values = read_yaml(text, origin)
     if not isinstance(values, dict):
-        raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
+        raise UserError(f"{origin}: {not_a_mapping(values)}")
     if values.keys() & {"study", "space"}:
-        raise _is_a_study(origin, name_or_path)
+        raise _is_a_study(origin, origin if isinstance(source, Mapping) else source)
     if values.keys() & {"problems", "solvers"}:
-        raise is_a_benchmark(origin, name_or_path)
+        raise is_a_benchmark(origin, origin if isinstance(source, Mapping) else source)
     return values, origin
 
 
-def names_solve(name_or_path: str) -> bool:
+def names_solve(source: str | Mapping[str, Any]) -> bool:
     """Return whether this is a solve rather than an experiment."""
-    return not read_values(name_or_path)[0].keys().isdisjoint(("problem", "solver"))
+    return not read_values(source)[0].keys().isdisjoint(("problem", "solver"))
 
 
-def read_experiment(name_or_path: str) -> tuple[dict[str, Any], str]:
+def read_experiment(source: str | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the values of `read_values` under their present names; the run is named after the file by default."""
-    values, origin = read_values(name_or_path)
+    values, origin = read_values(source)
     values.setdefault("name", Path(origin).stem)
     for old in _RENAMED.keys() & values.keys():
         _announce(old, _RENAMED[old], origin)

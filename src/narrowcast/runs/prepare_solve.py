@@ -145,8 +145,8 @@ def _begun(solve: Solve, problem: Problem | None = None) -> tuple[Problem, Solve
 
 
 def are_solves(source: object, folders: Sequence[Path]) -> bool:
-    """Return whether a file, an object or, without both, the runs to be resumed are solves."""
-    if isinstance(source, str):
+    """Return whether a file, a mapping, an object or, without them, the runs to be resumed are solves."""
+    if isinstance(source, str | Mapping):
         return packaged.names_solve(source)
     if source is not None or not folders:
         return isinstance(source, Solve)
@@ -171,4 +171,4 @@ def prepare_solves(
 def _named(folder: Path, source: Any, overrides: Sequence[str]) -> PreparedSolve:
     config = folder / CONFIG
     changes = source is not None or (overrides and config.is_file())
-    return resume_solve(folder, load_solve(source or str(config), overrides) if changes else None)
+    return resume_solve(folder, load_solve(str(config) if source is None else source, overrides) if changes else None)

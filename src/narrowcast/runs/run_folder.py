@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from narrowcast.platform import plugins
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import PLUGINS, write_yaml
 from narrowcast.platform.disk import disk, make_folders, remove_tree
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, shown
 
 if TYPE_CHECKING:
     from narrowcast.runs.recordable import RunConfig
@@ -20,18 +22,53 @@ CONFIG, RESULT, MODEL, ANSWER = "config.yaml", "result.json", "model.safetensors
 ITERATIONS = "iterations.parquet"
 START = "start.safetensors"
 """A copy of the model that the run starts from, which it is resumed and verified with."""
+_PATTERN = re.compile(r"[*?\[]")
 _WRITTEN_BEFORE_ROUND_1 = {"journal.jsonl", "tracking.json", "checkpoint", CONFIG, PLUGINS, START}
 
 
-def find_run(run: str | Path, output: Path) -> Path:
+def find_run(run: object, output: Path) -> Path:
     """Return the folder of a run given by its name in the output folder, or by its own path."""
+    if not isinstance(run, str | Path) or not str(run).strip():
+        raise UserError(f"{shown(run)} is not a run; give its name in {output}, or the path of its folder")
     return output / run if (output / run).is_dir() or not Path(run).is_dir() else Path(run)
 
 
 def runs_in(folder: Path, file: str = RESULT) -> list[Path]:
     """Return the folder of a run itself; of a folder of runs, such as a benchmark's, those that have the file."""
-    within = [] if (folder / CONFIG).is_file() else sorted(each.parent for each in folder.glob(f"*/{file}"))
+    within = (
+        [] if (folder / CONFIG).is_file() else sorted((each.parent for each in folder.glob(f"*/{file}")), key=_natural)
+    )
     return within or [folder]
+
+
+def find_runs(given: Iterable[str | Path], output: Path, file: str = RESULT) -> list[Path]:
+    """Return the folders of runs, each once: of names, paths, folders of several runs, and patterns such as `fedavg-*`.
+
+    Of a pattern, only folders with the file; raise `UserError` if there is none.
+    """
+    found: dict[Path, Path] = {}
+    for word in given:
+        folder = find_run(word, output)
+        folders = [folder] if folder.is_dir() or not _PATTERN.search(str(word)) else _matching(str(word), output, file)
+        found |= {each.resolve(): each for folder in folders for each in runs_in(folder, file)}
+    return list(found.values())
+
+
+def _matching(pattern: str, output: Path, file: str) -> list[Path]:
+    """Return the folders that match in the output folder, or else as a path, in natural order."""
+    root = Path(pattern).anchor or "."
+    for place in (output, Path(root)):
+        with suppress(ValueError, NotImplementedError):  # a pattern that none can match, or an absolute one
+            matching = list(place.glob(pattern if place == output else str(Path(pattern).relative_to(root))))
+            if folders := [each for each in matching if any((run / file).is_file() for run in runs_in(each, file))]:
+                return sorted(folders, key=_natural)
+    there = ", ".join(each.name for each in sorted((each.parent for each in output.glob(f"*/{file}")), key=_natural))
+    raise UserError(f"no finished run matches {pattern}; finished runs in {output}: {there or 'none'}")
+
+
+def _natural(folder: Path) -> list[str | int]:
+    """Return the key of an order in which seed-2 is before seed-10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(folder))]
 
 
 def free_folder(output: Path, name: str) -> Path:

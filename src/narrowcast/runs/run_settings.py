@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.config import flatten, read_yaml
+from narrowcast.platform.config import flatten, not_a_mapping, read_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.run_folder import CONFIG
@@ -21,7 +21,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     values = read_yaml(read_limited(path), str(path)) if path.is_file() else {}
     if not isinstance(values, Mapping):
-        raise UserError(f"{path}: expected keys and values at the top, got {type(values).__name__}")
+        raise UserError(f"{path}: {not_a_mapping(values)}")
     return flatten({name: value for name, value in values.items() if name not in _NOT_SETTINGS})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,8 @@ from narrowcast.solve_run import Solve
 logger = logging.getLogger(__name__)
 Prepared = Sequence[PreparedRun] | Sequence[PreparedSolve]
 """The runs of one command, of one kind."""
+Source = str | Mapping[str, Any] | Experiment
+"""An experiment: its name, the path of its file, its values, or itself."""
 ResultT = TypeVar("ResultT")
 
 
@@ -40,7 +42,7 @@ def with_backend(overrides: Sequence[str], backend: str | None, address: str | N
 
 
 def prepare_runs(
-    source: str | Experiment | Solve | None,
+    source: Source | Solve | None,
     overrides: Sequence[str],
     output: Path,
     resume: Sequence[str] = (),
@@ -60,7 +62,8 @@ def prepare_runs(
     if folders:
         runs = [_prepare_named(folder, source, overrides) for folder in folders]
     else:
-        experiments = load_replicas(source or "", overrides)
+        assert source is not None
+        experiments = load_replicas(source, overrides)
         first = experiments[0]
         if resume_if_begun and len(experiments) == 1 and has_run(output / first.name):
             return [prepare_resume(output / first.name, first)]
@@ -82,10 +85,11 @@ def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
     return [by_source[repr(each.data_source)] for each in experiments]
 
 
-def _prepare_named(folder: Path, source: str | Experiment | None, overrides: Sequence[str]) -> PreparedRun:
+def _prepare_named(folder: Path, source: Source | None, overrides: Sequence[str]) -> PreparedRun:
     config = folder / CONFIG
     changes = source is not None or (overrides and config.is_file())
-    return prepare_resume(folder, load_experiment(source or str(config), overrides) if changes else None)
+    changed = load_experiment(str(config) if source is None else source, overrides) if changes else None
+    return prepare_resume(folder, changed)
 
 
 def begun(runs: Sequence[Recordable]) -> Sequence[Recordable]:

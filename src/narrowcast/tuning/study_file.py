@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import Field
 
 from narrowcast.platform import plugins
-from narrowcast.platform.config import plugin_folders, read_yaml, validate
+from narrowcast.platform.config import not_a_mapping, plugin_folders, read_yaml, validate
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.kinds import plain_values
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.patterns import Name
 from narrowcast.platform.redaction import redact_values
@@ -127,16 +128,18 @@ class StudyFile:
         self.settings.check_measured(subject.section, selectable, measured, subject.costs, subject.declared(base))
 
 
-def load_study(name_or_path: str, overrides: Iterable[str] = ()) -> StudyFile:
-    """Read a study from a YAML file, or the packaged one of this name; raise `UserError`."""
-    text, origin = packaged.read(name_or_path, PACKAGED, "study")
+def load_study(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) -> StudyFile:
+    """Read a study from a YAML file, the packaged one of a name, or a mapping of values; raise `UserError`."""
+    if isinstance(source, Mapping):
+        return build_study(plain_values(source), str(source.get("name", "study")), overrides)
+    text, origin = packaged.read(source, PACKAGED, "study")
     return build_study(read_yaml(text, origin), origin, overrides)
 
 
 def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> StudyFile:
     """Validate the nested plain values of a study file, after the overrides; raise `UserError`."""
     if not isinstance(values, dict):
-        raise UserError(f"{origin}: expected keys and values, got {type(values).__name__}")
+        raise UserError(f"{origin}: {not_a_mapping(values)}")
     if values.keys().isdisjoint(("experiment", "solve", "study", "space")) and values.keys() & _OF_RUNS:
         raise packaged.is_an_experiment(origin, origin)
     if {"experiment", "solve"} <= values.keys():
@@ -146,7 +149,7 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     values[subject.section] = _base(values.get(subject.section), subject, origin)
     values.setdefault("study", {})
     of_run, inside, outside = f"{subject.section}.", list[str](), list[str]()
-    for override in overrides:
+    for override in _by_field(overrides, subject.section):
         (inside if override.startswith(of_run) else outside).append(override)
         if override.startswith("space."):
             raise UserError(f'"{override}": paths in a space have dots themselves; change the space in the file')
@@ -162,6 +165,17 @@ def build_study(values: Any, origin: str, overrides: Iterable[str] = ()) -> Stud
     space = Space(sections.space, subject.model)
     sections.study.n_trials(space)  # raises for a grid over an infinite range
     return StudyFile(sections.name, subject, base, sections.study, space, values, origin)
+
+
+def _by_field(overrides: Iterable[str], section: str) -> Iterator[str]:
+    """Yield the overrides, one that gives the section a mapping as one for each of its fields."""
+    for override in overrides:
+        path, _, text = override.partition("=")
+        value = read_yaml(text, f"override {path}") if path == section else None
+        if isinstance(value, dict):
+            yield from (f"{section}.{key}={json.dumps(each)}" for key, each in value.items())
+        else:
+            yield override
 
 
 def _rename_keys(study: Any, origin: str) -> None:
