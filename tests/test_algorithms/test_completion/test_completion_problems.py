@@ -224,7 +224,7 @@ def test_files_that_are_no_matrix_and_no_picture_are_refused(tmp_path: Path) -> 
         EntryCompletion(path=array).load()
     with pytest.raises(UserError, match=r"^problem\.path = none\.csv does not exist"):
         EntryCompletion(path=Path("none.csv")).load()
-    with pytest.raises(UserError, match=r"give an image file, such as \.png or \.jpg$"):
+    with pytest.raises(UserError, match=r"is not a readable image .*; replace the file$"):
         ImageCompletion(path=path).load()
     picture = tmp_path / "one.png"
     Image.fromarray(np.zeros((1, 1), dtype=np.uint8)).save(picture)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion
 from narrowcast.algorithms.completion.observed import observed_at
-from narrowcast.platform.data.own_files import located, readable
+from narrowcast.platform.data.images import eight_bit_image, opened
+from narrowcast.platform.data.own_files import located
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
@@ -23,8 +23,8 @@ _WHITE = 255.0
 class ImageCompletion(Section):
     """A greyscale picture, values 0 to 1, of which a random share of the pixels is observed.
 
-    Pictures are scikit-learn's `china` and `flower`, 427 x 640, or a file of one's own. They have no exact low rank:
-    `test.psnr` is over all pixels.
+    Pictures are scikit-learn's `china` and `flower`, 427 x 640, or a file of one's own, of 8 bits or the upper 8 of 16.
+    They have no exact low rank: `test.psnr` is over all pixels.
     """
 
     lower_is_better: ClassVar[tuple[str, ...]] = LOWER_IS_BETTER
@@ -38,9 +38,8 @@ class ImageCompletion(Section):
     def load(self) -> Completion:
         """Return the picture's problem; raise `UserError` if the file is no image or no pixel would be observed."""
         path = located(self.path, "path", "problem") if self.path is not None else _bundled(self.picture)
-        errors = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
-        with readable(path, errors, "give an image file, such as .png or .jpg"), Image.open(path) as image:
-            whole = np.asarray(image.convert("L"), dtype=np.float64) / _WHITE
+        with opened(path) as image:
+            whole = np.asarray(eight_bit_image(image, 1, "high_byte"), dtype=np.float64) / _WHITE
         count = round(self.fraction * whole.size)
         if not count:
             raise UserError(f"fraction is {self.fraction}, which leaves no pixel of {path}; raise it")

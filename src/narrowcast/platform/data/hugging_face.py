@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -12,22 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from narrowcast.platform.data.images import SixteenBits, alike, pixels
 from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.data.own_samples import (
-    TEST,
     TRAIN,
-    VALIDATION,
     OwnPart,
     OwnSamples,
-    channels_first,
     natural_if_users,
+    part_names,
     stacked,
 )
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-
-SPLITS = {TRAIN: (TRAIN,), VALIDATION: (VALIDATION, "valid", "val", "dev"), TEST: (TEST,)}
-"""The names that splits go by; others are not read."""
 
 _UNREADABLE = (
     OSError,
@@ -40,6 +38,9 @@ _UNREADABLE = (
     zlib.error,
 )
 """Errors of datasets, Arrow and Pillow on damaged files."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class HuggingFace(OwnSamples):
@@ -56,6 +57,9 @@ class HuggingFace(OwnSamples):
     )
     labels: str = Field("label", description="column of the labels")
     users: str | None = Field(None, description="column of the users; partition is then natural unless it is given")
+    sixteen_bits: SixteenBits = Field(
+        "refuse", description="grey images of 16 bits a pixel: refuse them, or keep the high_byte of each"
+    )
 
     _natural = model_validator(mode="before")(natural_if_users)
 
@@ -76,18 +80,20 @@ class HuggingFace(OwnSamples):
         with readable(path, _UNREADABLE, "write it with save_to_disk"):
             splits = self._splits(path, library.load_from_disk(str(path), keep_in_memory=True))
             parts = {part: self._part(f"{path} ({part})", split) for part, split in splits.items()}
+        if _kind(splits[TRAIN], self.features[0]) == "Image":
+            features = alike([each.features for each in parts.values()])
+            parts = {part: replace(parts[part], features=each) for part, each in zip(parts, features, strict=True)}
         classes = getattr(splits[TRAIN].features[self.labels], "names", None)
         return self._samples(path.name, str(path), parts, classes)
 
     def _splits(self, path: Path, loaded: Any) -> dict[str, Any]:
         there = dict(loaded) if isinstance(loaded, Mapping) else {TRAIN: loaded}
-        splits = {
-            part: next(there[name] for name in names if name in there)
-            for part, names in SPLITS.items()
-            if any(name in there for name in names)
-        }
-        if TRAIN not in splits:
+        names = part_names(there, str(path))
+        if TRAIN not in names:
             raise UserError(f"{path}: has no split train, only {', '.join(there)}; give the folder of one split")
+        if unread := [name for name in there if name not in names.values()]:
+            _log.warning("%s: left out: split %s, of %d", path, unread[0], len(unread))
+        splits = {part: there[name] for part, name in names.items()}
         for split in splits.values():
             split.data.table.validate(full=True)  # reading what a damaged file points to would end the process
         return splits
@@ -100,26 +106,52 @@ class HuggingFace(OwnSamples):
                     f"{where}: has no column {name}, only {', '.join(split.column_names)}; name the columns with "
                     "data.features, data.labels and data.users"
                 )
-        columns = [_values(split, name, where) for name in self.features]
+        if not split.num_rows:
+            raise UserError(f"{where}: has no samples; leave it out, or fill it")
+        columns = [self._values(split, name, where) for name in self.features]
         if len(columns) > 1:
             for name, values in zip(self.features, columns, strict=True):
                 if values.ndim != 1:
                     raise UserError(f"{where}: column {name} is no column of numbers; give it alone")
         features = columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, axis=1)
-        others = [np.array(split[name][:]) for name in wanted[len(self.features) :]]
+        others = [_complete(split, name, where) for name in wanted[len(self.features) :]]
         return OwnPart(where, features, *others)
 
+    def _values(self, split: Any, name: str, where: str) -> NDArray[Any]:
+        """Return a column of images, arrays or numbers as one array."""
+        if _kind(split, name) == "Image":
+            return self._images(split, name, where)
+        values = split.select_columns([name]).with_format("numpy")[:][name]
+        if values.dtype == object:
+            values = stacked(list(values), f"{where}: {name}")
+        if values.dtype.kind not in "buif":
+            raise UserError(
+                f"{where}: column {name} holds {_kind(split, name)} ({values.dtype}), no numbers or images; convert it"
+            )
+        return np.asarray(values)
 
-def _values(split: Any, name: str, where: str) -> NDArray[Any]:
-    """Return a column of images, arrays or numbers as one array."""
-    kind = type(split.features[name]).__name__
-    if kind == "Image":
-        images = list(split.select_columns([name])[name])
-        mode = "L" if images and images[0].mode in ("1", "L") else "RGB"
-        return stacked([channels_first(np.asarray(image.convert(mode))) for image in images], f"{where}: {name}")
-    values = split.select_columns([name]).with_format("numpy")[:][name]
-    if values.dtype == object:
-        values = stacked(list(values), f"{where}: {name}")
-    if values.dtype.kind not in "buif":
-        raise UserError(f"{where}: column {name} holds {kind} ({values.dtype}), no numbers or images; convert it")
-    return np.asarray(values)
+    def _images(self, split: Any, name: str, where: str) -> NDArray[Any]:
+        images = []
+        for sample, image in enumerate(split.select_columns([name])[name]):
+            if image is None:
+                raise UserError(f"{where}: sample {sample} has no image in column {name}; remove such samples")
+            try:
+                images.append(pixels(image, sixteen_bits=self.sixteen_bits))
+            except UserError as error:
+                raise UserError(f"{where}: image {name} of sample {sample} {error}") from error
+        return stacked(alike(images), f"{where}: {name}")
+
+
+def _kind(split: Any, name: str) -> str:
+    return type(split.features.get(name)).__name__
+
+
+def _complete(split: Any, name: str, where: str) -> NDArray[Any]:
+    """Return a column of labels or users; raise `UserError` for the first missing value."""
+    values = split[name][:]
+    if (missing := next((sample for sample, value in enumerate(values) if value is None), None)) is not None:
+        raise UserError(f"{where}: sample {missing} has no value in column {name}; remove such samples")
+    try:
+        return np.array(values)
+    except ValueError as error:
+        raise UserError(f"{where}: column {name} has lists of different lengths; give one value per sample") from error

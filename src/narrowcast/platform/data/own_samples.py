@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,12 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
+PART_NAMES = {
+    TRAIN: ("train", "training"),
+    VALIDATION: ("validation", "valid", "val", "dev"),
+    TEST: ("test", "testing"),
+}
+"""The names that parts of a data set go by in files and folders."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,20 @@ def natural_if_users(values: Any) -> Any:
     return {**values, "partition": Natural()} if named else values
 
 
+def part_names(there: Iterable[str], where: str) -> dict[str, str]:
+    """Return which of the names there are those of train, validation and test, in any case of letters.
+
+    Raise `UserError` if two names are those of one part.
+    """
+    found: dict[str, str] = {}
+    for name in there:
+        for part in (part for part, names in PART_NAMES.items() if name.casefold() in names):
+            if part in found:
+                raise UserError(f"{where}: {found[part]} and {name} are both {part} samples; rename or remove one")
+            found[part] = name
+    return {part: found[part] for part in PART_NAMES if part in found}
+
+
 def stacked(values: Sequence[Any], where: str) -> NDArray[Any]:
     """Return arrays of one shape as one array; raise `UserError` that names the first of another shape."""
     arrays = [np.asarray(value) for value in values]
@@ -161,11 +181,6 @@ def stacked(values: Sequence[Any], where: str) -> NDArray[Any]:
                 f"{list(arrays[0].shape)}; bring all to one shape"
             )
     return np.stack(arrays) if arrays else np.empty((0, 0), dtype=np.float32)
-
-
-def channels_first(pixels: NDArray[Any]) -> NDArray[Any]:
-    """Return an image [height, width] or [height, width, channels] as [channels, height, width]."""
-    return pixels[np.newaxis] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
 def _owners(users: NDArray[Any] | None, ids: NDArray[Any] | None) -> IntArray | None:

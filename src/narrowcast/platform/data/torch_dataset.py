@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator
 
 from narrowcast.platform import plugins
-from narrowcast.platform.data.own_samples import TEST, TRAIN, VALIDATION, OwnPart, OwnSamples, channels_first, stacked
+from narrowcast.platform.data.images import SixteenBits, alike, pixels
+from narrowcast.platform.data.own_samples import TEST, TRAIN, VALIDATION, OwnPart, OwnSamples, stacked
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
@@ -29,6 +32,9 @@ class TorchDataset(OwnSamples):
     kind: Literal["torch"] = "torch"
     factory: Factory = Field(description="import path, such as my_package.data:make")
     arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+    sixteen_bits: SixteenBits = Field(
+        "refuse", description="grey PIL images of 16 bits a pixel: refuse them, or keep the high_byte of each"
+    )
 
     @field_validator("factory")
     @classmethod
@@ -48,11 +54,16 @@ class TorchDataset(OwnSamples):
             raise UserError(f"{where} returned {', '.join(unknown)}; it must return train, validation and test")
         if TRAIN not in datasets:
             raise UserError(f"{where} returned no train, only {', '.join(map(str, datasets)) or 'nothing'}")
-        parts = {name: _read(dataset, f"{where} ({name})") for name, dataset in datasets.items()}
+        read = {name: _read(dataset, f"{where} ({name})", self.sixteen_bits) for name, dataset in datasets.items()}
+        parts = {name: part for name, (part, _) in read.items()}
+        if all(images for _, images in read.values()):
+            features = alike([part.features for part in parts.values()])
+            parts = {name: replace(parts[name], features=each) for name, each in zip(parts, features, strict=True)}
         return self._samples(self.factory.partition(":")[2], self.factory, parts)
 
 
-def _read(dataset: Any, where: str) -> OwnPart:
+def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart, bool]:
+    """Return the samples of a Dataset, and whether their features were images."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{where} is {type(dataset).__name__}; it must be a Dataset with a length, not iterable only")
     items = []
@@ -66,17 +77,31 @@ def _read(dataset: Any, where: str) -> OwnPart:
     if not items:
         raise UserError(f"{where}: has no samples; leave it out, or fill it")
     features, *others = zip(*items, strict=True)
-    labels, *users = (np.array([_scalar(value) for value in values]) for values in others)
-    return OwnPart(where, stacked([_array(value) for value in features], where), labels, *users)
+    images = all(map(_is_image, features))
+    labels, *users = (_column(values, f"{where}: labels or users") for values in others)
+    arrays = [_array(value, f"{where}: sample {sample}", sixteen_bits) for sample, value in enumerate(features)]
+    return OwnPart(where, stacked(alike(arrays) if images else arrays, where), labels, *users), images
 
 
-def _scalar(value: Any) -> Any:
-    array = _array(value)
-    return array.item() if isinstance(array, np.ndarray) and array.size == 1 else array
+def _column(values: Sequence[Any], where: str) -> NDArray[Any]:
+    """Return labels or users as one array; raise `UserError` for the first missing value, or other shape."""
+    if (missing := next((sample for sample, value in enumerate(values) if value is None), None)) is not None:
+        raise UserError(f"{where}: sample {missing} has None; remove such samples")
+    arrays = [np.asarray(_array(value, where)) for value in values]
+    return stacked([each.reshape(()) if each.size == 1 else each for each in arrays], where)
 
 
-def _array(value: Any) -> Any:
-    """Return tensors and PIL images as arrays, without importing either library."""
+def _is_image(value: Any) -> bool:
+    return hasattr(value, "getbands")  # a PIL image
+
+
+def _array(value: Any, where: str, sixteen_bits: SixteenBits = "refuse") -> Any:
+    """Return tensors and PIL images as arrays, without importing torch."""
     if hasattr(value, "detach"):
         return value.detach().cpu().numpy()
-    return channels_first(np.asarray(value)) if hasattr(value, "getbands") else value
+    if not _is_image(value):
+        return value
+    try:
+        return pixels(value, sixteen_bits=sixteen_bits)
+    except UserError as error:
+        raise UserError(f"{where}: its image {error}") from error
