@@ -54,6 +54,7 @@ from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.federated.server_optimizer import SERVER_OPTIMIZERS
 from narrowcast.algorithms.federated.sfmf import SFMF
 from narrowcast.algorithms.federated.submodel import Submodel
+from narrowcast.algorithms.local_training.adam import Adam, AdamW
 from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.graph_training import GraphTraining
@@ -137,6 +138,8 @@ TRAININGS = Registry(
     {
         "factorisation_sgd": FactorisationSGD,
         "sgd": SGD,
+        "adam": Adam,
+        "adamw": AdamW,
         "alternating_gradient": AlternatingGradient,
         "rating_sgd": RatingSGD,
         "graph": GraphTraining,

@@ -27,6 +27,7 @@ FIELDS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("learning_rate_schedule", "milestones"): {"rounds": [5, 8]},
     ("learning_rate_schedule", "cosine"): {"rounds": 50},
     ("learning_rate_schedule", "inverse_time"): {"alpha": 0.5, "gamma": 9},
+    ("learning_rate_schedule", "warmup"): {"steps": 40, "schedule": {"kind": "cosine", "rounds": 50}},
 }
 """What a kind needs to be given."""
 FILES = {

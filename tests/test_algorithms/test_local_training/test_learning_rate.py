@@ -15,7 +15,7 @@ from narrowcast.algorithms.federated.fedmf import FedMF
 from narrowcast.algorithms.federated.fednova import FedNova
 from narrowcast.algorithms.federated.qffl import QFFL
 from narrowcast.algorithms.federated.scaffold import Scaffold
-from narrowcast.algorithms.local_training.learning_rate import Constant, Cosine, InverseTime, StepDecay
+from narrowcast.algorithms.local_training.learning_rate import Constant, Cosine, InverseTime, StepDecay, Warmup
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
 from narrowcast.platform.contracts import LocalCall, Task
@@ -36,6 +36,8 @@ SCHEDULES = {
     "step": StepDecay(every=2, decay=0.25),
     "cosine": Cosine(rounds=4, final_share=0.1),
     "inverse_time": InverseTime(alpha=0.5, gamma=9),
+    "warmup over rounds": Warmup(rounds=3, initial_share=0.25, schedule=Cosine(rounds=4)),
+    "warmup over steps": Warmup(steps=23, schedule=InverseTime(alpha=0.5, gamma=9)),
 }
 
 
@@ -51,6 +53,33 @@ def test_factors_are_those_of_the_formulas() -> None:
     assert cosine == pytest.approx([*rates, 0.1, 0.1])
     assert [SCHEDULES["inverse_time"].factor(1, step) for step in (0, 1, 90)] == [0.4, 4 / 11, 0.04]
     assert Constant().factor(7, 9) == 1
+
+
+@pytest.mark.parametrize("inner", [None, StepDecay(every=2, decay=0.5)])
+def test_warmup_is_a_linear_rate_and_another_schedule_of_torch(inner: StepDecay | None) -> None:
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    linear = torch.optim.lr_scheduler.LinearLR(optimiser, start_factor=0.2, total_iters=5)
+    steps = torch.optim.lr_scheduler.StepLR(optimiser, step_size=2, gamma=0.5 if inner else 1.0)
+    by_round, by_step = (
+        Warmup(rounds=5, initial_share=0.2, schedule=inner),
+        Warmup(steps=5, initial_share=0.2, schedule=inner),
+    )
+    for index in range(9):
+        wanted = optimiser.param_groups[0]["lr"]
+        assert by_round.factor(index + 1, 17 * index) == pytest.approx(wanted)
+        assert by_step.factor(index + 1, index) == pytest.approx(wanted)
+        optimiser.step()
+        linear.step()
+        steps.step()
+    assert (by_round.by_step, by_step.by_step) == (False, True)
+    assert Warmup(rounds=5, schedule=InverseTime(alpha=1, gamma=1)).by_step
+    assert Warmup(rounds=3, initial_share=0.3).factor(4, 0) == 1.0
+
+
+@pytest.mark.parametrize("fields", [{}, {"rounds": 2, "steps": 3}])
+def test_warmup_needs_one_length(fields: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="warmup rises over rounds or over steps; give one of the two"):
+        Warmup.model_validate(fields)
 
 
 def rates_of_round(schedule: Any, round_index: int, n_steps: int) -> list[float]:
@@ -142,7 +171,7 @@ def test_algorithms_that_use_the_rate_have_that_of_the_round(algorithm: Any) -> 
 
 def test_fednova_refuses_rates_that_change_within_a_round() -> None:
     task = make_task(digits(COUNTS), Softmax(), learning_rate_schedule=SCHEDULES["inverse_time"])
-    with pytest.raises(UserError, match=r"fednova counts steps of one learning rate.*use constant, step or cosine"):
+    with pytest.raises(UserError, match=r"fednova counts steps of one learning rate.*use constant, step, milestones"):
         FedNova().check(task)
 
 
@@ -177,5 +206,7 @@ def test_matrix_factorisation_has_the_rate_of_the_round(program: str) -> None:
 
 def test_matrix_factorisation_refuses_rates_that_change_within_a_round() -> None:
     task = make_factorisation(synthetic([20, 3]), learning_rate_schedule=SCHEDULES["inverse_time"])
-    with pytest.raises(UserError, match=r"inverse_time changes the rate at each local step.*use constant, step or"):
+    with pytest.raises(
+        UserError, match=r"inverse_time changes the rate at each local step.*use constant, step, milestones"
+    ):
         task.training.check(task)

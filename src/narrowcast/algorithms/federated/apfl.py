@@ -16,6 +16,7 @@ from pydantic import Field
 
 from narrowcast.algorithms.federated.fedavg import Averaging
 from narrowcast.algorithms.federated.whole_model import model_of
+from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.uploads.client_loop import of_clients, zeros_of_clients
 from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
 from narrowcast.platform.contracts import Task
@@ -78,6 +79,7 @@ class APFL(Averaging):
                 f"algorithm.kind = {self.kind} trains networks, not {task.model.kind}, whose clients keep factors of "
                 "their own anyway; use fedmf"
             )
+        only_gradient_descent(task, f"algorithm.kind = {self.kind} trains two models by steps along their gradients")
         if getattr(task.training, "momentum", 0.0):
             raise UserError(
                 f"training.momentum = {task.training.momentum:g}: the steps of {self.kind} have no momentum; set 0"

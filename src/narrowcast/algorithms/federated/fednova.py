@@ -16,6 +16,8 @@ from pydantic import Field
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.fedprox import Proximal
 from narrowcast.algorithms.federated.sum_layout import SumLayout
+from narrowcast.algorithms.local_training.learning_rate import BY_ROUND_ADVICE
+from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.number_upload import send_with_number, with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, tensor_weights
@@ -46,6 +48,7 @@ class FedNova(Proximal):
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local steps are not linear in the gradients."""
         super().check(task)
+        only_gradient_descent(task, "algorithm.kind = fednova needs local steps that are linear in the gradients")
         if getattr(task.training, "clip_norm", None) is not None:
             raise UserError(
                 "algorithm.kind = fednova needs local steps that are linear in the gradients; leave out "
@@ -55,8 +58,7 @@ class FedNova(Proximal):
         if schedule is not None and schedule.by_step:
             raise UserError(
                 "algorithm.kind = fednova counts steps of one learning rate; "
-                f"training.learning_rate_schedule.kind = {schedule.kind} changes it within a round; use constant, step "
-                "or cosine"
+                f"training.learning_rate_schedule.kind = {schedule.kind} changes it within a round; {BY_ROUND_ADVICE}"
             )
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.federated.loss_reporting import LossReporting
+from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, tensor_weights
 from narrowcast.platform.contracts import Task
@@ -40,6 +41,16 @@ class QFFL(LossReporting):
         None, gt=0, description="L; null: 1 / training.learning_rate, as in the paper's experiments"
     )
     weights: Weights = "equal"
+
+    def check(self, task: Task) -> None:
+        """Raise `UserError` if L is to be that of gradient descent, and the local steps are others."""
+        super().check(task)
+        if self.q and self.lipschitz is None:
+            only_gradient_descent(
+                task,
+                "algorithm.lipschitz = null stands for 1 / training.learning_rate, which bounds steps along gradients",
+                "a value of algorithm.lipschitz",
+            )
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x and F_u, and add up the numerator and the denominator of the server's step."""

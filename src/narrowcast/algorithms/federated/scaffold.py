@@ -16,6 +16,7 @@ from pydantic import Field
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, dense_bits
+from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients, zeros_of_clients
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
@@ -49,11 +50,17 @@ class Scaffold(LocalThenUpload):
     )
 
     def check(self, task: Task) -> None:
-        """Raise `UserError` if the local training does not compute the gradient that option I needs."""
+        """Raise `UserError` if the local steps are not those that option I or II of c_u needs."""
         if self.control == "gradient" and not getattr(task.training, "computes_start_gradient", False):
             raise UserError(
                 f"algorithm.control = gradient: training.kind = {task.training.kind} does not compute the gradient at "
                 "the server's model; use control = update"
+            )
+        if self.control == "update":
+            only_gradient_descent(
+                task,
+                "algorithm.control = update takes a client's change over its learning rates for a mean of gradients",
+                "algorithm.control = gradient",
             )
 
     def init(self, task: Task) -> Arrays:

@@ -11,7 +11,7 @@ from pydantic import Field
 from narrowcast.algorithms.local_training.batches import draw_batches, known_items, sample_counts
 from narrowcast.algorithms.local_training.device import Device, to_array, to_tensor
 from narrowcast.algorithms.local_training.factorisation import train_rows
-from narrowcast.algorithms.local_training.learning_rate import RateSchedule
+from narrowcast.algorithms.local_training.learning_rate import BY_ROUND_ADVICE, RateSchedule
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize, epochs_of
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.interactions import Interactions
@@ -94,7 +94,7 @@ class FactorisationSGD(Section):
         if self.learning_rate_schedule is not None and self.learning_rate_schedule.by_step:
             raise UserError(
                 f"training.learning_rate_schedule.kind = {self.learning_rate_schedule.kind} changes the rate at each "
-                "local step, which matrix factorisation does not; use constant, step or cosine"
+                f"local step, which matrix factorisation does not; {BY_ROUND_ADVICE}"
             )
         if self.shared_negatives and not self.negatives:
             raise UserError("training.shared_negatives = true: training.negatives = 0 draws none; leave it out")

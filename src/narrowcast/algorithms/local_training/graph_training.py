@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from narrowcast.algorithms.local_training.learning_rate import RateSchedule
+from narrowcast.algorithms.local_training.learning_rate import BY_ROUND_ADVICE, RateSchedule
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.node_graph import NodeGraph
 from narrowcast.platform.errors import UserError
@@ -49,6 +49,11 @@ class GraphTraining(Section):
     )
 
     @property
+    def descends_gradients(self) -> bool:
+        """True if a step goes against the gradient, times the learning rate."""
+        return self.optimizer == "sgd"
+
+    @property
     def device(self) -> Literal["cpu"]:
         """The device on which clients train."""
         return "cpu"
@@ -60,7 +65,7 @@ class GraphTraining(Section):
         if self.learning_rate_schedule is not None and self.learning_rate_schedule.by_step:
             raise UserError(
                 f"training.learning_rate_schedule = {self.learning_rate_schedule.kind} changes within a round, which "
-                f"training.kind = {self.kind} does not; use milestones, step or cosine"
+                f"training.kind = {self.kind} does not; {BY_ROUND_ADVICE}"
             )
         if self.clusters_per_step is not None and self.clusters_per_step > task.data.n_clusters:
             raise UserError(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import psutil
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import Module
 
 from narrowcast.algorithms.local_training.chain_gradients import Tensors
 from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, to_array, to_tensor
+from narrowcast.algorithms.local_training.local_optimizer import Rate, only_gradient_descent
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
 from narrowcast.algorithms.local_training.rule_steps import train_by_rule
@@ -27,7 +27,7 @@ from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
 from narrowcast.platform.types import Arrays, FloatArray, IntArray, LocalUpdates
 
 if TYPE_CHECKING:
-    from narrowcast.algorithms.local_training.sgd import SGD
+    from narrowcast.algorithms.local_training.sgd import NetworkTraining
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -109,8 +109,8 @@ def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     loader = Loader(*_samples(calls, order), device, dtype)
     steps = Steps(
         learning_rates=[_rate_of(each, owner[order], loader) for each in rates.T],
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
+        optimizer=training.local_optimizer,
+        weight_decay=training.gradient_decay,
         clip_norm=training.clip_norm,
         proximal=terms[0].proximal,
         correction=of_clients([each.correction or {} for each in terms]),
@@ -147,10 +147,10 @@ def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     ]
 
 
-def _rate_of(rates: FloatArray, owner: IntArray, loader: Loader) -> float | Tensor:
+def _rate_of(rates: FloatArray, owner: IntArray, loader: Loader) -> Rate:
     """Return the learning rate of one step of the calls [R]: a number if they share it, else one per client, [C]."""
     rounded = rates.astype(ARRAY_TYPES[loader.dtype])
-    return float(rates[0]) if (rounded == rounded[0]).all() else to_tensor(rounded[owner], loader.device)
+    return float(rates[0]) if (rounded == rounded[0]).all() else to_tensor(rates[owner], loader.device)
 
 
 def _rate_sums(rates: FloatArray, steps: IntArray) -> FloatArray:
@@ -165,13 +165,13 @@ def _places(order: IntArray) -> IntArray:
     return places
 
 
-def network_of(task: Task[Samples, SGD]) -> NeuralNetwork:
-    """Return the task's model, which `SGD.check` has found to be a network."""
+def network_of(task: Task[Samples, NetworkTraining]) -> NeuralNetwork:
+    """Return the task's model, which `NetworkTraining.check` has found to be a network."""
     assert isinstance(task.model, NeuralNetwork), "check() has seen to it"
     return task.model
 
 
-def module_of(task: Task[Samples, SGD]) -> Module:
+def module_of(task: Task[Samples, NetworkTraining]) -> Module:
     """Return the module that all clients train, without values."""
     return skeleton(network_of(task), task.data)
 
@@ -180,20 +180,19 @@ def _joined(parts: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def padded_batch(task: Task[Samples, SGD]) -> int:
+def padded_batch(task: Task[Samples, NetworkTraining]) -> int:
     """Return the size to which batches are padded; rounding depends on it, so that it is the same for all chunks."""
     most, size = max(int(task.data.examples.max(initial=0)), 1), task.training.batch_size
     return most if size == "all" else min(size, most)
 
 
-def _check_rule(task: Task[Samples, SGD]) -> None:
-    if task.training.momentum:
-        raise UserError(
-            f"training.momentum = {task.training.momentum:g}: the algorithm's own local step has no momentum; set 0"
-        )
+def _check_rule(task: Task[Samples, NetworkTraining]) -> None:
+    only_gradient_descent(task, "the algorithm's own local step goes along gradients")
+    if momentum := getattr(task.training, "momentum", 0.0):
+        raise UserError(f"training.momentum = {momentum:g}: the algorithm's own local step has no momentum; set 0")
 
 
-def _check_memory(task: Task[Samples, SGD], n_clients: int) -> None:
+def _check_memory(task: Task[Samples, NetworkTraining], n_clients: int) -> None:
     """Raise `MemoryError` if one step's features do not fit: each client's are padded to those of the largest one."""
     values = n_clients * padded_batch(task) * prod(task.data.train.features.shape[1:])
     features = network_of(task).torch_dtype.itemsize * values

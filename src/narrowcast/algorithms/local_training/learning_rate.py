@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.section import Section
 from narrowcast.platform.units import ROUNDS
+
+BY_ROUND_ADVICE = "use constant, step, milestones or cosine, or warmup over rounds"
+"""What to do where a schedule changes within a round, and the training or the algorithm cannot."""
 
 
 class LearningRateSchedule(Protocol):
@@ -114,9 +117,53 @@ class InverseTime(Section):
         return 2 / (self.alpha * (self.gamma + step + 1))
 
 
+class Warmup(Section):
+    """The learning rate rises linearly from a share of it over the first rounds, or over the first local steps.
+
+    The factor is that of `schedule` times the share, which is `initial_share` in round 1, or at the first step, and 1
+    after `rounds` rounds, or `steps` steps. Both count from the start of the run: `{kind: warmup, rounds: 5, schedule:
+    {kind: cosine, rounds: 100}}` ends at round 100. Steps are those of the client with most examples.
+
+    Reference: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677), section 2.2.
+    """
+
+    kind: Literal["warmup"] = "warmup"
+    rounds: int | None = Field(
+        None, ge=1, description="rounds over which the learning rate rises; or steps", json_schema_extra=ROUNDS
+    )
+    steps: int | None = Field(None, ge=1, description="local steps over which the learning rate rises; or rounds")
+    initial_share: float = Field(0.1, gt=0, le=1, description="share of the learning rate at the start")
+    schedule: RateSchedule | None = Field(None, description="schedule of the whole learning rate; null: constant")
+
+    @model_validator(mode="after")
+    def _by_one_unit(self) -> Self:
+        if (self.rounds is None) == (self.steps is None):
+            raise ValueError("warmup rises over rounds or over steps; give one of the two")
+        return self
+
+    @property
+    def by_step(self) -> bool:
+        """True if the rise, or the schedule, changes within a round."""
+        return self.steps is not None or (self.schedule is not None and self.schedule.by_step)
+
+    def factor(self, round_index: int, step: int) -> float:
+        """Return 1 - (1 - s) (1 - t) times the factor of `schedule`; t is the part of the rise that is over."""
+        passed = (round_index - 1) / self.rounds if self.rounds else step / (self.steps or 1)
+        share = 1 - (1 - self.initial_share) * (1 - min(passed, 1.0))
+        return share if self.schedule is None else share * self.schedule.factor(round_index, step)
+
+
 LEARNING_RATE_SCHEDULES = Registry(
     "learning_rate_schedule",
     LearningRateSchedule,
-    {"constant": Constant, "step": StepDecay, "milestones": Milestones, "cosine": Cosine, "inverse_time": InverseTime},
+    {
+        "constant": Constant,
+        "step": StepDecay,
+        "milestones": Milestones,
+        "cosine": Cosine,
+        "inverse_time": InverseTime,
+        "warmup": Warmup,
+    },
 )
 RateSchedule = Annotated[LearningRateSchedule, LEARNING_RATE_SCHEDULES]
+Warmup.model_rebuild()

@@ -1,4 +1,4 @@
-"""Local SGD of any torch module for all clients of a chunk, batched or client by client.
+"""Local training of any torch module for all clients of a chunk, batched or client by client.
 
 Both modes take the same steps on the same batches. Batched training stacks the clients' parameters along a leading axis
 and is faster if the work per client is small. Client-by-client training is for modules that cannot be batched and for
@@ -26,6 +26,13 @@ from narrowcast.algorithms.local_training.chain_gradients import (
     sample_losses,
 )
 from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, float32_products, to_array, to_tensor
+from narrowcast.algorithms.local_training.local_optimizer import (
+    GradientDescent,
+    Kept,
+    LocalOptimizer,
+    Rate,
+    along,
+)
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.losses import Loss
@@ -37,16 +44,16 @@ from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
 @dataclass(frozen=True)
 class Steps:
-    """Parameters of a client's steps, taken in the order of torch's SGD.
+    """Parameters of a client's steps, taken in the order of torch's optimisers.
 
-    y -= lr v with v = momentum v + g + weight_decay y + correction. g is the gradient of the loss, multiplied by
-    `gains` [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes
-    the module's parameters from the trained values and `frozen` [1 or C, ...]. A learning rate is a scalar or [C];
-    there is one for each step, or one for all. `own` [C, ...] is for a rule that replaces y -= lr v.
+    `optimizer` takes them with g + weight_decay y + correction. g is the gradient of the loss, multiplied by `gains`
+    [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes the
+    module's parameters from the trained values and `frozen` [1 or C, ...]. A learning rate is a scalar or [C]; there is
+    one for each step, or one for all. `own` [C, ...] is for a rule that replaces the optimizer.
     """
 
-    learning_rates: Sequence[float | Tensor]
-    momentum: float = 0.0
+    learning_rates: Sequence[Rate]
+    optimizer: LocalOptimizer = field(default_factory=GradientDescent)
     weight_decay: float = 0.0
     clip_norm: float | None = None
     proximal: float = 0.0
@@ -56,15 +63,15 @@ class Steps:
     frozen: Tensors = field(default_factory=dict)
     own: Tensors = field(default_factory=dict)
 
-    def learning_rate(self, step: int) -> float | Tensor:
+    def learning_rate(self, step: int) -> Rate:
         """Return the learning rate of a step."""
         return self.learning_rates[min(step, len(self.learning_rates) - 1)]
 
     @cached_property
     def plain(self) -> bool:
         """Return whether a step is the gradient of the loss and nothing else."""
-        terms = (self.momentum, self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
-        return not any(terms)
+        terms = (self.weight_decay, self.clip_norm, self.proximal, self.gains, self.correction)
+        return self.optimizer == GradientDescent() and not any(terms)
 
 
 @dataclass(frozen=True)
@@ -161,14 +168,14 @@ def _train_batched(
 ) -> FloatArray:
     module = callable_of(module, loader.device)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps)
-    velocity: Tensors = {}
+    kept: Kept = {}
     losses = []
     for step, batch in enumerate(loader.batches(schedule)):
         training = slice(0, batch.labels.shape[0])
         now = rows_of(values, training)
         gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
         losses.append(of_samples)
-        _step(now, start, gradients, velocity, steps, training, steps.learning_rate(step))
+        _step(now, start, gradients, kept, steps, training, step)
     if not losses:
         return np.empty(0)
     of_batches = np.where(schedule.valid, to_array(torch.cat(losses)), 0.0)
@@ -237,7 +244,7 @@ def _train_each(
     for parameter in trained_of(own_module).values():
         parameter.data = _channels_last(parameter.data)
     for client, n_steps in enumerate(schedule.steps):
-        velocity: Tensors = {}
+        kept: Kept = {}
         mine = slice(client, client + 1)
         begin, frozen = rows_of(start, mine), {name: values[0] for name, values in rows_of(steps.frozen, mine).items()}
         leaves: Tensors
@@ -258,7 +265,7 @@ def _train_each(
             objective = mean + decay_of_rebuilt(parameters, steps)
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
             rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
-            _step(now, begin, rows, velocity, steps, mine, steps.learning_rate(step))
+            _step(now, begin, rows, kept, steps, mine, step)
         for name, tensor in now.items():
             values[name][client] = tensor[0]
     return to_array(losses).astype(np.float64)
@@ -286,25 +293,18 @@ def _step(
     values: Tensors,
     start: Tensors,
     gradients: Tensors,
-    velocity: Tensors,
+    kept: Kept,
     steps: Steps,
     rows: slice,
-    rate: float | Tensor,
+    step: int,
 ) -> None:
     """Move the values [a, ...] of the clients `rows` by one step, in place; `start` is [1 or C, ...]."""
+    rate = steps.learning_rate(step)
     if isinstance(rate, float) and steps.plain:
         torch._foreach_sub_([values[name] for name in gradients], list(gradients.values()), alpha=rate)
         return
     add_terms(values, start, gradients, steps, rows)
-    count = rows.stop - rows.start
-    for name, gradient in gradients.items():
-        if steps.momentum:
-            before = velocity.get(name)
-            velocity[name] = gradient if before is None else gradient.add_(before[:count], alpha=steps.momentum)
-        if isinstance(rate, float):
-            values[name].sub_(gradient, alpha=rate)
-        else:
-            values[name].addcmul_(gradient, _along(rate[rows], gradient), value=-1)
+    steps.optimizer.move(values, gradients, kept, rate if isinstance(rate, float) else rate[rows], step)
 
 
 def add_terms(values: Tensors, start: Tensors, gradients: Tensors, steps: Steps, rows: slice) -> None:
@@ -320,14 +320,9 @@ def add_terms(values: Tensors, start: Tensors, gradients: Tensors, steps: Steps,
         # in turn: the rounding of torch's sum over many tensors depends on the number of clients in the batch
         scale = (steps.clip_norm / reduce(torch.add, squares).sqrt().clamp(min=1e-12)).clamp(max=1.0)
         for gradient in gradients.values():
-            gradient.mul_(_along(scale, gradient))
+            gradient.mul_(along(scale, gradient))
     for name, gradient in gradients.items():
         if steps.weight_decay and not steps.rebuild:
             gradient.add_(values[name], alpha=steps.weight_decay)
         if name in steps.correction:
             gradient.add_(steps.correction[name][rows])
-
-
-def _along(values: Tensor, like: Tensor) -> Tensor:
-    """Reshape one value per client [a] so that it multiplies tensors [a, ...]."""
-    return values.view(-1, *[1] * (like.ndim - 1))

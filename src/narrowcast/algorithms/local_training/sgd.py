@@ -1,4 +1,4 @@
-"""Local training of neural networks: SGD on the mean of the model's loss, for any torch module."""
+"""Local training of neural networks: the common part of its optimisers, and SGD."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from narrowcast.algorithms.local_training.joined_calls import (
     train_as_one,
 )
 from narrowcast.algorithms.local_training.learning_rate import RateSchedule
+from narrowcast.algorithms.local_training.local_optimizer import GradientDescent, LocalOptimizer
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
@@ -30,8 +31,8 @@ from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 
-class SGD(Section):
-    """Mini-batch SGD over shuffled epochs, with momentum, weight decay and gradient clipping.
+class NetworkTraining(Section):
+    """Mini-batch steps over shuffled epochs on the gradient of the loss; a subclass says which steps.
 
     `execution: auto` trains a chunk as one batched program if that is known to be faster (chains of linear layers) and
     client by client otherwise (convolutions, recurrent layers, user modules). On a GPU it batches every module that can
@@ -40,8 +41,8 @@ class SGD(Section):
 
     computes_start_loss: ClassVar[bool] = True  # for `LocalTerms.start_loss`
     computes_start_gradient: ClassVar[bool] = True  # for `LocalTerms.start_gradient`
-    kind: Literal["sgd"] = "sgd"
-    learning_rate: float = Field(0.1, gt=0, description="step size of local SGD")
+    kind: str
+    learning_rate: float = Field(0.1, gt=0, description="step size of local training")
     learning_rate_schedule: RateSchedule | None = Field(
         None, description="factor of learning_rate by round or local step; null: constant"
     )
@@ -49,13 +50,27 @@ class SGD(Section):
         10, description="samples per step; all: every sample of the client, one step per epoch"
     )
     epochs: int = Field(1, ge=1, description="local epochs per participation")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local SGD, reset at each participation")
     weight_decay: float = Field(0.0, ge=0, description="coefficient of the parameters in the gradient")
     clip_norm: float | None = Field(None, gt=0, description="largest L2 norm of a step's gradient; null: no clipping")
     execution: Literal["auto", "batched", "per_client"] = Field(
         "auto", description="train a chunk as one tensor program, client by client, or the faster of the two"
     )
     device: Device = Field("cpu", description="device on which clients train")
+
+    @property
+    def local_optimizer(self) -> LocalOptimizer:
+        """The step that a client takes with a gradient."""
+        raise NotImplementedError
+
+    @property
+    def gradient_decay(self) -> float:
+        """The coefficient of the parameters in the gradient."""
+        return self.weight_decay
+
+    @property
+    def descends_gradients(self) -> bool:
+        """True if a client moves against its gradients, or their running sum, times the learning rate."""
+        return isinstance(self.local_optimizer, GradientDescent)
 
     def check(self, task: Task) -> None:
         """Raise `UserError` unless the model is a neural network that can be trained in the chosen mode."""
@@ -69,7 +84,7 @@ class SGD(Section):
                 "use per_client"
             )
 
-    def rates(self, task: Task[Samples, SGD], round_index: int, n_steps: int) -> FloatArray:
+    def rates(self, task: Task[Samples, NetworkTraining], round_index: int, n_steps: int) -> FloatArray:
         """Return the learning rate of each local step of a round, [n_steps], or of all of them, [1]."""
         schedule = self.learning_rate_schedule
         if schedule is None:
@@ -79,11 +94,13 @@ class SGD(Section):
         steps = range(n_steps if schedule.by_step else 1)
         return self.learning_rate * np.array([schedule.factor(round_index, before + step) for step in steps])
 
-    def samples(self, task: Task[Samples, SGD], clients: IntArray) -> IntArray:
+    def samples(self, task: Task[Samples, NetworkTraining], clients: IntArray) -> IntArray:
         """Return the number of examples of each client, [C]."""
         return task.data.examples[clients]
 
-    def train(self, server: Arrays, chunk: Chunk, task: Task[Samples, SGD], terms: LocalTerms) -> LocalUpdates:
+    def train(
+        self, server: Arrays, chunk: Chunk, task: Task[Samples, NetworkTraining], terms: LocalTerms
+    ) -> LocalUpdates:
         """Train the clients of the chunk."""
         return train_as_one([LocalCall(server, chunk, task, terms)])[0]
 
@@ -103,7 +120,7 @@ class SGD(Section):
             updates.update(zip(indices, train_as_one([calls[index] for index in indices]), strict=True))
         return [updates[index] for index in range(len(calls))]
 
-    def mode(self, task: Task[Samples, SGD]) -> Literal["batched", "per_client"]:
+    def mode(self, task: Task[Samples, NetworkTraining]) -> Literal["batched", "per_client"]:
         """Return the mode that `execution: auto` selects for this model, or `execution` itself."""
         if self.execution != "auto":
             return self.execution
@@ -112,7 +129,23 @@ class SGD(Section):
         return "batched" if gains or (self.device == "cuda" and _batchable(task) is None) else "per_client"
 
 
-def _batchable(task: Task[Samples, SGD]) -> str | None:
+class SGD(NetworkTraining):
+    """Mini-batch SGD over shuffled epochs, with momentum, weight decay and gradient clipping.
+
+    `execution: auto` is that of all trainings of networks: a chunk as one batched program if that is known to be
+    faster, client by client otherwise.
+    """
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of local SGD, reset at each participation")
+
+    @property
+    def local_optimizer(self) -> GradientDescent:
+        """Gradient descent."""
+        return GradientDescent(self.momentum)
+
+
+def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
     """Return why the module cannot be called with a client axis, or None if it can."""
     module, dtype = callable_of(module_of(task), "cpu"), network_of(task).torch_dtype
     start = {name: torch.zeros(2, *shape, dtype=dtype) for name, shape in shapes_of(module).items()}
