@@ -71,6 +71,11 @@ def the_order_of_the_clients_does_not_matter(aggregator: Aggregator) -> None:
     hold(not far, "clients in another order have another aggregate")
 
 
+def digest_of(aggregator: Aggregator) -> str:
+    """Return the sha256 of the aggregate of seven changes."""
+    return digest(aggregator.aggregate(*_changes(7)))
+
+
 LAWS = (
     an_aggregate_has_the_shape_of_one_change,
     an_aggregate_depends_on_its_arguments_alone,

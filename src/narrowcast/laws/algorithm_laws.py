@@ -365,6 +365,13 @@ def through_a_fine_quantiser(case: Trained) -> Algorithm | None:
     return fine
 
 
+def digest_of(case: Trained) -> str:
+    """Return the sha256 of what all clients send in round 1, and of the server's state and theirs after it."""
+    result = train_everyone(case.algorithm, case.task)
+    server = stepped_server(case.algorithm, case.task, result)
+    return digest({**{f"server {name}": values for name, values in server.items()}, **result.state})
+
+
 UNCODED = (
     results_do_not_depend_on_the_placement_or_order_of_chunks,
     a_resumed_run_equals_the_uninterrupted_run,

@@ -164,6 +164,14 @@ def an_update_that_is_not_finite_is_refused(case: Chained) -> None:
     hold(condition=False, reason="it was encoded")
 
 
+def digest_of(case: Chained) -> str:
+    """Return the sha256 of the update's bytes, of the state after them, and of the tensors that they decode to."""
+    encoded, after = case.codec.encode_with_state(case.update, KEY, case.state)
+    sent = encoded.to_bytes()
+    decoded = case.codec.decode(sent, case.shapes, KEY)
+    return digest({**after, "bytes": np.frombuffer(sent, np.uint8), **{f"decoded {k}": v for k, v in decoded.items()}})
+
+
 LAWS = (
     messages_decode_to_finite_tensors_of_the_same_shapes,
     wire_bits_are_the_length_of_the_bytes_and_at_most_max_bits,

@@ -64,6 +64,12 @@ def _sound(check: Callable[[Dataset], None], data: Dataset) -> None:
         raise LawBrokenError(str(fault)) from fault
 
 
+def digest_of(case: Loaded) -> str:
+    """Return the digest of the data, loaded anew."""
+    data: Dataset = case.source.load()
+    return data.digest
+
+
 LAWS = (
     loading_again_gives_the_same_digest,
     every_client_has_examples_that_are_counted,

@@ -75,6 +75,11 @@ def rounds_are_numbered_and_time_does_not_run_backwards(case: Scheduled) -> None
     hold(sum(each.delivered for each in records), "no update was delivered")
 
 
+def digest_of_schedule(case: Scheduled) -> str:
+    """Return the sha256 of the model after the last round."""
+    return sha256(ALGORITHM, run(case.plan, ALGORITHM, case.task))
+
+
 SCHEDULE_LAWS = (
     the_results_do_not_depend_on_placement,
     the_results_do_not_depend_on_a_resume,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from narrowcast.laws.law import hold, refused
-from narrowcast.laws.rehearsal import N_CLIENTS, sample_sets
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, sample_sets
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.losses import Loss
@@ -93,6 +93,11 @@ def the_metric_of_the_means_is_a_number(case: Scored) -> None:
     means = case.values().to(torch.float64).mean(0).reshape(-1).numpy()
     value = case.measure.of_means(means)
     hold(isinstance(value, float) and math.isfinite(value), f"it is {value!r}")
+
+
+def digest_of(case: Scored) -> str:
+    """Return the sha256 of the values."""
+    return digest({"values": case.values().numpy()})
 
 
 _OF_BOTH = (every_sample_has_a_value, a_sample_does_not_depend_on_the_others, the_values_are_deterministic)

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from narrowcast.laws.law import hold, refused
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, graph, interactions, rating_matrix, sample_sets
+from narrowcast.laws.rehearsal import (
+    N_CLIENTS,
+    digest,
+    digest_of_updates,
+    graph,
+    interactions,
+    local_call,
+    rating_matrix,
+    sample_sets,
+    task_on,
+    trained,
+)
 from narrowcast.platform.client_contracts import MeasuresClients
 from narrowcast.platform.contracts import Dataset, Model, Split
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HasHiddenUnits
 from narrowcast.platform.models.neural_network import NeuralNetwork
-from narrowcast.platform.types import Arrays
+from narrowcast.platform.types import Arrays, IntArray, LocalUpdates
 
 _MEANS = ("loss", "accuracy", "hr@10", "ndcg@10")  # metrics that are means over samples
 SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -32,6 +44,19 @@ class Fitted:
     def metrics(self, split: Split) -> Mapping[str, float]:
         """Evaluate the model as it is before round 1."""
         return self.model.evaluate(self.model.init_server(self.data, 0), self._clients(), self.data, split)
+
+    @property
+    def learners(self) -> IntArray:
+        """Three clients with samples, or as many as there are; the last has the fewest."""
+        examples = self.data.examples
+        some = np.flatnonzero(examples)[-3:]
+        return some[np.argsort(-examples[some], kind="stable")]
+
+    def trained(self, clients: IntArray) -> LocalUpdates:
+        """Train these clients in round 1, as one chunk."""
+        task = task_on(self.data, self.model)
+        task.training.check(task)
+        return trained(local_call(task, self.model.init_server(self.data, 0), clients))
 
     def _clients(self) -> Arrays:
         return self.model.init_clients(self.data, 0)
@@ -155,6 +180,26 @@ def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
     hold(sizes[0] == sizes[1], f"half of its units have {sizes[0]} values, and n_values says {sizes[1]}")
 
 
+def training_it_again_gives_the_same_updates(case: Fitted) -> None:
+    """Train three clients twice, and the last of them alone, from a pickled task as another process does."""
+    clients = case.learners
+    first, again = (case.trained(clients) for _ in range(2))
+    hold(digest_of_updates(first) == digest_of_updates(again), "the same clients learn something else the second time")
+    alone = replace(case, model=pickle.loads(pickle.dumps(case.model))).trained(clients[-1:])
+    for name, values in first.changes.items():
+        hold(np.isfinite(values).all(), f"the change of {name} is not finite")
+        scale = float(np.abs(values).max(initial=0))
+        near = float(np.abs(alone.changes[name][0] - values[-1]).max(initial=0)) <= 1e-4 * scale + 1e-12
+        hold(near, f"what client {clients[-1]} learns of {name} depends on the clients beside it")
+
+
+def digest_of(case: Fitted) -> str:
+    """Return the sha256 of the initial parameters, and of what clients learn from them."""
+    server, clients = case.model.init_server(case.data, 0), case.model.init_clients(case.data, 0)
+    initial = {**{f"server {name}": values for name, values in server.items()}, **clients}
+    return digest(initial) + digest_of_updates(case.trained(case.learners))
+
+
 def _read_only(values: np.ndarray) -> np.ndarray:
     copy = np.array(values)
     copy.flags.writeable = False
@@ -169,4 +214,5 @@ LAWS = (
     evaluating_changes_nothing,
     each_client_is_measured_on_its_own_samples,
     the_order_of_hidden_units_changes_no_metric,
+    training_it_again_gives_the_same_updates,
 )

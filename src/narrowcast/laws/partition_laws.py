@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import digest
 from narrowcast.platform.data.partition import Partitioner
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import IntArray
@@ -100,6 +101,12 @@ def no_global_generator_is_used(case: Dealt) -> None:
 
 def _global_states() -> dict[str, Any]:
     return {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}
+
+
+def digest_of(case: Dealt) -> str:
+    """Return the sha256 of the order of the samples and of where each client's begin."""
+    order, indptr = case.deal()
+    return digest({"order": order, "indptr": indptr})
 
 
 LAWS = (

@@ -14,6 +14,7 @@ from narrowcast.algorithms.channel.links import Channel, Links
 from narrowcast.algorithms.channel.regions import GaussianRegion, Independent, Region, contains
 from narrowcast.algorithms.federated.rank_policy import RankPolicy
 from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import digest
 from narrowcast.platform.types import IntArray, Profiles
 
 
@@ -71,6 +72,13 @@ def links_are_rates_of_each_client(case: Heard) -> None:
             hold(contains(alone, rate * (1 - 1e-6)), "a client's own rate is outside of its region alone")
 
 
+def digest_of_channel(case: Heard) -> str:
+    """Return the sha256 of the links of three rounds."""
+    links = {index: case.draw(3, index) for index in (1, 2, 30)}
+    names = ("uplink_bits_per_second", "downlink_bits_per_second", "lost")
+    return digest({f"{name} {index}": getattr(each, name) for index, each in links.items() for name in names})
+
+
 CHANNEL_LAWS = (links_depend_on_seed_round_and_client_alone, links_are_rates_of_each_client)
 
 
@@ -124,6 +132,11 @@ def allocating_again_gives_the_same(case: Shared) -> None:
     """Allocate twice, the second time through pickle."""
     again = Shared(pickle.loads(pickle.dumps(case.allocation)), case.region)
     hold(np.array_equal(case.bits(100), again.bits(100)), "the bits differ")
+
+
+def digest_of_allocation(case: Shared) -> str:
+    """Return the sha256 of the bits."""
+    return digest({"bits": case.bits(100)})
 
 
 ALLOCATION_LAWS = (
@@ -185,6 +198,11 @@ def a_rank_depends_on_seed_round_and_client_alone(policy: RankPolicy) -> None:
 
 def _bits_at_rank(clients: int) -> IntArray:
     return np.broadcast_to(np.arange(9) * 80_000, (clients, 9))
+
+
+def digest_of_ranks(policy: RankPolicy) -> str:
+    """Return the sha256 of the ranks of a hundred clients."""
+    return digest({"ranks": policy.ranks(profiles_of(np.arange(100)), 8, _bits_at_rank(100), 5, 2)})
 
 
 RANK_POLICY_LAWS = (ranks_lie_between_none_and_the_highest, a_rank_depends_on_seed_round_and_client_alone)

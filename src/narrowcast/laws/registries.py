@@ -20,6 +20,7 @@ from narrowcast.laws import (
     model_laws,
     partition_laws,
     radio_laws,
+    second_process,
     server_optimizer_laws,
     simulation_laws,
     solver_laws,
@@ -88,6 +89,29 @@ LAWS: Mapping[str, LawsOf] = {
 }
 
 
+DIGESTS: Mapping[str, second_process.DigestOf] = {
+    "algorithm": algorithm_laws.digest_of,
+    "codec": codec_laws.digest_of,
+    "data": data_laws.digest_of,
+    "partition": partition_laws.digest_of,
+    "model": model_laws.digest_of,
+    "loss": loss_laws.digest_of,
+    "metric": loss_laws.digest_of,
+    "training": training_laws.digest_of,
+    "server_optimizer": server_optimizer_laws.digest_of,
+    "aggregator": aggregator_laws.digest_of,
+    "fleet": simulation_laws.digest_of_fleet,
+    "channel": radio_laws.digest_of_channel,
+    "allocation": radio_laws.digest_of_allocation,
+    "availability": simulation_laws.digest_of_availability,
+    "schedule": execution_laws.digest_of_schedule,
+    "rank_policy": radio_laws.digest_of_ranks,
+    "problem": solver_laws.digest_of_problem,
+    "solver": solver_laws.digest_of_solver,
+}
+"""The digest of a case of a registry: of results that no process may change."""
+
+
 def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) -> Iterator[Verdict]:
     """Try every law of a registry on an object of it, on small data sets or on the one that is given."""
     laws = LAWS[registry.name]
@@ -106,4 +130,9 @@ def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) 
     if not cases and laws.none:
         yield Verdict("it can be tried", 0, laws.none)
         return
-    yield from judge(laws.laws, cases)
+    if registry.name not in DIGESTS:
+        yield from judge(laws.laws, cases)
+        return
+    with second_process.started(DIGESTS[registry.name], cases) as verdict:
+        yield from judge(laws.laws, cases)
+        yield verdict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from narrowcast.algorithms.local_training.alternating_gradient import Alternatin
 from narrowcast.algorithms.local_training.factorisation_sgd import FactorisationSGD
 from narrowcast.algorithms.local_training.graph_training import GraphTraining
 from narrowcast.algorithms.local_training.sgd import SGD
-from narrowcast.platform.contracts import Algorithm, Executor, Task
+from narrowcast.platform.contracts import Algorithm, Executor, LocalCall, Task
 from narrowcast.platform.data.block_model import BlockModel
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.node_graph import NodeGraph
@@ -32,9 +32,15 @@ from narrowcast.platform.run import Run
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.state import RunState
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalTerms, LocalUpdates
 
 N_CLIENTS = 11
+_TRAININGS: Mapping[type[Any], Any] = {
+    RatingMatrix: AlternatingGradient(weight_decay=0.1),
+    NodeGraph: GraphTraining(epochs=2),
+    Interactions: FactorisationSGD(batch_size=16),
+    Samples: SGD(batch_size=4, epochs=2),
+}
 PLAN = Plan(rounds=5, clients_per_round=6, chunk_size=2, evaluate_every=2, checkpoint_every=1)
 
 
@@ -139,14 +145,38 @@ def task_of(model: Any, seed: int = 0, training: Any = None) -> Task:
     counts = np.random.default_rng(1).integers(1, 18, N_CLIENTS)
     data: Any
     if isinstance(model, MaskedFactorisation):
-        data, training = rating_matrix(counts), training or AlternatingGradient(weight_decay=0.1)
+        data = rating_matrix(counts)
     elif isinstance(model, GCN):
-        data, training = graph(), training or GraphTraining(epochs=2)
+        data = graph()
     elif isinstance(model, MatrixFactorisation):
-        data, training = interactions(counts), training or FactorisationSGD(batch_size=16)
+        data = interactions(counts)
     else:
-        data, training = samples(counts), training or SGD(batch_size=4, epochs=2)
+        data = samples(counts)
+    return task_on(data, model, seed, training)
+
+
+def task_on(data: Any, model: Any, seed: int = 0, training: Any = None) -> Task:
+    """Return a task on this data, by default with the training that suits it."""
+    training = training or next(each for kind, each in _TRAININGS.items() if isinstance(data, kind))
     return Task(data, LogNormalFleet().profiles(data.examples, seed), model, training, seed, PrivateSeed.derived(seed))
+
+
+def local_call(task: Task, server: Arrays, clients: Any) -> LocalCall:
+    """Return the training of these clients in round 1, as one chunk and without terms."""
+    who = np.array(list(clients))
+    private = {name: values[who] for name, values in task.model.init_clients(task.data, 0).items()}
+    return LocalCall(server, Chunk(1, 0, who, private), task, LocalTerms())
+
+
+def trained(call: LocalCall) -> LocalUpdates:
+    """Return what the clients of a call learn."""
+    updates: LocalUpdates = call.task.training.train(call.server, call.chunk, call.task, call.terms)
+    return updates
+
+
+def digest_of_updates(updates: LocalUpdates) -> str:
+    """Return the sha256 of what clients learnt."""
+    return digest({**updates.changes, **updates.state, "loss of a client": updates.loss})
 
 
 def local(algorithm: Algorithm, task: Task) -> LocalExecutor:

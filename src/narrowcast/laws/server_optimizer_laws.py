@@ -36,6 +36,12 @@ def _steps(optimizer: ServerOptimizer) -> Iterator[tuple[NDArray[Any], Arrays]]:
         yield direction, slots
 
 
+def digest_of(optimizer: ServerOptimizer) -> str:
+    """Return the sha256 of the last direction and slots."""
+    direction, slots = list(_steps(optimizer))[-1]
+    return digest({"": direction, **slots})
+
+
 def directions_and_slots_keep_their_shapes(optimizer: ServerOptimizer) -> None:
     """Take twenty steps along random changes."""
     initial = {name: values.shape for name, values in optimizer.init(np.zeros(_SHAPE, dtype=np.float32)).items()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.laws.law import hold
+from narrowcast.laws.rehearsal import digest
 from narrowcast.platform.contracts import Fleet
 from narrowcast.platform.simulation.availability import Availability
 from narrowcast.platform.types import BoolArray, Profiles
@@ -62,6 +63,12 @@ def rates_and_speeds_are_finite_and_above_zero(case: Equipped) -> None:
             values = np.asarray(getattr(profiles, name))
             bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
             hold(not bad.size, f"{name} of client {bad[:1]} is {values[bad[:1]]}")
+
+
+def digest_of_fleet(case: Equipped) -> str:
+    """Return the sha256 of the profiles of two seeds."""
+    profiles = {seed: case.profiles(seed) for seed in (0, 3)}
+    return digest({f"{name} {seed}": getattr(each, name) for seed, each in profiles.items() for name in RATES})
 
 
 FLEET_LAWS = (
@@ -120,6 +127,11 @@ def a_client_does_not_depend_on_who_else_there_is(case: Attended) -> None:
             np.array_equal(fewer, case.free(*moment)[: case.clients // 2]),
             f"at (seed, round, seconds) = {moment} the first half of the clients differs without the second",
         )
+
+
+def digest_of_availability(case: Attended) -> str:
+    """Return the sha256 of who is there at several moments."""
+    return digest({str(moment): case.free(*moment) for moment in MOMENTS})
 
 
 AVAILABILITY_LAWS = (

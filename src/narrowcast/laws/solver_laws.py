@@ -121,6 +121,16 @@ def _answer(posed: Posed, state: SolveState) -> str:
     return digest(answer)
 
 
+def digest_of_problem(source: ProblemSource) -> str:
+    """Return the digest of the problem, loaded anew."""
+    return source.load().digest
+
+
+def digest_of_solver(posed: Posed) -> str:
+    """Return the sha256 of the answer after some iterations."""
+    return _answer(posed, posed.run())
+
+
 PROBLEM_LAWS = (a_problem_is_the_same_in_every_process, a_problem_has_sizes)
 SOLVER_LAWS = (
     a_state_holds_arrays_of_numbers,

@@ -11,11 +11,11 @@ import numpy as np
 
 from narrowcast.laws.algorithm_laws import MODELS
 from narrowcast.laws.law import hold
-from narrowcast.laws.rehearsal import N_CLIENTS, digest, task_of
+from narrowcast.laws.rehearsal import N_CLIENTS, digest, digest_of_updates, local_call, task_of, trained
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.graph_convolution import GCN
-from narrowcast.platform.types import Arrays, Chunk, LocalTerms, LocalUpdates
+from narrowcast.platform.types import Arrays, LocalUpdates
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,13 @@ class Rehearsed:
         """The global parameters before round 1."""
         return self.task.model.init_server(self.task.data, 0)
 
-    def chunk(self, clients: Any) -> Chunk:
-        """These clients in round 1."""
-        who = np.array(list(clients))
-        private = self.task.model.init_clients(self.task.data, 0)
-        return Chunk(1, 0, who, {name: values[who] for name, values in private.items()})
+    def call(self, clients: Any) -> LocalCall:
+        """Return the training of these clients as a chunk of round 1."""
+        return local_call(self.task, self.server, clients)
 
     def train(self, clients: Any) -> LocalUpdates:
         """Train these clients as a chunk."""
-        updates: LocalUpdates = self.task.training.train(self.server, self.chunk(clients), self.task, LocalTerms())
-        return updates
+        return trained(self.call(clients))
 
 
 def cases(training: Any) -> dict[str, Rehearsed]:
@@ -90,7 +87,7 @@ def samples_are_those_that_it_trains_on(case: Rehearsed) -> None:
 
 def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
     """Train two chunks by one call of `train_together`."""
-    calls = [LocalCall(case.server, case.chunk(who), case.task, LocalTerms()) for who in ([0, 3], [4, 8])]
+    calls = [case.call(who) for who in ([0, 3], [4, 8])]
     together = case.task.training.train_together(calls)
     for who, updates in zip(([0, 3], [4, 8]), together, strict=True):
         alone = case.train(who)
@@ -98,6 +95,11 @@ def several_calls_together_give_what_they_give_alone(case: Rehearsed) -> None:
             scale = float(np.abs(values).max())
             near = float(np.abs(values - updates.changes[name]).max()) <= 1e-5 * scale + 1e-12
             hold(near, f"{name} of clients {who} differs by more than rounding")
+
+
+def digest_of(case: Rehearsed) -> str:
+    """Return the sha256 of what all clients learnt."""
+    return digest_of_updates(case.train(range(N_CLIENTS)))
 
 
 LAWS = (
