@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,11 @@ PART_NAMES = {
     TEST: ("test", "testing"),
 }
 """The names that parts of a data set go by in files and folders."""
+_MOST_CLASSES_OF_FRACTIONS = 20
+_FEWEST_OF_A_CLASS = 5
+_LARGEST_CLASS = 2**53
+"""Up to this, floating-point numbers have every whole number."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,10 @@ class OwnPart:
 class OwnSamples(Classification):
     """Samples of one's own; the distinct training labels, in ascending order, are the classes.
 
-    Labels that are fractions are numbers to be predicted, in regression; they may be several for each sample. With
-    `tokens`, labels [n, length] are the tokens that follow each position.
+    Labels that are fractions are numbers to be predicted, in regression; they may be several for each sample. Whole
+    numbers stored as fractions are classes if they are at most 20 different ones, each twice or more on average, and
+    so are one-hot rows; `targets` decides otherwise. With `tokens`, labels [n, length] are the tokens that follow each
+    position.
 
     Without a test set, `test_share` of the samples is held out, the same for every seed.
     """
@@ -63,9 +71,7 @@ class OwnSamples(Classification):
     test_share: float = Field(
         0.2, ge=0, lt=1, description="share of the samples held out for testing if the data have no test set"
     )
-    targets: Targets | None = Field(
-        None, description="what is predicted; null: numbers if labels are fractions, tokens or classes otherwise"
-    )
+    targets: Targets | None = Field(None, description="what is predicted; null: by the type of the labels, see above")
     tokens: bool = Field(
         False, description="whole numbers among the features are tokens, which an embedding takes, not quantities"
     )
@@ -78,11 +84,15 @@ class OwnSamples(Classification):
         `classes` are the names of the labels 0, 1, ... if the format has them. Raise `UserError` if samples cannot be
         used.
         """
+        parts = {key: replace(part, labels=_plain(part, tokens=self.tokens)) for key, part in parts.items()}
         train_part = parts[TRAIN]
         targets = self.targets or _targets(train_part, tokens=self.tokens)
         known: NDArray[Any] = np.empty(0)
         if targets == "classes":
-            known = np.arange(len(classes)) if classes is not None else np.unique(_class_labels(train_part))
+            n_columns = train_part.labels.shape[1] if _is_one_hot(train_part.labels) else 0
+            known = np.arange(n_columns if classes is None else len(classes))
+            if not len(known):
+                known = np.unique(_class_labels(train_part))
             if len(known) < 2:
                 raise UserError(f"{train_part.where}: all samples are of one class; there have to be two or more")
         ready = {key: Labelled(self._features(part), _labels(part, targets, known)) for key, part in parts.items()}
@@ -191,10 +201,52 @@ def _owners(users: NDArray[Any] | None, ids: NDArray[Any] | None) -> IntArray | 
     return np.where(ids[places] == users, places, -1)
 
 
+def _plain(part: OwnPart, *, tokens: bool) -> NDArray[Any]:
+    """Return labels with bytes as text, and [n, 1] as [n]."""
+    labels = np.asarray(part.labels)
+    if labels.dtype.kind == "S":
+        try:
+            labels = np.char.decode(labels, "utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{part.where}: labels are bytes that are not UTF-8; convert them to text") from error
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 and not tokens else labels
+
+
 def _targets(part: OwnPart, *, tokens: bool) -> Targets:
-    if np.asarray(part.labels).dtype.kind == "f":
+    """Return what labels without `targets` are; raise `UserError` if whole numbers may be either."""
+    labels = part.labels
+    if labels.dtype.kind != "f":
+        return "tokens" if tokens and labels.ndim == 2 else "classes"
+    one_hot = _is_one_hot(labels)
+    if not one_hot and (labels.ndim != 1 or not _are_whole(labels)):
         return "numbers"
-    return "tokens" if tokens and np.ndim(part.labels) == 2 else "classes"
+    distinct = np.unique(labels)
+    if not one_hot and len(distinct) > _MOST_CLASSES_OF_FRACTIONS:
+        if _FEWEST_OF_A_CLASS * len(distinct) > len(labels) or np.ptp(distinct) + 1 > len(distinct):
+            return "numbers"
+        raise UserError(
+            f"{part.where}: labels are the whole numbers {distinct[0]:g} to {distinct[-1]:g} stored as {labels.dtype}; "
+            "set data.targets=classes or data.targets=numbers"
+        )
+    if not one_hot and 2 * len(distinct) > len(labels):
+        return "numbers"
+    _log.warning(
+        "%s: labels are %s stored as %s, and taken for %d classes; data.targets=numbers predicts them as numbers",
+        part.where, "one-hot rows" if one_hot else "whole numbers", labels.dtype,
+        labels.shape[1] if one_hot else len(distinct),
+    )  # fmt: skip
+    return "classes"
+
+
+def _is_one_hot(labels: NDArray[Any]) -> bool:
+    if labels.ndim != 2 or labels.shape[1] < 2 or not len(labels) or labels.dtype.kind not in "buif":
+        return False
+    return bool(((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all())
+
+
+def _are_whole(labels: NDArray[Any]) -> bool:
+    numbers = labels.astype(np.float64)
+    return bool((np.floor(numbers) == numbers).all() and (np.abs(numbers) < _LARGEST_CLASS).all())
 
 
 def _labels(part: OwnPart, targets: Targets, known: NDArray[Any]) -> NDArray[Any]:
@@ -205,7 +257,7 @@ def _labels(part: OwnPart, targets: Targets, known: NDArray[Any]) -> NDArray[Any
 
 def _checked_labels(part: OwnPart, kinds: str, expected: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
     """Return the labels; raise `UserError` if there are none, or they have another type or shape."""
-    labels = np.asarray(part.labels)
+    labels = part.labels
     if not np.ndim(part.features):
         raise UserError(f"{part.where}: features are a single number; give an array [samples, features] or more")
     if labels.ndim not in dimensions or len(labels) != len(part.features):
@@ -228,7 +280,19 @@ def _checked_labels(part: OwnPart, kinds: str, expected: str, dimensions: tuple[
 
 
 def _class_labels(part: OwnPart) -> NDArray[Any]:
-    return _checked_labels(part, "buiUT", "one class, a whole number or text,", (1,))
+    """Return the label of each sample's class, [n]: of one-hot rows the place of the 1."""
+    if _is_one_hot(part.labels):
+        part = replace(part, labels=part.labels.argmax(axis=1))
+    labels = _checked_labels(part, "buifUT", "one class, a whole number or text,", (1,))
+    if labels.dtype.kind != "f":
+        return labels
+    if not _are_whole(labels):
+        wrong = next(sample for sample, label in enumerate(labels) if not _are_whole(labels[sample : sample + 1]))
+        raise UserError(
+            f"{part.where}: label {labels[wrong]} of sample {wrong} is no whole number, as classes are; correct or "
+            "remove such samples, or set data.targets=numbers"
+        )
+    return labels.astype(np.int64)
 
 
 def _numbers(part: OwnPart) -> NDArray[np.float32]:
@@ -257,6 +321,10 @@ def _next_tokens(part: OwnPart) -> IntArray:
 def _numbered(part: OwnPart, known: NDArray[Any]) -> IntArray:
     """Return the number of each label's class."""
     labels = _class_labels(part)
+    if (labels.dtype.kind in "UT") != (known.dtype.kind in "UT"):
+        text, number = f"text, such as {labels[0]!s:.20}", f"numbers, such as {labels[0]}"
+        its, theirs = (text, "numbers") if labels.dtype.kind in "UT" else (number, "text")
+        raise UserError(f"{part.where}: labels are {its}, and those of the training samples {theirs}; write them alike")
     if (wrong := np.flatnonzero(~np.isin(labels, known))).size:
         shown = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
         raise UserError(

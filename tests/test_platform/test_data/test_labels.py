@@ -1,0 +1,209 @@
+"""Labels as files have them: what is classes, what is numbers, and what is refused, in arrays and Hugging Face sets."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from narrowcast.platform.data.hugging_face import HuggingFace
+from narrowcast.platform.data.npz import NPZ
+from narrowcast.platform.errors import UserError
+
+N = 60
+ROWS = np.arange(N)
+FEATURES = np.random.default_rng(0).normal(size=(N, 5)).astype(np.float32)
+WHOLE = {"clients": 2, "validation_share": 0, "test_share": 0}
+
+
+def loaded(folder: Path, labels: Any, *, fields: dict[str, Any] | None = None, **arrays: Any) -> Any:
+    np.savez(folder / "a.npz", x=FEATURES, y=labels, **arrays)
+    return NPZ(path=folder / "a.npz", **WHOLE | (fields or {})).load()
+
+
+CLASSES: dict[str, tuple[Any, list[int]]] = {
+    "whole numbers as floats": ((ROWS % 3).astype(float), [0, 1, 2]),
+    "float16": ((ROWS % 3).astype(np.float16), [0, 1, 2]),
+    "with gaps, as floats": (np.array([3.0, 17.0, 99.0])[ROWS % 3], [0, 1, 2]),
+    "-1 and 1": (ROWS % 2 * 2 - 1, [0, 1, 0]),
+    "-1.0 and 1.0": (ROWS % 2 * 2.0 - 1, [0, 1, 0]),
+    "bool": (ROWS % 2 == 1, [0, 1, 0]),
+    "text": (np.array(["b", "a", "ü"])[ROWS % 3], [1, 0, 2]),
+    "bytes": (np.array([b"b", b"a", "ü".encode()])[ROWS % 3], [1, 0, 2]),
+    "one column": ((ROWS % 3)[:, np.newaxis].astype(np.uint8), [0, 1, 2]),
+    "one column of floats": ((ROWS % 3)[:, np.newaxis].astype(float), [0, 1, 2]),
+    "one-hot": (np.eye(3, dtype=np.int64)[ROWS % 3], [0, 1, 2]),
+    "one-hot floats": (np.eye(3, dtype=np.float32)[ROWS % 3], [0, 1, 2]),
+    "one-hot bool": (np.eye(3, dtype=bool)[ROWS % 3], [0, 1, 2]),
+    "unsigned beyond int64": (np.array([2**63, 2**63 + 1], np.uint64)[ROWS % 2], [0, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_these_are_classes(tmp_path: Path, kind: str) -> None:
+    labels, expected = CLASSES[kind]
+    data = loaded(tmp_path, labels)
+    assert data.targets == "classes"
+    assert data.train.labels[:3].tolist() == expected
+    assert data.n_classes == max(expected) + 1
+
+
+def test_a_one_hot_column_without_a_sample_is_a_class(tmp_path: Path) -> None:
+    assert loaded(tmp_path, np.eye(4)[ROWS % 3]).n_classes == 4
+
+
+NUMBERS: dict[str, Any] = {
+    "fractions": ROWS / 7,
+    "whole, but each its own": ROWS.astype(float),
+    "ages": np.array([23.0, 41.0, 64.0])[ROWS % 3] + ROWS // 3,
+    "several": np.stack([ROWS, ROWS * 2.0], axis=1),
+    "shares": np.full((N, 2), 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_these_are_numbers(tmp_path: Path, kind: str) -> None:
+    data = loaded(tmp_path, NUMBERS[kind])
+    assert data.targets == "numbers"
+    assert (data.train.labels == np.reshape(NUMBERS[kind], (N, -1)).astype(np.float32)).all()
+
+
+def test_a_field_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stars = (ROWS % 5 + 1).astype(float)
+    with caplog.at_level(logging.WARNING):
+        assert loaded(tmp_path, stars).n_classes == 5
+    assert "labels are whole numbers stored as float64, and taken for 5 classes; data.targets=numbers" in caplog.text
+    caplog.clear()
+    assert loaded(tmp_path, stars, fields={"targets": "numbers"}).train.labels[:2].tolist() == [[1], [2]]
+    assert loaded(tmp_path, ROWS, fields={"targets": "numbers"}).targets == "numbers"
+    assert loaded(tmp_path, ROWS.astype(float), fields={"targets": "classes"}).n_classes == N
+    assert loaded(tmp_path, np.eye(3)[ROWS % 3], fields={"targets": "numbers"}).train.labels.shape == (N, 3)
+    assert not caplog.text
+    many = np.tile(np.arange(30.0), 10)
+    np.savez(tmp_path / "m.npz", x=np.zeros((300, 2)), y=many)
+    with pytest.raises(UserError, match=r"0 to 29 stored as float64; set data.targets=classes or data.targets=numbers"):
+        NPZ(path=tmp_path / "m.npz", **WHOLE).load()
+
+
+@pytest.mark.parametrize(
+    ("labels", "test_labels", "fields", "message"),
+    [
+        (np.where(ROWS == 7, np.nan, ROWS % 3), None, {}, "sample 7 has a label that is no finite float32 number"),
+        (
+            np.where(ROWS == 7, np.nan, ROWS % 3),
+            None,
+            {"targets": "classes"},
+            "label nan of sample 7 is no whole number, as classes are; .*data.targets=numbers",
+        ),
+        ((ROWS % 3).astype(float), ROWS / 2, {}, "x_test: label 0.5 of sample 1 is no whole number"),
+        (ROWS % 3, ROWS % 4, {}, r"x_test: label 3 of sample 3 is not a class of the training samples \(0, 1, 2\)"),
+        (ROWS % 3, (ROWS % 3).astype(str), {}, "x_test: labels are text, such as 0, and those of .* numbers; write"),
+        (
+            (ROWS % 3).astype(str),
+            ROWS % 3,
+            {},
+            "x_test: labels are numbers, such as 0, and those of .* text; write",
+        ),
+        (np.array([b"\xff", b"a"])[ROWS % 2], None, {}, "labels are bytes that are not UTF-8"),
+        ((ROWS % 3).astype(object), None, {}, "Object arrays cannot be loaded"),
+        (ROWS * 0.0, None, {}, "all samples are of one class"),
+        (ROWS.astype(complex), None, {}, "labels are complex128"),
+        (ROWS.astype("M8[s]"), None, {}, "labels are datetime64"),
+        (np.ones((N, 2), int), None, {}, r"samples have labels of the shape \[60, 2\]; give one class"),
+    ],
+)
+def test_other_labels_are_one_line(
+    tmp_path: Path, labels: Any, test_labels: Any, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        loaded(
+            tmp_path,
+            labels,
+            fields=fields,
+            **({} if test_labels is None else {"x_test": FEATURES, "y_test": test_labels}),
+        )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["validation", "valid", "val", "dev"])
+def test_arrays_of_parts_go_by_usual_names(tmp_path: Path, end: str, caplog: pytest.LogCaptureFixture) -> None:
+    arrays = {f"x_{end}": FEATURES[:7], f"y_{end}": ROWS[:7] % 3, "x_test": FEATURES[:9], "y_test": ROWS[:9] % 3}
+    data = loaded(tmp_path, ROWS % 3, **arrays, feature_names=np.array(list("abcde")))
+    assert [len(data.train), len(data.validation), len(data.test)] == [N, 7, 9]
+    assert "left out: arrays feature_names" in caplog.text
+    with pytest.raises(UserError, match="x_: val and valid are both validation samples"):
+        loaded(tmp_path, ROWS % 3, x_val=FEATURES, x_valid=FEATURES)
+    with pytest.raises(UserError, match=f"has no array y_{end}"):
+        loaded(tmp_path, ROWS % 3, **{f"x_{end}": FEATURES})
+
+
+def hub(folder: Path, columns: dict[str, Any], fields: dict[str, Any] | None = None, **splits: Any) -> Any:
+    datasets.disable_progress_bars()
+    made = {"train": columns, **splits}
+    parts = {
+        name: each if isinstance(each, datasets.Dataset) else datasets.Dataset.from_dict(each)
+        for name, each in made.items()
+    }
+    datasets.DatasetDict(parts).save_to_disk(folder / "hub")
+    return HuggingFace(path=folder / "hub", **{"features": "x"} | WHOLE | (fields or {})).load()
+
+
+def test_columns_of_hugging_face_sets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = FEATURES.tolist()
+    names = datasets.ClassLabel(names=["no", "yes"])
+    coded = datasets.Dataset.from_dict({"x": x, "label": ROWS % 2}).cast_column("label", names)
+    data = hub(tmp_path, {}, train=coded, dev={"x": x[:4], "label": [0, 1, 0, 1]}, unlabelled={"x": x})
+    assert [len(data.train), len(data.validation), data.n_classes] == [N, 4, 2]
+    assert "left out: split unlabelled" in caplog.text
+    assert hub(tmp_path, {"x": x, "label": (ROWS % 3).astype(float)}).n_classes == 3
+    assert hub(tmp_path, {"x": x, "label": np.eye(3)[ROWS % 3].tolist()}).n_classes == 3
+    assert hub(tmp_path, {"x": x, "label": (ROWS % 2 == 1).tolist()}).n_classes == 2
+
+
+def with_none(values: Any, place: int = 5) -> list[Any]:
+    return [None if row == place else value for row, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "message"),
+    [
+        ({"label": with_none((ROWS % 2).tolist())}, {}, "sample 5 has no value in column label; remove such samples"),
+        ({"label": with_none(["a", "b"] * 30)}, {}, "sample 5 has no value in column label"),
+        ({"who": with_none(["u", "v"] * 30)}, {"users": "who"}, "sample 5 has no value in column who"),
+        ({"x": with_none((ROWS * 1.0).tolist())}, {"features": ["x", "z"]}, "sample 5 has a feature that is no finite"),
+        ({"x": with_none(FEATURES.tolist())}, {}, "(?s)x: sample 5 has the shape"),
+        ({"x": [[1.0] * (1 + row % 2) for row in ROWS]}, {}, r"sample 1 has the shape \[2\], and the first has \[1\]"),
+        ({"label": [[0] * (1 + row % 2) for row in ROWS]}, {}, "column label has lists of different lengths"),
+        ({"x": ["a"] * N}, {}, "column x holds Value"),
+    ],
+)
+def test_missing_values_of_hugging_face_sets_are_one_line(
+    tmp_path: Path, columns: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
+    whole = {"x": FEATURES.tolist(), "label": (ROWS % 2).tolist(), "z": ROWS.tolist(), **columns}
+    with pytest.raises(UserError, match=message) as caught:
+        hub(tmp_path, whole, fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_mixed_images_of_hugging_face_sets(tmp_path: Path) -> None:
+    from PIL import Image
+
+    grey, coloured = Image.new("L", (4, 4), 50), Image.new("RGB", (4, 4), (9, 8, 7))
+    feature = datasets.Features({"x": datasets.Image(), "label": datasets.Value("int64")})
+
+    def images(*values: Any) -> datasets.Dataset:
+        return datasets.Dataset.from_dict({"x": list(values), "label": [0, 1] * (len(values) // 2)}, feature)
+
+    data = hub(tmp_path, {}, train=images(grey, coloured), test=images(grey, grey))
+    assert data.train.features[:, :, 0, 0].tolist() == [[50] * 3, [9, 8, 7]]
+    assert data.test.features[:, :, 0, 0].tolist() == [[50] * 3] * 2
+    assert hub(tmp_path, {}, train=images(grey, grey)).train.features.shape == (2, 1, 4, 4)
+    with pytest.raises(UserError, match="sample 1 has no image in column x; remove such samples"):
+        hub(tmp_path, {}, train=images(grey, None))
+    with pytest.raises(UserError, match=r"sample 1 has the shape \[1, 5, 4\]"):
+        hub(tmp_path, {}, train=images(grey, Image.new("L", (4, 5))))
