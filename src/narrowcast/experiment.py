@@ -48,7 +48,7 @@ from narrowcast.platform.simulation.profile_limits import check_profiles
 from narrowcast.platform.tracking.store_address import Tracking
 from narrowcast.platform.tracking.targets import Targets
 from narrowcast.runs import packaged
-from narrowcast.runs.start_model import start_model
+from narrowcast.runs.start_model import pinned, start_model
 
 
 class _Checked(type(Plan)):  # type: ignore[misc]
@@ -121,10 +121,11 @@ class Experiment(Plan, Identified, metaclass=_Checked):
         profiles = check_profiles(self.fleet.profiles(data.examples, self.seed), self.fleet.kind, data.n_clients)
         start = None
         if self.start_from is not None:
-            start = start_model(Path(self.start_from), folder, self.model.init_server(data, self.seed))
+            start = start_model(Path(self.start_from), folder, self.model, data, self.seed)
         task = Task(data, profiles, self.model, self.training, self.seed, self.private_seed, start)
         algorithm = self.secured_algorithm
         Run(self, algorithm, task).check()
+        task = pinned(task, folder)
         if not (getattr(self.algorithm, "has_global_model", True) or self.evaluate_clients):
             raise UserError(
                 f"algorithm.kind = {self.algorithm.kind} has no global model to evaluate; set evaluate_clients = "

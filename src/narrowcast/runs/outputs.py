@@ -22,6 +22,7 @@ from narrowcast.platform.contracts import Task
 from narrowcast.platform.disk import disk, make_folders, sync_all
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by
@@ -31,6 +32,7 @@ from narrowcast.platform.tracking.second_process import FIGURES, begin
 from narrowcast.platform.tracking.targets import reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import MODEL, RESULT
+from narrowcast.runs.start_model import whole_model
 
 
 def write_outputs(
@@ -49,7 +51,7 @@ def write_outputs(
     tables = journal.write_tables(task.profiles)
     shares = None if (declared := shares_of(experiment.model)) is None else sorted(declared)
     plots = begin_plots(tables, f"{folder.name}: {experiment.algorithm.kind} on {task.data.name}", shares)
-    write_model(experiment.algorithm.final(state.server), folder / MODEL)
+    write_model(whole_model(task, experiment.algorithm.final(state.server)), folder / MODEL)
     result = {
         "name": folder.name,
         "algorithm": experiment.algorithm.kind,
@@ -61,6 +63,7 @@ def write_outputs(
         "shares": shares,
         "data_sha256": task.data.digest,
         "model_sha256": model_sha256(experiment.algorithm, state),
+        **frozen_entry(task),
         "mlflow_run_id": run_id,
         "seed": experiment.seed,
         "git_commit": git_commit(),
@@ -121,9 +124,15 @@ def write_model(model: Arrays, path: Path) -> None:
     write_atomically(path, save({name: np.asarray(values, order="C") for name, values in model.items()}))
 
 
+def frozen_entry(task: Task) -> dict[str, str]:
+    """Return the entry of `result.json` for what no client trains in the model; nothing if all is trained."""
+    sha256 = task.model.fixed_sha256(task.data) if isinstance(task.model, NeuralNetwork) else None
+    return {} if sha256 is None else {"frozen_sha256": sha256}
+
+
 def full_upload_bits(experiment: Experiment, task: Task) -> int:
     """Return the bits of one upload of the whole model in float32; for item factors, all rows and the row mask."""
-    model = experiment.model.init_server(task.data, experiment.seed)
+    model = task.model.init_server(task.data, experiment.seed)
     if ITEM_FACTORS in model:
         n_items, dimension = model[ITEM_FACTORS].shape
         return rows_wire_bits(n_rows=n_items, sent_rows=n_items, rank=dimension, layout="all", mask=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.experiment import Experiment
+from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import read_yaml
 from narrowcast.platform.contracts import Dataset, Task
 from narrowcast.platform.data.soundness import load_checked
@@ -23,10 +24,10 @@ from narrowcast.platform.tracking.targets import check_targets
 from narrowcast.platform.yaml_limits import read_limited
 from narrowcast.runs.earlier_runs import has_one_seed, of_one_seed, saved_experiment
 from narrowcast.runs.learning_check import check_learned
-from narrowcast.runs.outputs import run_tags, write_model, write_outputs
+from narrowcast.runs.outputs import frozen_entry, run_tags, write_model, write_outputs
 from narrowcast.runs.recordable import WriteOutputs
 from narrowcast.runs.round_watch import watch_rounds
-from narrowcast.runs.run_folder import CONFIG, START
+from narrowcast.runs.run_folder import CONFIG, FROZEN, START
 from narrowcast.runs.run_place import (
     check_resumable,
     check_same,
@@ -73,9 +74,14 @@ class PreparedRun:
         return run_tags(self.experiment, self.task)
 
     def keep_inputs(self) -> None:
-        """Write a copy of the model that the run starts from, with which it is resumed and verified."""
+        """Write a copy of the model that the run starts from, and the sha256 of what is not trained in its model.
+
+        The run is resumed and verified with these.
+        """
         if self.task.start is not None:
             write_model(self.task.start, self.folder / START)
+        for sha256 in frozen_entry(self.task).values():
+            write_atomically(self.folder / FROZEN, f"{sha256}\n".encode())
 
     def steps(self) -> Generator[Outcome, None, None]:
         """Run the rounds after `state` and yield the outcome of each."""

@@ -110,6 +110,11 @@ class Result(FinishedRun[ResultFile]):
         """The sha256 of the global model and of the state that clients keep."""
         return self.file.model_sha256
 
+    @property
+    def frozen_sha256(self) -> str | None:
+        """The sha256 of what no client trains in the model, frozen parameters and buffers; None if there is nothing."""
+        return self.file.frozen_sha256
+
     @cached_property
     def rounds(self) -> DataFrame:
         """One row per round, with bits, seconds, loss, and the metrics of evaluated rounds (NaN elsewhere)."""
@@ -173,12 +178,15 @@ class Result(FinishedRun[ResultFile]):
             raise UserError(
                 f"{self.name}: clients of {algorithm.kind} have models of their own, and there is no global one"
             )
-        build = getattr(model, "typed_module", None) or getattr(model, "module", None)
-        if build is None:
+        if not hasattr(model, "module"):
             return self.arrays()
         import torch
 
-        module = build(load_checked(self.config.data_source))
+        from narrowcast.platform.models.neural_network import NeuralNetwork
+
+        data = load_checked(self.config.data_source)
+        network = isinstance(model, NeuralNetwork)
+        module = model.of_seed(self.seed).typed_module(data) if network else model.module(data)  # type: ignore[attr-defined]
         module.load_state_dict({name: torch.from_numpy(np.array(each)) for name, each in self.arrays().items()})
         return module.eval()
 

@@ -56,6 +56,7 @@ class ResultFile(BaseModel):
     wall_seconds: float
     data_sha256: str | None = None
     model_sha256: str
+    frozen_sha256: str | None = None
     mlflow_run_id: str | None = None
     git_commit: str | None = None
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from narrowcast.runs.recordable import RunConfig
 
 CONFIG, RESULT, MODEL, ANSWER = "config.yaml", "result.json", "model.safetensors", "answer.safetensors"
+FROZEN = "frozen.sha256"
+"""The sha256 of what no client trains in a run's model, before `result.json` has it."""
 ITERATIONS = "iterations.parquet"
 START = "start.safetensors"
 """A copy of the model that the run starts from, which it is resumed and verified with."""

@@ -1,36 +1,72 @@
-"""The model that a run starts from in place of parameters drawn from its seed: that of a run, or a file."""
+"""The model that a run starts from: that of another run or a file, and what no client trains in it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
+from narrowcast.platform.contracts import Model, Task
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.run_folder import MODEL, START
+from narrowcast.runs.run_folder import FROZEN, MODEL, START
 
 
-def start_model(place: Path, folder: Path | None, drawn: Arrays) -> Arrays:
-    """Return the model of a finished run's folder or of a safetensors file, in the precision of `drawn`.
+def start_model(place: Path, folder: Path | None, model: Model, data: Any, seed: int) -> Arrays:
+    """Return what is trained in the model of a finished run's folder or of a safetensors file, in its precision here.
 
     The copy in `folder`, that of the run which starts from it, goes first. Raise `UserError` if there is no model, if
-    it is damaged, or if its arrays are not those of `drawn`.
+    it is damaged, or if its arrays are not those of the model or, where they are not trained, have other values.
     """
     path = place / MODEL if place.is_dir() else place
     if folder is not None and (folder / START).is_file():
         path = folder / START
     try:
-        model, _ = read_tensors(path)
+        start, _ = read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"start_from = {place}: no model there ({error}); give the folder of a finished run, or a safetensors file"
         ) from None
-    has, wanted = ({name: list(values.shape) for name, values in each.items()} for each in (model, drawn))
-    if has != wanted:
+    drawn: Arrays = model.init_server(data, seed)
+    whole, fixed = drawn, frozenset[str]()
+    if isinstance(model, NeuralNetwork):
+        whole, fixed = model.of_seed(seed).state(drawn, data), model.of_seed(seed).fixed_names(data)
+    has, wanted, also = ({name: list(each.shape) for name, each in part.items()} for part in (start, drawn, whole))
+    if has not in (wanted, also):
         raise UserError(f"start_from = {place}: its model has {_listed(has)}, this experiment's {_listed(wanted)}")
-    return {name: model[name].astype(values.dtype) for name, values in drawn.items()}
+    for name in fixed & start.keys():
+        if not np.array_equal(start[name], whole[name], equal_nan=True):
+            raise UserError(
+                f"start_from = {place}: its {name} is not that of this experiment, which does not train it; build the "
+                "module with those values"
+            )
+    return {name: start[name].astype(values.dtype) for name, values in drawn.items()}
+
+
+def pinned(task: Task, folder: Path | None) -> Task:
+    """Return the task whose hosts refuse other frozen parameters and buffers than this process has built.
+
+    Raise `UserError` if `folder`, that of the run, says that it began with others.
+    """
+    model = task.model
+    if not isinstance(model, NeuralNetwork):
+        return task
+    sha256 = model.fixed_sha256(task.data)
+    if folder is not None and (folder / FROZEN).is_file():
+        sha256 = (folder / FROZEN).read_text().strip()
+    model = model.pinned(sha256)
+    model.fixed_names(task.data)
+    return replace(task, model=model)
+
+
+def whole_model(task: Task, model: Arrays) -> Arrays:
+    """Return a global model with what is not trained in it, as the `state_dict` of a torch module has it."""
+    return task.model.state(model, task.data) if isinstance(task.model, NeuralNetwork) else model
 
 
 def _listed(shapes: dict[str, list[int]]) -> str:

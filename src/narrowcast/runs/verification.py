@@ -32,6 +32,7 @@ from narrowcast.runs.packaged import names_solve
 from narrowcast.runs.result_file import ResultFile
 from narrowcast.runs.run_folder import CONFIG, MODEL, RESULT, checkpoint_place
 from narrowcast.runs.solve_verification import verify_solve
+from narrowcast.runs.start_model import whole_model
 
 _OF_HEADERS = (
     *("uplink_bits", "downlink_bits", "total_uplink_bits", "total_downlink_bits"),
@@ -186,7 +187,9 @@ class _Verification:
             compared = f"the last state's sha256 against {RESULT}; version 0.1 wrote no model"
         else:
             try:
-                problem = arrays_problem(read_tensors(path)[0], algorithm.final(last.server))
+                problem = arrays_problem(
+                    read_tensors(path)[0], whole_model(self._run.task, algorithm.final(last.server))
+                )
             except (SafetensorError, OSError) as error:
                 problem = f"unreadable ({error})"
         if not problem and (found := model_sha256(algorithm, last)) != result.model_sha256:

@@ -44,6 +44,7 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
         *(features.shape[1:], features.dtype, labels.shape[1:], labels.dtype, task.data.n_classes),
         padded_batch(task),
         task.model,
+        network_of(task).fixed_sha256(task.data),
         training,
         terms.proximal,
         (terms.start_loss, terms.start_gradient),

@@ -49,7 +49,7 @@ def build_module(make: Callable[[], Any], dtype: torch.dtype, inputs: Callable[[
             module = make()
     except UserError as error:
         raise error if str(error).startswith("model.") else UserError(f"{named}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{named} cannot be built ({described(error)})") from error
     if not isinstance(module, nn.Module):
         if isinstance(module, type):
@@ -113,7 +113,10 @@ def _dry_forward(module: nn.Module, inputs: Inputs) -> None:
 
 @contextmanager
 def _within_memory() -> Iterator[None]:
-    """Raise `UserError` at the first parameter that does not fit, before its memory is written to."""
+    """Raise `UserError` at the first parameter that does not fit twice, before its memory is written to.
+
+    A run has the module that it builds, and a copy of it.
+    """
     free, known, size = psutil.virtual_memory().available, set[int](), 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -122,10 +125,10 @@ def _within_memory() -> Iterator[None]:
             return
         known.add(id(parameter))
         size += parameter.numel() * parameter.itemsize
-        if size > free:
+        if 2 * size > free:
             raise UserError(
-                f"{name} of {type(module).__name__}, {list(parameter.shape)}, makes the model {size / 1e9:,.0f} GB, "
-                f"and {free / 1e9:,.0f} GB of memory are free; make its layers smaller"
+                f"{name} of {type(module).__name__}, {list(parameter.shape)}, makes the model {size / 1e9:,.1f} GB, "
+                f"which has to fit twice into the {free / 1e9:,.1f} GB of memory that are free; make its layers smaller"
             )
 
     hook = register_module_parameter_registration_hook(count)

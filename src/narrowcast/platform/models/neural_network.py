@@ -25,6 +25,7 @@ from narrowcast.platform.models.module_parts import (
     arrays_of,
     copy_of,
     differing,
+    fixed_of,
     fixed_sha256,
     owner_of,
     shapes_of,
@@ -86,12 +87,20 @@ class NeuralNetwork(Section):
         seeded._seed, seeded._fixed_sha256 = seed, None
         return seeded
 
-    def pinned(self, data: Samples) -> Self:
-        """Return the model that refuses, in whatever process, other frozen parameters and buffers than those here."""
-        if self.all_trained:
+    def fixed_sha256(self, data: Samples) -> str | None:
+        """Return the sha256 of the frozen parameters and buffers; None if there are none."""
+        return None if self.all_trained else _with_fixed_values(self, data, self._seed)[1]
+
+    def fixed_names(self, data: Samples) -> frozenset[str]:
+        """Return the names of the frozen parameters and buffers."""
+        return frozenset() if self.all_trained else frozenset(fixed_of(skeleton(self, data)))
+
+    def pinned(self, sha256: str | None) -> Self:
+        """Return the model that refuses, in whatever process, other frozen parameters and buffers than these."""
+        if self._fixed_sha256 == sha256:
             return self
         pinned = self.model_copy()
-        pinned._fixed_sha256 = fixed_sha256(skeleton(self, data))
+        pinned._fixed_sha256 = sha256
         return pinned
 
     def module(self, data: Samples) -> nn.Module:
@@ -127,10 +136,11 @@ class NeuralNetwork(Section):
 
     def state(self, parameters: Arrays, data: Samples) -> Arrays:
         """Return the `state_dict` of the module with these values of what is trained; these if they are another's."""
-        module = skeleton(self, data)
-        if {name: each.shape for name, each in parameters.items()} != shapes_of(module):
+        if self.all_trained or {name: each.shape for name, each in parameters.items()} != shapes_of(
+            skeleton(self, data)
+        ):
             return parameters
-        return parameters if self.all_trained else state_of(self.loaded(parameters, data))
+        return state_of(self.loaded(parameters, data))
 
     def loss_on(self, data: Samples) -> Loss:
         """Return the loss that clients minimise on this data set."""
@@ -379,8 +389,8 @@ def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
     module, found = _with_fixed_values(model, data, model._seed)
     if model._fixed_sha256 not in (None, found):
         raise UserError(
-            f"{model.named} has other frozen parameters or buffers here than where the run began; draw them by torch's "
-            "generator, or read them from a file that every host has"
+            f"{model.named} has other frozen parameters or buffers than where the run began; draw them by torch's "
+            "generator, or read them from a file that is the same everywhere"
         )
     return module
 
