@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from narrowcast.platform.simulation.availability import Bernoulli
 from narrowcast.platform.simulation.clock import Clock
 from narrowcast.platform.simulation.fleet import Tiers
 from narrowcast.platform.state import RunState, start
-from narrowcast.platform.types import Arrays, Chunk
+from narrowcast.platform.types import Arrays, Chunk, Payload
 from narrowcast.runs.prepare import prepare, prepare_lockstep
 from running import play, sha256
 from small_tasks import Counting, network_task, rows_task
@@ -223,3 +224,40 @@ def test_what_cannot_be_buffered_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="buffered schedule; start each run by itself"):
         prepare_lockstep([prepare(experiment, tmp_path)] * 2)
     assert start(Run(Plan(), FedAvg(), network_task())).schedule is None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A payload that is nothing but its size."""
+
+    bits: int
+
+    def wire_bits(self) -> int:
+        return self.bits
+
+
+class Publishing(FedAvg):
+    """FedAvg that publishes an update of 2 to the power of the step's number bits, and the whole model for 2^40."""
+
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        update = cast(Payload, Sized(2**round_index))
+        return Broadcast(server, cast(Payload, Sized(2**40)), update)
+
+
+def test_a_stale_client_is_sent_the_updates_since_the_version_that_it_took() -> None:
+    """Sums of powers of 2 tell which updates a client was sent: those after the one that it took before."""
+    free = Clock(seconds_per_example=1e-3)
+    task = network_task()
+    fast = replace(task.profiles, downlink_bits_per_second=np.full(12, 1e15))
+    outcomes = play(PLAN.model_copy(update={"rounds": 30, "clock": free}), Publishing(), replace(task, profiles=fast))
+    took: dict[int, int] = {}
+    stale = 0
+    for step, outcome in enumerate(outcomes, start=1):
+        ledger = outcome.ledger
+        for client, staleness, bits in zip(ledger.client, ledger.staleness, ledger.downlink_bits, strict=True):
+            version = step - int(staleness)
+            sent = range(took[client] + 1, version + 1) if client in took else None
+            assert bits == (2**40 if sent is None else sum(2**number for number in sent)), (step, client)
+            stale += sent is not None and staleness > 0
+            took[client] = version
+    assert stale > 5

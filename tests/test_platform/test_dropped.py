@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.local_backend import LocalExecutor
+from narrowcast.platform.open_round import make_chunks
 from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.population import Population
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult
@@ -84,3 +86,54 @@ def test_dropped_clients_go_with_deadlines_and_buffers(settings: list[str]) -> N
     lost = [outcome for outcome in dropped if (outcome.ledger.late & (outcome.ledger.uplink_bits == 0)).any()]
     assert lost
     assert all(outcome.state is not None for outcome in lost)
+
+
+@dataclass(frozen=True)
+class FailingOnce:
+    """Gives up on a chunk of round 3 when that is trained first, and notes the chunks of each call of the round."""
+
+    inner: LocalExecutor
+    calls: list[list[int]] = field(default_factory=list)
+
+    def train(self, broadcast: Arrays, chunks: Sequence[Chunk]) -> list[ChunkResult]:
+        results = self.inner.train(broadcast, chunks)
+        if chunks and chunks[0].round_index == 3:
+            if not self.calls:
+                results[1] = ChunkResult.of_dropped(chunks[1])
+            self.calls.append([chunk.index for chunk in chunks])
+        return results
+
+
+def test_a_dropped_chunk_is_not_trained_again_where_the_lateness_of_others_has_to_be() -> None:
+    """Sizes are known only after the training, and 24 clients are asked for 18: the first 18 uploads count."""
+    settings = ("rounds=3", "clients_per_round=18", "over_selection=1.3", "checkpoint_every=1", "evaluate_every=3")
+    codec = "algorithm={kind: fedavg, codec: [{kind: quantise}, {kind: entropy}]}"
+    experiment = load_experiment("fedavg-digits", [*SETTINGS, *settings, "chunk_size=5", codec, "data.clients=60"])
+    task = experiment.task(experiment.data.load())
+    algorithm = experiment.algorithm
+    executor = FailingOnce(local(algorithm, task))
+    outcomes = list(rounds(Run(experiment, algorithm, task), executor))
+    ledger = outcomes[2].ledger
+    first, *again = executor.calls
+    assert first == [0, 1, 2, 3, 4]
+    assert again
+    assert all(1 not in call for call in again)
+
+    gone = ledger.late & (ledger.uplink_bits == 0)
+    assert 4 <= gone.sum() <= 5
+    arrived = sorted(np.flatnonzero(~gone), key=lambda place: ledger.seconds[place])[:18]
+    assert np.array_equal(np.flatnonzero(ledger.delivered), np.sort(arrived))
+
+    before, after = outcomes[1].state, outcomes[2].state
+    assert before is not None
+    assert after is not None
+    broadcast = algorithm.broadcast(before.server, task, 3).arrays
+    population = Population.fresh(algorithm.init_clients(task), task.data.n_clients)
+    partials = []
+    for client in ledger.client[ledger.delivered]:
+        (alone,) = make_chunks(np.array([client]), task.data.examples, 1, 3, population)
+        partials.append(algorithm.train(broadcast, alone, task).partial)
+    weight = sum(float(each["weight"]) for each in partials)
+    for name, values in before.server.items():
+        mean = sum(each[f"sum/{name}"].astype(np.float64) for each in partials) / weight
+        np.testing.assert_allclose(after.server[name], values + mean, rtol=1e-5, atol=1e-7)

@@ -2,48 +2,94 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import numpy as np
+
 from narrowcast.platform.contracts import LocalCall
-from narrowcast.platform.errors import UnresumableFailure
+from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.open_round import TrainingCall
+from narrowcast.platform.plugins import said
 from narrowcast.platform.run import Run
 from narrowcast.platform.secure_contracts import ClientKeyStore
-from narrowcast.platform.types import Arrays, Chunk, ChunkResult, LocalUpdates
+from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
 
+logger = logging.getLogger(__name__)
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")
 
 
 def train_chunk(run: Run, broadcast: Arrays, chunk: Chunk, key_store: ClientKeyStore | None = None) -> ChunkResult:
     """Train a chunk, with its clients' secrets if there is a key store.
 
-    Raise `UnresumableFailure` that names the chunk size if the memory does not suffice.
+    Raise `UnresumableFailure` that names the chunk size if the memory does not suffice, and `RunFailed` that names the
+    round, the client and the step for any other error.
     """
     if key_store is not None:
         secrets = key_store.call("secrets", chunk.round_index, {"clients": chunk.clients})
         chunk = replace(chunk, secrets=secrets)
-    with naming_chunk_size(chunk.round_index, len(chunk.clients)):
+    with naming_round(chunk.round_index, chunk.clients):
         began = time.perf_counter()
-        result = run.algorithm.train(broadcast, chunk, run.task)
+        try:
+            result = run.algorithm.train(broadcast, chunk, run.task)
+        except (Exception, SystemExit) as error:
+            if len(chunk.clients) > 1 and not chunk.secrets and chunk.relayed is None and not _is_of_memory(error):
+                _train_each(run, broadcast, chunk)  # to know which client fails
+            raise
         return replace(result, seconds=time.perf_counter() - began)
 
 
+def _train_each(run: Run, broadcast: Arrays, chunk: Chunk) -> None:
+    """Train each client by itself until one fails; raise `RunFailed` that names it."""
+    for place in range(len(chunk.clients)):
+        one = chunk.take(np.array([place]))
+        with naming_round(one.round_index, one.clients):
+            run.algorithm.train(broadcast, one, run.task)
+
+
 @contextmanager
-def naming_chunk_size(round_index: int, clients: int) -> Iterator[None]:
-    """Raise `UnresumableFailure` that says what to do if the memory does not suffice for this many clients at once."""
+def naming_round(round_index: int, clients: IntArray | None = None) -> Iterator[None]:
+    """Raise an error of the block as a `RunFailed` of one line that names the round, its clients and the step.
+
+    The error may be of a class of the user's. If the memory does not suffice for the clients at once, that is an
+    `UnresumableFailure` that says what to do.
+    """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in _OUT_OF_MEMORY):
-            raise
-        raise UnresumableFailure(
-            f"round {round_index}: not enough memory for {clients} clients at once; "
-            "lower chunk_size, or training.batch_size, and start the run again"
-        ) from error
+    except (UserError, RunFailed):
+        raise
+    except (Exception, SystemExit) as error:
+        if clients is not None and _is_of_memory(error):
+            raise UnresumableFailure(
+                f"round {round_index}: not enough memory for {len(clients)} clients at once; "
+                "lower chunk_size, or training.batch_size, and start the run again"
+            ) from error
+        logger.debug("round %d", round_index, exc_info=error)
+        place = ", ".join((f"round {round_index}", *_shown(clients), *_steps_of(error)))
+        raise RunFailed(f"{place}: {said(error)}") from error
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    is_of_torch = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or is_of_torch
+
+
+def _steps_of(error: BaseException) -> list[str]:
+    """Return the step that local training has noted on the error, if it knows it."""
+    return [note for note in getattr(error, "__notes__", ()) if note.startswith("step ")]
+
+
+def _shown(clients: IntArray | None) -> list[str]:
+    if clients is None:
+        return []
+    if len(clients) == 1:
+        return [f"client {clients[0]}"]
+    more = f" and {len(clients) - 3} more" if len(clients) > 3 else ""
+    return [f"one of clients {', '.join(map(str, clients[:3]))}{more}"]
 
 
 @dataclass(frozen=True)
@@ -68,20 +114,45 @@ class _ChunkCall:
         return replace(result, seconds=time.perf_counter() - began)
 
 
-def train_together(work: Sequence[tuple[Run, Sequence[TrainingCall]]]) -> list[list[ChunkResult]]:
-    """Train the first chunks of all runs as one program, then the second chunks, and so on."""
+def train_together(work: Sequence[tuple[Run, Sequence[TrainingCall]]]) -> list[list[ChunkResult] | RunFailed]:
+    """Train the first chunks of all runs as one program, then the second chunks, and so on.
+
+    If that raises, the runs train one by one, and those that fail have their error in place of results.
+    """
     chunks = [
         [_ChunkCall(run, call.broadcast, chunk) for call in calls for chunk in call.chunks] for run, calls in work
     ]
     results: list[list[ChunkResult]] = [[] for _ in chunks]
+    failures: dict[int, RunFailed] = {}
     for index in range(max(map(len, chunks))):
-        present = [(place, each[index]) for place, each in enumerate(chunks) if index < len(each)]
-        with naming_chunk_size(present[0][1].chunk.round_index, sum(len(each.chunk.clients) for _, each in present)):
-            calls = {place: found for place, each in present if (found := each.local_calls()) is not None}
-            updates: dict[int, Sequence[LocalUpdates]] = {}
-            if every := [call for found in calls.values() for call in found]:
-                trained = iter(every[0].task.training.train_together(every))
-                updates = {place: list(islice(trained, len(found))) for place, found in calls.items()}
+        present = [
+            (place, each[index]) for place, each in enumerate(chunks) if index < len(each) and place not in failures
+        ]
+        try:
+            for place, result in _train_present(present):
+                results[place].append(result)
+        except RunFailed as error:
+            if isinstance(error, UnresumableFailure):
+                raise
             for place, each in present:
-                results[place].append(each.result(updates.get(place)))
-    return results
+                del results[place][index:]
+                try:
+                    results[place].append(train_chunk(each.run, each.broadcast, each.chunk))
+                except RunFailed as own:
+                    failures[place] = own
+    return [failures.get(place, found) for place, found in enumerate(results)]
+
+
+def _train_present(present: Sequence[tuple[int, _ChunkCall]]) -> Iterator[tuple[int, ChunkResult]]:
+    """Train a chunk of each run as one program; yield the place of each run with its result."""
+    if not present:
+        return
+    everybody = np.concatenate([each.chunk.clients for _, each in present])
+    with naming_round(present[0][1].chunk.round_index, everybody):
+        calls = {place: found for place, each in present if (found := each.local_calls()) is not None}
+        updates: dict[int, Sequence[LocalUpdates]] = {}
+        if every := [call for found in calls.values() for call in found]:
+            trained = iter(every[0].task.training.train_together(every))
+            updates = {place: list(islice(trained, len(found))) for place, found in calls.items()}
+        for place, each in present:
+            yield place, each.result(updates.get(place))

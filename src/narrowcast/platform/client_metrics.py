@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from narrowcast.platform.chunk_training import naming_chunk_size
+from narrowcast.platform.chunk_training import naming_round
 from narrowcast.platform.client_contracts import ClientSplit, HasOwnModels, OwnModel, Personalises
 from narrowcast.platform.client_statistics import over_clients
 from narrowcast.platform.outcome import Outcome
@@ -46,7 +46,7 @@ def measure_chunk(run: Run, broadcast: Arrays, chunk: Chunk, splits: Sequence[Cl
     client would use; `broadcast` is then the algorithm's.
     """
     metrics: dict[str, FloatArray] = {}
-    with naming_chunk_size(chunk.round_index, len(chunk.clients)):
+    with naming_round(chunk.round_index, chunk.clients):
         for part in _used(run, broadcast, chunk):
             own = chunk.take(part.places)
             for split in splits:

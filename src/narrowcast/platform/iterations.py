@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, cast
 
@@ -13,6 +14,7 @@ import numpy as np
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import interruptible, stop_waits
+from narrowcast.platform.plugins import said
 from narrowcast.platform.solver_contracts import Problem, Solver, Status
 from narrowcast.platform.state import Interrupted
 from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, arrays_under
@@ -157,7 +159,8 @@ def iterations(
     while not ended:
         metrics: Mapping[str, float] = {}
         measured_for, stopped = 0.0, False
-        with one_thread():  # once for all iterations up to one that is recorded: each change costs microseconds
+        # Once for all iterations up to one that is recorded: each change costs microseconds.
+        with one_thread(), _naming(lambda: state.iteration):  # noqa: B023 - called in the same round of the loop
             due = False
             while not due and not (stopped := _is_stopped()):
                 began = time.perf_counter()
@@ -188,6 +191,17 @@ def iterations(
             kept, kept_at = _copied(state), host_time().monotonic()
         yield Iteration(state.iteration, state.residual, state.solver_seconds, metrics, wall, measured_for, kept)
         recorded, wall = state.iteration, 0.0
+
+
+@contextmanager
+def _naming(last_iteration: Callable[[], int]) -> Iterator[None]:
+    """Raise an error of the solver or the problem as a `RunFailed` of one line that names the iteration."""
+    try:
+        yield
+    except (UserError, RunFailed):
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunFailed(f"after iteration {last_iteration()}: {said(error)}") from error
 
 
 def _is_stopped() -> bool:

@@ -82,12 +82,14 @@ def _import(path: str, folders: list[Path]) -> ModuleType:
 
 
 def said(error: BaseException) -> str:
-    """Return the kind, first line and place of an error, as one line."""
-    where, trace = "", error.__traceback__
+    """Return the kind, first line and place of an error, as one line; the place in a module of the user, if any."""
+    where, trace, of_user = "", error.__traceback__, False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith("<frozen") and Path(file).parent.name not in ("importlib", "platform"):
-            where = f" ({Path(file).name}, line {trace.tb_lineno})"
+            is_own = not _is_installed(Path(file)) and not Path(file).is_relative_to(Path(__file__).parents[1])
+            if is_own or not of_user:
+                where, of_user = f" ({Path(file).name}, line {trace.tb_lineno})", is_own
         trace = trace.tb_next
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{where}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 
 from narrowcast.platform.asynchronous import OpenStep
-from narrowcast.platform.chunk_training import train_together
+from narrowcast.platform.chunk_training import naming_round, train_together
 from narrowcast.platform.client_contracts import MeasuringExecutor
 from narrowcast.platform.client_metrics import Measure, with_client_metrics
 from narrowcast.platform.contracts import Executor
@@ -26,7 +26,8 @@ Rounds = Generator[dict[int, Outcome | RunFailed], Collection[int] | None, None]
 
 Opened = OpenRound | OpenStep
 Calls = Sequence[TrainingCall]
-Train = Callable[[Sequence[tuple[Run, Calls]]], list[list[ChunkResult]]]
+Results = list[ChunkResult] | RunFailed
+Train = Callable[[Sequence[tuple[Run, Calls]]], Sequence[Results]]
 """Trains the calls of each run; the results of a run are in the order of its calls and their chunks."""
 
 
@@ -80,14 +81,14 @@ def _loop(
                 results = train([(each.run, each.calls) for each in opened])
                 late = [_calls_to_repeat(*each) for each in zip(opened, results, strict=True)]
                 repeated = train([(each.run, calls) for each, calls in zip(opened, late, strict=True)])
-                results = [replaced(*each) for each in zip(results, repeated, strict=True)]
+                results = [_replaced(*each) for each in zip(results, repeated, strict=True)]
                 trained = time.perf_counter()
                 if secure is not None:
-                    results = [secure.after(each) for each in results]
+                    results = [each if isinstance(each, RunFailed) else secure.after(each) for each in results]
             ends = zip([live[place] for place in going], opened, results, strict=True)
             closed = [_close(*each, measure) for each in ends]
         moments = (began, ready, trained, time.perf_counter())
-        everything = [result for its_results in results for result in its_results]
+        everything = [result for each in results if not isinstance(each, RunFailed) for result in each]
         outcomes = {
             place: outcome.timed(moments, everything, 1 / len(going)) if isinstance(outcome, Outcome) else outcome
             for place, outcome in zip(going, closed, strict=True)
@@ -101,16 +102,28 @@ def _loop(
 
 
 def _open(live: LiveState) -> Opened:
-    opened: Opened = live.run.plan.schedule.open(live)
-    return opened
+    with naming_round(live.round_index + 1):
+        opened: Opened = live.run.plan.schedule.open(live)
+        return opened
 
 
-def _calls_to_repeat(opened: Opened, results: list[ChunkResult]) -> Calls:
-    return calls_to_repeat(opened, results) if isinstance(opened, OpenRound) else []
+def _calls_to_repeat(opened: Opened, results: Results) -> Calls:
+    if isinstance(results, RunFailed) or not isinstance(opened, OpenRound):
+        return []
+    return calls_to_repeat(opened, results)
 
 
-def _close(live: LiveState, opened: Opened, results: list[ChunkResult], measure: Measure | None) -> Outcome | RunFailed:
+def _replaced(results: Results, repeated: Results) -> Results:
+    if isinstance(results, RunFailed):
+        return results
+    return repeated if isinstance(repeated, RunFailed) else replaced(results, repeated)
+
+
+def _close(live: LiveState, opened: Opened, results: Results, measure: Measure | None) -> Outcome | RunFailed:
+    if isinstance(results, RunFailed):
+        return results
     try:
-        return with_client_metrics(live, live.run.plan.schedule.close(live, opened, results), measure)
+        with naming_round(live.round_index + 1):
+            return with_client_metrics(live, live.run.plan.schedule.close(live, opened, results), measure)
     except RunFailed as error:
         return error

@@ -6,13 +6,12 @@ from collections.abc import Collection, Generator, Mapping
 from statistics import fmean
 from typing import Any
 
-from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.iterations import Iteration, begin, iterations
 from narrowcast.platform.solver_contracts import Problem
 from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.solve_run import Solve
 from narrowcast.tuning.shared_source import SharedSource
-from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
+from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec, reason_of
 
 
 class SharedProblem(SharedSource):
@@ -40,8 +39,8 @@ def run_solve_trials(batch: TrialBatch, shared: SharedProblem) -> Generator[list
     for trial in batch.trials:
         try:
             yield from _evaluations(trial, batch.budget, shared)
-        except (RunFailed, UserError) as error:
-            yield [Evaluation(trial.key, None, failed=str(error))]
+        except (Exception, SystemExit) as error:
+            yield [Evaluation(trial.key, None, failed=reason_of(error))]
 
 
 def _evaluations(

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.plugins import said
+
 
 @dataclass(frozen=True)
 class TrialSpec:
@@ -37,3 +40,8 @@ class Evaluation:
     is_last: bool = False
     failed: str = ""
     model_sha256: tuple[str, ...] = ()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a trial failed, as one line."""
+    return str(error) if isinstance(error, UserError | RunFailed) else said(error)

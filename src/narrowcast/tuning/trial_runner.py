@@ -13,10 +13,10 @@ from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.run import Run
-from narrowcast.platform.state import start
+from narrowcast.platform.state import RunState, start
 from narrowcast.runs.learning_check import nothing_used
 from narrowcast.tuning.shared_source import SharedSource
-from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec
+from narrowcast.tuning.trial_messages import Evaluation, TrialBatch, TrialSpec, reason_of
 
 _KEPT = ("round", "loss", "total_uplink_bits", "total_downlink_bits", "total_bits", "simulated_seconds")
 
@@ -32,20 +32,27 @@ class SharedData(SharedSource):
 def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluation], Collection[int], None]:
     """Run trials and yield the evaluations of each round that has any; trials whose keys are sent back are stopped."""
     runs: list[Run] = []
+    states: list[RunState] = []
     running: dict[int, tuple[TrialSpec, list[int]]] = {}
     for trial in batch.trials:
         try:
             made = [shared.run_of(experiment) for experiment in trial.runs]
-        except UserError as error:  # values that are valid one by one but not together
-            yield [Evaluation(trial.key, None, failed=str(error))]
+            begun = [start(run) for run in made]
+        except (Exception, SystemExit) as error:  # values that do not fit together, or a class of the user's
+            yield [Evaluation(trial.key, None, failed=reason_of(error))]
             continue
         running[trial.key] = trial, list(range(len(runs), len(runs) + len(made)))
         runs += made
+        states += begun
     seconds, used = [0.0] * len(runs), [False] * len(runs)
-    rounds = _rounds_of(runs)
+    rounds = _rounds_of(runs, states)
     ended: set[int] = set()
     while running:
-        outcomes = rounds.send(ended or None)
+        try:
+            outcomes = rounds.send(ended or None)
+        except RunFailed as error:  # of all of them, such as too little memory
+            yield [Evaluation(key, None, failed=str(error)) for key in running]
+            return
         for index, outcome in outcomes.items():
             if isinstance(outcome, Outcome):
                 seconds[index] += outcome.wall_seconds
@@ -70,12 +77,12 @@ def _nothing_used(run: Run, outcome: Outcome | RunFailed) -> str:
     return str(nothing_used(run.plan, [vars(outcome.ledger)]))
 
 
-def _rounds_of(runs: Sequence[Run]) -> Rounds:
+def _rounds_of(runs: Sequence[Run], states: Sequence[RunState]) -> Rounds:
     """Run in lockstep, or under secure aggregation in turn, a round each, with a key store for each run."""
     if all(run.algorithm.secure_sums is None for run in runs):
-        yield from lockstep(runs)
+        yield from lockstep(runs, states)
         return
-    running = {index: LocalBackend().run(run, start(run)) for index, run in enumerate(runs)}
+    running = {index: LocalBackend().run(*each) for index, each in enumerate(zip(runs, states, strict=True))}
     try:
         while running:
             outcomes: dict[int, Outcome | RunFailed] = {}

@@ -169,13 +169,17 @@ def _train_batched(
     module = callable_of(module, loader.device)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps)
     kept: Kept = {}
-    losses = []
-    for step, batch in enumerate(loader.batches(schedule)):
-        training = slice(0, batch.labels.shape[0])
-        now = rows_of(values, training)
-        gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
-        losses.append(of_samples)
-        _step(now, start, gradients, kept, steps, training, step)
+    losses: list[Tensor] = []
+    try:
+        for step, batch in enumerate(loader.batches(schedule)):
+            training = slice(0, batch.labels.shape[0])
+            now = rows_of(values, training)
+            gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
+            losses.append(of_samples)
+            _step(now, start, gradients, kept, steps, training, step)
+    except (Exception, SystemExit) as error:
+        error.add_note(f"step {len(losses) + 1}")
+        raise
     if not losses:
         return np.empty(0)
     of_batches = np.where(schedule.valid, to_array(torch.cat(losses)), 0.0)
@@ -254,18 +258,23 @@ def _train_each(
             leaves = dict(trained_of(own_module))
             torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
         now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
-        for step in range(n_steps):
-            batch = int(step_starts[step]) + client
-            features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
-            features = _channels_last(features)
-            parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
-            outputs = call_module(own_module, features, parameters if steps.rebuild else None)
-            mean = loss.per_sample(outputs, labels).mean()
-            losses[batch] = mean.detach()
-            objective = mean + decay_of_rebuilt(parameters, steps)
-            gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
-            rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
-            _step(now, begin, rows, kept, steps, mine, step)
+        step = 0
+        try:
+            for step in range(n_steps):
+                batch = int(step_starts[step]) + client
+                features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
+                features = _channels_last(features)
+                parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
+                outputs = call_module(own_module, features, parameters if steps.rebuild else None)
+                mean = loss.per_sample(outputs, labels).mean()
+                losses[batch] = mean.detach()
+                objective = mean + decay_of_rebuilt(parameters, steps)
+                gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+                rows = {name: gradient.unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
+                _step(now, begin, rows, kept, steps, mine, step)
+        except (Exception, SystemExit) as error:
+            error.add_note(f"step {step + 1}")
+            raise
         for name, tensor in now.items():
             values[name][client] = tensor[0]
     return to_array(losses).astype(np.float64)
