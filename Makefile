@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test slow lint docs lock sbom bench ui clean
+.PHONY: help venv demo test data-tests slow lint docs wheel lock sbom bench ui clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,30 +7,19 @@ BIN := $(VENV)/bin
 RUNS := runs
 JOBS ?= 2
 
-# The platform whose files the locks have; on any other, constraints.txt pins the versions alone.
-LOCKED := linux-x86_64 3.11
-PLATFORM = $(shell $(PYTHON) -c "import sys, sysconfig; print(sysconfig.get_platform(), '%d.%d' % sys.version_info[:2])")
-
-# Data sets kept beside the checkout are used where they are; everything else is fetched on demand.
+# Data sets kept beside the checkout are used where they are, everything else is fetched on demand; with an empty
+# NARROWCAST_DATA in the environment they are not looked at.
 ifneq ($(wildcard ../shared/data),)
 export NARROWCAST_DATA ?= $(abspath ../shared/data)
 endif
 
 help: ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 17
 
 venv: $(VENV)/installed ## the virtual environment, with pinned versions
 
 $(VENV)/installed: pyproject.toml constraints.txt $(wildcard locks/*.txt)
-	$(PYTHON) -m venv $(VENV)
-	if [ "$(PLATFORM)" = "$(LOCKED)" ]; then \
-	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/runtime.txt -r locks/development.txt && \
-	  { $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch-cpu.txt 2> /dev/null || \
-	    $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch-cuda.txt; } && \
-	  $(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'; \
-	else \
-	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
-	fi
+	$(PYTHON) .ci/install.py $(VENV) dev
 	touch $@
 
 demo: venv ## SCoLR on MovieLens-100K with unequal links, on a local Ray
@@ -42,8 +31,11 @@ lint: venv ## style and types
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
 	$(BIN)/mypy
 
-test: lint ## style, types and all tests but the slow ones
+test: lint ## style, types and all tests but the slow ones; those that need data sets which are not here are left out
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+
+data-tests: venv ## the tests that need data sets, where make test had none
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "data and not slow"
 
 # One more worker than cores, as these tests wait for processes, outages and leases a good part of their time.
 slow: venv ## the slow tests: kills, outages and real clusters
@@ -53,14 +45,21 @@ docs: venv ## the documentation site, in build/docs/index.html; warnings are err
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning -b linkcheck -d build/doctrees docs build/links
 
+# From the directory build/wheel, where nothing of the checkout can be imported in place of the wheel.
+wheel: venv ## build/wheel/dist: the sdist and, made from it, the wheel; installed and run in an environment of its own
+	rm -rf build/wheel
+	$(BIN)/python -m hatchling build -t sdist -d $(CURDIR)/build/wheel/dist
+	cd build/wheel && tar -xzf dist/narrowcast-*.tar.gz && cd narrowcast-* && \
+	  $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -d $(CURDIR)/build/wheel/dist
+	$(PYTHON) .ci/install.py build/wheel/environment build/wheel/dist/narrowcast-*.whl
+	cd build/wheel && environment/bin/narrowcast --version && environment/bin/narrowcast run fedavg-digits rounds=5 --backend local
+
 lock: ## locks/*.txt anew from constraints.txt: the sha256 of every file, for Linux on x86-64 and Python 3.11
 	$(PYTHON) .ci/lock.py
 
 # In an environment of its own: with its packages every import of Ray, in each of its processes, takes 2 s more.
 sbom: venv ## build/sbom.cdx.json: every installed package with its version, licence and dependencies (CycloneDX)
-	$(PYTHON) -m venv build/sbom
-	build/sbom/bin/python -m pip install --quiet \
-	  $(if $(subst $(LOCKED),,$(PLATFORM)),-c constraints.txt cyclonedx-bom,--require-hashes --no-deps -r locks/sbom.txt)
+	$(PYTHON) .ci/install.py build/sbom sbom
 	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file build/sbom.cdx.json $(VENV)
 
 bench: venv ## seconds per round here and on Ray, beside plain loops and other platforms

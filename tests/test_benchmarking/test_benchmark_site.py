@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWar
 COMPLETION = "completion-ill-conditioned"
 SMALL = {"problem.rows": 60, "problem.fraction": 0.5, "iterations": 40, "evaluate_every": 3, "tolerance": 1e-12}
 KINDS = ("asd", "power_factorisation", "lmafit")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     assert_refused(narrowcast("site", "--output", tmp_path / "none"), "no solves to compare; give the folder of")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look at the pages with")
+@pytest.mark.program(*CHROMIUM)
 def test_profiles_in_a_browser_are_those_of_a_plain_reference(site: Path, tmp_path: Path) -> None:
     data = data_of(site)
     page = tmp_path / "page.html"  # of the solvers and problems with results
@@ -192,7 +192,13 @@ def test_profiles_in_a_browser_are_those_of_a_plain_reference(site: Path, tmp_pa
     page.write_text(re.sub(r'(id="data">).*?(</script>)', lambda m: m[1] + text + m[2], site.read_text(), count=1))
     words = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     said = subprocess.run(
-        [str(CHROMIUM), *words, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
+        [
+            str(next(filter(None, map(shutil.which, CHROMIUM)))),
+            *words,
+            "--virtual-time-budget=3000",
+            "--dump-dom",
+            page.as_uri(),
+        ],
         capture_output=True,
         text=True,
         check=True,

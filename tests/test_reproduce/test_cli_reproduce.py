@@ -14,12 +14,8 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_refused, narrowcast
-from narrowcast.platform.data import fetch
 
 SECONDS = 120.0
-have_ml1m = pytest.mark.skipif(
-    not any(row.name == "ml-1m" and row.found for row in fetch.status()), reason="ml-1m is not here"
-)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -37,7 +33,7 @@ def start(*words: object) -> subprocess.Popen[str]:
     )
 
 
-@have_ml1m
+@pytest.mark.data("ml-1m")
 @pytest.mark.slow
 def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
     words = ("colr-table4", "--seeds", 1, "--rounds", 5, "--jobs", 2, "--output", tmp_path)
@@ -83,7 +79,7 @@ def test_an_interrupted_reproduction_resumes(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-@have_ml1m
+@pytest.mark.data("ml-1m")
 @pytest.mark.slow
 def test_a_measurement_is_made_and_kept(tmp_path: Path) -> None:
     words = ("colr-fig2", "--seeds", 1, "--rounds", 2, "--output", tmp_path)

@@ -198,6 +198,7 @@ def test_the_queue_gives_each_missing_run_once(tmp_path: Path) -> None:
     assert [each.spec for each in queue.missing()] == [each.spec for each in planned[1:]]
 
 
+@pytest.mark.data("ml-1m")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kill",
@@ -205,9 +206,6 @@ def test_the_queue_gives_each_missing_run_once(tmp_path: Path) -> None:
     ids=["all of it", "its first process"],
 )
 def test_a_killed_queue_keeps_what_ended(tmp_path: Path, kill: Callable[[int], None]) -> None:
-    data = os.environ.get("NARROWCAST_DATA", "")
-    if not (Path(data) / "ml-1m").is_dir():
-        pytest.skip("ml-1m is not here")
     words = [sys.executable, "-m", "narrowcast.reproduce.long_runs", "decay-ml1m"]
     words += ["--results", str(tmp_path), "--output", str(tmp_path), "--workers", "1"]
     queue = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL)

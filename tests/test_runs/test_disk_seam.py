@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -36,7 +35,7 @@ operations = [(each.kind, str(each.target or each.path)) for each in disk.operat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.program("strace")
 def test_the_system_calls_of_a_run_are_its_recorded_operations(tmp_path: Path) -> None:
     fixtures, log, folder = Path(__file__).parents[1] / "fixtures", tmp_path / "calls", tmp_path / "run"
     command = [sys.executable, "-W", "ignore", "-c", RUN, str(fixtures), str(tmp_path)]

@@ -28,14 +28,13 @@ from per_client import synthetic
 TOLERANCE = 1e-4
 """What rounding may make of three rounds: relative to a tensor's largest entry."""
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30]
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def parameters(algorithm: Algorithm, task: Any) -> Arrays:
     return algorithm.final(run(algorithm, task, n_rounds=3).server)
 
 
-@on_gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("algorithm", [FedAvg(), Scaffold(), CoLR(rank=3), SCoLR(rank=4)], ids=lambda each: each.kind)
 @pytest.mark.parametrize("model", [MLP(hidden=(16,)), CNN(channels=(4, 8), hidden=16)], ids=lambda each: each.kind)
 def test_networks_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm, model: NeuralNetwork) -> None:
@@ -44,7 +43,7 @@ def test_networks_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm, model: Neural
     assert relative_error(parameters(algorithm, on_cuda), parameters(algorithm, on_cpu)) < TOLERANCE
 
 
-@on_gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("algorithm", [FedMF(), CoLR(rank=3), SCoLR(rank=4), FedAvg()], ids=lambda each: each.kind)
 def test_factorisations_train_on_a_gpu_as_on_a_cpu(algorithm: Algorithm) -> None:
     on_cpu, on_cuda = (make_factorisation(synthetic([3, 9, 4, 14, 6]), device=device) for device in ("cpu", "cuda"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 import time
@@ -157,11 +156,8 @@ def test_a_problem_that_exports_nothing_is_refused() -> None:
         DESCENT.check(object())
 
 
-OCTAVE = shutil.which("octave-cli")
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(OCTAVE is None, reason="GNU Octave is not installed (apt-get install octave)")
+@pytest.mark.program("octave-cli")
 def test_octave_gives_the_iterates_of_least_squares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT / "docs" / "examples")
     found = nc.solve("octave.yaml", output=tmp_path, progress=False)

@@ -14,7 +14,6 @@ from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
 from narrowcast.algorithms.sdp.mixing import Mixing
 from narrowcast.algorithms.sdp.rank_bound import pataki_rank
 from narrowcast.algorithms.sdp.rounding import round_by_hyperplanes
-from narrowcast.platform.data.fetch import roots
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, FloatArray
 
@@ -191,10 +190,9 @@ def test_all_selections_reach_the_certified_optimum(selection: Any, momentum: fl
     assert problem.measure(answer)["gap"] <= 1e-7
 
 
+@pytest.mark.data("gset")
 @pytest.mark.parametrize("name", ["G14", "G48"])
 def test_the_optima_of_gset_are_certified(name: str) -> None:
-    if not any((root / "gset" / name).exists() for root in roots()):
-        pytest.fail("the folder gset is missing; set NARROWCAST_DATA")
     problem = MaxCutFile(path=f"gset/{name}", roundings=10).load()
     metrics = problem.measure(solved(Mixing(momentum="adaptive"), problem, 1000, 1e-5))
     assert metrics["gap"] <= 1e-6

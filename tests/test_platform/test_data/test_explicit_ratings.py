@@ -14,6 +14,7 @@ from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 from narrowcast.platform.data.rating_matrix import TEST, TRAIN, VALIDATION
 from narrowcast.platform.data.sample_columns import SampleColumns
 from narrowcast.platform.errors import UserError
+from small_sets import write_inter
 
 ROWS = "user,item,rating,timestamp\nb,7,3.5,30\na,7,1,20\na,9,2,10\nb,9,4,40\na,3,5,30\nb,3,2.5,40\n"
 
@@ -46,6 +47,7 @@ def test_parquet_gives_the_same_matrix(tmp_path: Path) -> None:
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
 
+@pytest.mark.data("ml-latest-small")
 def test_movielens_by_random_shares() -> None:
     data = ExplicitRatings(set="ml-latest-small", validation_share=0.1, clients=50, seed=1).load()
     assert (data.n_users, data.n_items, data.n_clients, len(data.values)) == (610, 9724, 50, 100_836)
@@ -57,6 +59,7 @@ def test_movielens_by_random_shares() -> None:
     assert other.digest != data.digest
 
 
+@pytest.mark.data("ml-100k")
 def test_ml_100k_has_its_stars() -> None:
     data = ExplicitRatings(set="ml-100k", split="last", test_last=2).load()
     assert (data.n_users, data.n_items, len(data.values)) == (943, 1682, 100_000)
@@ -64,6 +67,7 @@ def test_ml_100k_has_its_stars() -> None:
     assert (data.examples_of("test") == 2).all()
 
 
+@pytest.mark.data("ml-latest-small")
 def test_the_excerpt_of_the_released_code_of_sfmf() -> None:
     fields: dict[str, Any] = {"first_users": 10, "top_items": 40, "min_ratings": 5, "split": "last", "test_last": 3}
     data = ExplicitRatings(set="ml-latest-small", **fields).load()
@@ -71,8 +75,11 @@ def test_the_excerpt_of_the_released_code_of_sfmf() -> None:
     assert np.bincount(data.split).tolist() == [109, 0, 21]
 
 
-def test_rows_of_clients_are_their_entries() -> None:
+def test_rows_of_clients_are_their_entries(root: Path) -> None:
+    rated, n_items, _ = write_inter(root / "ml-100k").max(axis=0)
     data = ExplicitRatings(set="ml-100k", clients=40, seed=0).load()
+    assert (data.n_users, data.n_items) == (rated, n_items)
+    assert np.bincount(data.split)[TEST] == round(0.2 * len(data.values))
     entries, (users, items, values) = data.of_clients, data.part("train")
     for client in (0, 17, 39):
         own = slice(int(entries.starts[client]), int(entries.starts[client + 1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ import numpy as np
 import pytest
 
 from narrowcast.platform.data.block_model import BlockModel
-from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.graph_npz import GraphNPZ
 from narrowcast.platform.data.node_graph import UNKNOWN, neighbours
 from narrowcast.platform.data.planetoid import CiteSeer, Cora, PubMed
 from narrowcast.platform.data.planetoid_files import read_classes, read_edges, read_features
 from narrowcast.platform.errors import UserError
+from planetoid_set import write_planetoid
 
 
+@pytest.mark.data("planetoid")
 def test_cora_has_the_published_sizes_and_splits() -> None:
     data = Cora().load()
     assert (data.n_nodes, data.n_edges, data.features.shape[1], data.n_classes) == (2708, 5278, 1433, 7)
@@ -35,6 +35,7 @@ def test_cora_has_the_published_sizes_and_splits() -> None:
     assert (older.digest, older.test[0]) != (data.digest, data.test[0])
 
 
+@pytest.mark.data("planetoid")
 def test_neighbours_of_cora_agree_in_class() -> None:
     """Test papers are stored in another order than they are numbered: read in a wrong one, this share would be 0.3."""
     data = Cora().load()
@@ -44,6 +45,7 @@ def test_neighbours_of_cora_agree_in_class() -> None:
     assert agree > 0.75
 
 
+@pytest.mark.data("planetoid")
 def test_isolated_papers_of_citeseer_are_kept() -> None:
     data = CiteSeer().load()
     assert (data.n_nodes, data.n_edges, data.sizes["isolated_nodes"]) == (3327, 4552, 48)
@@ -52,6 +54,22 @@ def test_isolated_papers_of_citeseer_are_kept() -> None:
     assert not data.features[unknown].any()
     assert not np.isin(unknown, np.concatenate([data.train, data.validation, data.test])).any()
     assert np.isfinite(data.features).all()
+
+
+@pytest.mark.parametrize(("graph", "stem"), [(Cora, "cora"), (CiteSeer, "citeseer"), (PubMed, "pubmed")])
+def test_planetoid_files_are_read_in_the_order_of_their_papers(graph: Any, stem: str, root: Path) -> None:
+    known = write_planetoid(root / "planetoid", stem)
+    data = graph(row_normalised=False).load()
+    assert np.array_equal(data.features, known.words)
+    assert np.array_equal(data.labels, known.labels)
+    owners = np.repeat(np.arange(data.n_nodes), np.diff(data.indptr))
+    pairs = set(zip(owners.tolist(), data.indices.tolist(), strict=True))
+    assert pairs == known.edges | {(other, one) for one, other in known.edges}
+    assert (data.train.tolist(), data.validation.tolist()) == ([*range(60)], [*range(60, 560)])
+    assert data.test.tolist() == [paper for paper in range(580, 640) if paper not in (600, 611)]
+    assert (data.n_classes, data.sizes["isolated_nodes"]) == (3, 2)
+    sums = known.words.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(graph().load().features * sums, known.words, rtol=1e-6)
 
 
 def test_pubmed_without_its_features_is_refused_before_anything_is_read(tmp_path: Path, monkeypatch: Any) -> None:
@@ -85,12 +103,10 @@ def test_a_pickle_that_names_a_function_is_not_run(
 
 
 @pytest.mark.parametrize("name", ["ind.cora.allx", "ind.cora.ty", "ind.cora.graph", "ind.cora.test.index"])
-def test_damaged_files_are_refused_in_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(find("planetoid", (name,)), tmp_path / "planetoid")
-    path = tmp_path / "planetoid" / name
-    path.chmod(0o644)
+def test_damaged_files_are_refused_in_one_line(name: str, root: Path) -> None:
+    write_planetoid(root / "planetoid", "cora")
+    path = root / "planetoid" / name
     content = path.read_bytes()
-    monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path))
     for damaged in (content[: len(content) // 2], b"", b"\xff" + content[1:]):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"download (the|them)") as caught:
@@ -104,8 +120,9 @@ def test_edges_count_once_and_not_from_a_node_to_itself() -> None:
 
 
 def test_a_projection_is_gaussian_of_the_kept_dimensions() -> None:
-    whole, data = Cora().load(), Cora(projected_features=400, seed=3).load()
-    assert data.features.shape == (2708, 400)
+    drawn = BlockModel(nodes=3000, features=1400)
+    whole, data = drawn.load(), drawn.model_copy(update={"projected_features": 400, "seed": 3}).load()
+    assert data.features.shape == (3000, 400)
     lengths = [np.square(each.features).sum() for each in (whole, data)]
     assert lengths[1] == pytest.approx(lengths[0], rel=0.03)
 
@@ -120,7 +137,8 @@ def test_a_block_model_has_the_edges_that_it_was_asked_for() -> None:
 
 
 def test_metis_finds_parts_with_few_edges_between_them() -> None:
-    data = Cora(clusters=10).load()
+    drawn = BlockModel(nodes=3000, blocks=10, degree=8, within=0.9, clusters=10)
+    data = drawn.load()
     owners = np.repeat(np.arange(data.n_nodes), np.diff(data.indptr))
 
     def cut(clusters: Any) -> float:
@@ -131,7 +149,7 @@ def test_metis_finds_parts_with_few_edges_between_them() -> None:
     assert sizes.max() <= 1.1 * data.n_nodes / 10
     assert cut(data.clusters) < 0.15
     assert cut(np.random.default_rng(0).permutation(data.clusters)) > 0.8
-    assert np.array_equal(Cora(clusters=10).load().clusters, data.clusters)
+    assert np.array_equal(drawn.load().clusters, data.clusters)
 
 
 GRAPH: dict[str, Any] = {

@@ -2,21 +2,21 @@ import gzip
 import hashlib
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from labelled_sets import check_dealt, need
+from labelled_sets import check_dealt
 from narrowcast.platform.data.idx import MNIST, FashionMNIST, read_idx
 from narrowcast.platform.errors import UserError
+from small_sets import idx, write_idx
 
 
+@pytest.mark.data("mnist", "fashion-mnist")
 @pytest.mark.parametrize(
     ("model", "name", "pixels"), [(MNIST, "mnist", 33.318421), (FashionMNIST, "fashion-mnist", 72.940352)]
 )
 def test_idx_sets(model: type[MNIST | FashionMNIST], name: str, pixels: float) -> None:
-    need(name)
     data = model(validation_share=0, partition="shards").load()
     check_dealt(data)
     assert (data.name, data.n_clients, data.n_classes) == (name, 100, 10)
@@ -35,17 +35,12 @@ def test_idx_sets(model: type[MNIST | FashionMNIST], name: str, pixels: float) -
     assert np.bincount(data.train.labels).tolist() == classes
 
 
-def test_a_million_clients_share_the_same_samples() -> None:
-    need("mnist")
+def test_a_million_clients_share_the_same_samples(root: Path) -> None:
+    write_idx(root / "mnist", train=60_000)
     data = MNIST(clients=1_000_000).load()
     check_dealt(data)
     assert data.n_clients == 1_000_000
     assert data.order.nbytes + data.indptr.nbytes < 10e6
-
-
-def idx(values: Any) -> bytes:
-    array = np.asarray(values, dtype=np.uint8)
-    return struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import gzip
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,39 +10,9 @@ from narrowcast.platform.data import fetch
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.leave_one_out import Validation
 from narrowcast.platform.data.movielens import MovieLens1M, MovieLens100K, MovieLensLatestSmall
-from narrowcast.platform.data.ncf import NCF, is_ncf, read_columns, write_ncf_train
-from narrowcast.platform.data.sets import SETS
-from narrowcast.platform.data.sources import Wheel
+from narrowcast.platform.data.ncf import NCF, write_ncf_train
 from narrowcast.platform.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def recbole_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `ml-100k.inter`, out of the wheel on PyPI where there is none."""
-    folder = found("ml-100k")
-    if folder is not None and (folder / "ml-100k.inter").is_file():
-        return folder
-    data = SETS["ml-100k"]
-    wheels = tuple(source for source in data.sources if isinstance(source, Wheel))
-    return fetch.download(replace(data, sources=wheels), tmp_path_factory.mktemp("data"), progress=False)
-
-
-@pytest.fixture
-def ml_100k(recbole_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, as the place where data is looked for."""
-    monkeypatch.setenv(fetch.VARIABLE, str(recbole_folder.parent))
-    return recbole_folder
-
-
-def found(name: str) -> Path | None:
-    return next(row.found for row in fetch.status() if row.name == name)
-
-
-def need(name: str) -> Path:
-    folder = found(name)
-    if folder is None:
-        pytest.skip(f"{name} was not found and only GroupLens has it; run: narrowcast data fetch {name}")
-    return folder
+from small_sets import write_inter
 
 
 def check_disjoint(data: Interactions) -> None:
@@ -59,21 +28,23 @@ def check_disjoint(data: Interactions) -> None:
     assert (np.diff(data.items)[np.diff(users) == 0] > 0).all()
 
 
+@pytest.mark.data("ml-100k")
 @pytest.mark.parametrize(("validation", "train"), [("second_last", 98_114), ("random", 98_114), ("none", 99_057)])
-def test_ml_100k(ml_100k: Path, validation: Validation, train: int) -> None:
+def test_ml_100k(validation: Validation, train: int) -> None:
     data = MovieLens100K(validation=validation).load()
     assert (data.name, data.n_users, data.n_items, len(data.items)) == ("ml-100k", 943, 1682, train)
-    assert data.source.startswith(str(ml_100k))
     check_disjoint(data)
 
 
-def test_ml_100k_holds_out_what_came_last(ml_100k: Path) -> None:
+def test_ml_100k_holds_out_what_came_last(root: Path) -> None:
+    users, items, times = write_inter(root / "ml-100k").T
     data = MovieLens100K().load()
-    columns = ("user_id:token", "item_id:token", "timestamp:float")
-    users, items, times = read_columns(ml_100k / "ml-100k.inter", columns, delimiter="\t", header=True)
-    when = np.zeros((943, 1682), dtype=np.int64)
+    assert (data.name, data.n_users, data.n_items, len(data.items)) == ("ml-100k", 60, 200, len(users) - 2 * 60)
+    assert data.source == str(root / "ml-100k" / "ml-100k.inter")
+    check_disjoint(data)
+    when = np.zeros((60, 200), dtype=np.int64)
     when[users - 1, items - 1] = times
-    everyone = np.arange(943)
+    everyone = np.arange(60)
     test, held_out = when[everyone, data.test], when[everyone, data.validation]
     assert (test >= held_out).all()
     assert (held_out >= np.maximum.reduceat(when[np.repeat(everyone, data.examples), data.items],
@@ -81,32 +52,29 @@ def test_ml_100k_holds_out_what_came_last(ml_100k: Path) -> None:
     assert (when[everyone[:, None], data.negatives] == 0).all()
 
 
-def test_u_data_gives_the_same_as_the_recbole_file(
-    ml_100k: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_u_data_gives_the_same_as_the_recbole_file(root: Path) -> None:
+    write_inter(root / "ml-100k")
     expected = MovieLens100K().load()
-    (tmp_path / "ml-100k").mkdir()
-    _, _, rows = (ml_100k / "ml-100k.inter").read_text().partition("\n")
-    (tmp_path / "ml-100k" / "u.data").write_text(rows)
-    monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
+    _, _, rows = (root / "ml-100k" / "ml-100k.inter").read_text().partition("\n")
+    (root / "ml-100k" / "ml-100k.inter").unlink()
+    (root / "ml-100k" / "u.data").write_text(rows)
     data = MovieLens100K().load()
     assert data.source.endswith("u.data")
     assert data.digest == expected.digest
 
 
+@pytest.mark.data("ml-latest-small")
 def test_ml_latest_small() -> None:
-    need("ml-latest-small")
     data = MovieLensLatestSmall().load()
     assert (data.n_users, data.n_items, len(data.items)) == (610, 9724, 100_836 - 2 * 610)
     check_disjoint(data)
     assert data.digest == MovieLensLatestSmall().load().digest != MovieLensLatestSmall(seed=1).load().digest
 
 
+@pytest.mark.data("ml-1m/ml-1m.test.negative")
 @pytest.mark.parametrize(("validation", "train"), [("random", 988_129), ("none", 994_169)])
 def test_ml_1m_keeps_the_published_protocol(validation: Validation, train: int) -> None:
-    folder = need("ml-1m")
-    if not is_ncf(folder / "ml-1m"):
-        pytest.skip(f"{folder} lacks NCF's evaluation lists; delete it and run: narrowcast data fetch ml-1m")
+    folder = fetch.find("ml-1m", ("ml-1m.test.negative",))
     data = MovieLens1M(validation=validation).load()
     assert (data.n_users, data.n_items, len(data.items)) == (6040, 3706, train)
     check_disjoint(data)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from labelled_sets import need
 from narrowcast.platform.data.digits import Digits
 from narrowcast.platform.data.idx import MNIST
 from narrowcast.platform.data.public_set import held_by
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.data.synthetic import Synthetic
 from narrowcast.platform.errors import UserError
+from small_sets import write_idx
 
 
 def lines(part: Labelled) -> list[bytes]:
@@ -52,9 +53,9 @@ def test_users_keep_their_other_samples() -> None:
     assert (data.examples <= whole.examples).all()
 
 
-def test_another_set_takes_nothing_from_the_clients() -> None:
-    need("mnist")
-    need("fashion-mnist")
+def test_another_set_takes_nothing_from_the_clients(root: Path) -> None:
+    write_idx(root / "mnist")
+    write_idx(root / "fashion-mnist", seed=1)
     data = MNIST(clients=5, public={"samples": 20, "set": "fashion-mnist"}).load()  # type: ignore[arg-type]
     assert data.examples.sum() == len(MNIST(clients=5).load().train)
     assert not set(lines(public_of(data))) & set(lines(data.train))
@@ -65,8 +66,8 @@ def test_more_than_there_are_is_refused() -> None:
         Digits(public={"samples": 1293}).load()  # type: ignore[arg-type]
 
 
-def test_a_set_of_other_features_is_refused() -> None:
-    need("fashion-mnist")
+def test_a_set_of_other_features_is_refused(root: Path) -> None:
+    write_idx(root / "fashion-mnist")
     message = r"set = fashion-mnist: its samples are \[1, 28, 28\] uint8 in 10 classes, those of the clients \[64\]"
     with pytest.raises(UserError, match=message):
         Digits(public={"set": "fashion-mnist"}).load()  # type: ignore[arg-type]

@@ -20,13 +20,6 @@ def text(values: Any) -> str:
     return "".join(VOCABULARY[token] for token in values)
 
 
-def need() -> Path:
-    folder = next(row.found for row in fetch.status() if row.name == NAME)
-    if folder is None:
-        pytest.skip(f"{NAME} was not found; run: narrowcast data fetch {NAME}")
-    return folder
-
-
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where three characters' texts are looked for: 400, 300 and 90 characters."""
@@ -133,8 +126,9 @@ def test_too_few_characters_are_a_user_error(root: Path) -> None:
         Shakespeare().load()
 
 
+@pytest.mark.data(NAME)
 def test_the_plays() -> None:
-    with lzma.open(need() / BY_CHARACTER) as file:
+    with lzma.open(fetch.find(NAME, (BY_CHARACTER,)) / BY_CHARACTER) as file:
         texts = json.load(file)
     assert (len(texts), sum(map(len, texts.values()))) == (1340, 4_322_901)
     lengths = [len([c for c in re.sub(r"[ \t]+", " ", each) if c in VOCABULARY]) for each in texts.values()]
@@ -153,10 +147,9 @@ def test_the_plays() -> None:
     assert VOCABULARY[np.bincount(data.train.labels).argmax()] == " "
 
 
+@pytest.mark.data(f"{NAME}/full-html.tar.xz")
 def test_the_pages_give_the_published_texts() -> None:
-    folder = need()
-    if not (folder / "full-html.tar.xz").is_file():
-        pytest.skip("the pages themselves are not here")
+    folder = fetch.find(NAME, (BY_CHARACTER,))
     texts: dict[str, str] = {}
     with tarfile.open(folder / "full-html.tar.xz") as archive:
         for name in sorted(name for name in archive.getnames() if name.endswith("full.html")):
