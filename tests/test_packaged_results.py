@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from command_line import narrowcast
+from narrowcast.experiment import load_experiment, packaged_experiments
+from narrowcast.platform.data.sets import SETS
 from processor import processor
 
 pytestmark = pytest.mark.filterwarnings(
@@ -45,7 +47,17 @@ def assert_as_written_down(row: Mapping[str, str], backend: str, output: Path) -
             assert result[field] == pytest.approx(float(row[field]), rel=1e-3), field
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row["experiment"])
+def needing(name: str) -> list[pytest.MarkDecorator]:
+    """The mark of a packaged experiment whose data set does not come with a package."""
+    data = load_experiment(name).data
+    named = {data.kind, getattr(data, "set", "")} & SETS.keys()
+    return [pytest.mark.data(*named)] if named else []
+
+
+ROWS = [pytest.param(row, id=row["experiment"], marks=needing(row["experiment"])) for row in rows()]
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_in_this_process(row: dict[str, str], tmp_path: Path) -> None:
     assert_as_written_down(row, "local", tmp_path)
 
@@ -76,7 +88,7 @@ that follow from the link's bandwidth are higher where these bits were missing, 
 """
 
 
-@pytest.mark.parametrize("case", ONE_SEED)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=needing(case.partition(",")[0])) for case in ONE_SEED])
 def test_with_one_seed_the_results_are_those_of_version_0_1(case: str, tmp_path: Path) -> None:
     rounds, settings, model_sha256, uplink_bits = ONE_SEED[case]
     result = result_of(case.partition(",")[0], "local", rounds, tmp_path, "client_seed=0", *settings)
@@ -95,14 +107,10 @@ Those with `secure` are compared in test_killed_actors.py, factorisation on more
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize(
-    "row", [row for row in rows() if row["experiment"] in ON_RAY], ids=lambda row: row["experiment"]
-)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.id in ON_RAY])
 def test_on_two_actors(row: dict[str, str], tmp_path: Path) -> None:
     assert_as_written_down(row, "ray", tmp_path)
 
 
 def test_every_packaged_experiment_is_written_down() -> None:
-    from narrowcast.experiment import packaged_experiments
-
     assert sorted(row["experiment"] for row in rows()) == sorted(packaged_experiments())

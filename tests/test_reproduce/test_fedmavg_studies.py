@@ -21,6 +21,7 @@ from narrowcast.solve_run import load_solve
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
+@pytest.mark.data("ml-latest-small")
 def test_the_central_program_gives_the_digits_of_the_released_log() -> None:
     central = sfmf_excerpt.run_central()
     assert central.loss == pytest.approx(0.732655866937412, abs=1e-14)
@@ -33,6 +34,7 @@ def test_no_run_of_the_tables_is_missing() -> None:
         assert not list(queue.missing()), study
 
 
+@pytest.mark.data("ml-latest-small")
 def test_the_central_solve_has_the_ratings_of_the_clients_and_its_row_is_what_it_gives() -> None:
     rows = Queue([fedmavg_items.STUDY], [RESULTS]).rows
     central = fedmavg_central.CENTRAL
@@ -67,6 +69,7 @@ def test_the_table_of_items_has_all_settings_and_differences(tmp_path: Path) -> 
     assert (tmp_path / "items.png").stat().st_size > 10_000
 
 
+@pytest.mark.data("ml-latest-small")
 def test_the_table_of_sfmf_judges_what_is_finished() -> None:
     verdicts = {each.what: each for each in judge_sfmf(Queue([sfmf_excerpt.STUDY], [RESULTS]).rows)}
     assert verdicts["central, test RMSE"].verdict == "reproduced, within 1e-07"

@@ -69,6 +69,7 @@ def test_medians_and_the_published_optimum_are_judged() -> None:
     assert judge_gset({}) == []
 
 
+@pytest.mark.data("gset")
 def test_the_file_is_gone_on_with_and_the_table_drawn(tmp_path: Path) -> None:
     path = tmp_path / "sdp-gset.csv"
     words = ["--output", str(path), "--cases", "G14", "--solvers", "adaptive", "--seeds", "1"]
@@ -87,6 +88,7 @@ def test_the_file_is_gone_on_with_and_the_table_drawn(tmp_path: Path) -> None:
     assert read(path) == {}
 
 
+@pytest.mark.data("gset")
 def test_the_torus_depends_on_the_seed_and_graphs_do_not() -> None:
     tori = [max_cut_runs.load_case("torus", seed).digest for seed in (0, 1)]
     graphs = [max_cut_runs.load_case("G14", seed) for seed in (0, 1)]

@@ -166,7 +166,7 @@ def test_wrong_settings_are_one_line() -> None:
     ):
         with pytest.raises(UserError, match=said):
             outcomes(algorithm, model, SEVERAL)
-    experiment = {"name": "x", "data": {"kind": "explicit_ratings", "set": "ml-latest-small"}}
+    experiment = {"name": "x", "data": {"kind": "explicit_ratings", "set": "ml-100k"}}
     for algorithm, said in (
         ("fedavg", "fedavg does not train masked_factorisation by alternating_gradient; use fedmavg or sfmf"),
         ("fedmf", "fedmf"),
@@ -190,6 +190,7 @@ EXCERPT = {
 }
 
 
+@pytest.mark.data("ml-latest-small")
 @pytest.mark.parametrize("rows", ["all", "touched"])
 def test_sfmf_gives_the_numbers_of_the_released_code(rows: str) -> None:
     model = {**EXCERPT["model"], "dtype": "float32" if rows == "touched" else "float64"}  # type: ignore[dict-item]

@@ -14,6 +14,7 @@ from narrowcast.platform.data.plays import BY_CHARACTER, by_character
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.data.shakespeare import NAME, VOCABULARY, WINDOW, Shakespeare, tokens
 from narrowcast.platform.errors import UserError
+from small_sets import spoken, write_plays
 
 
 def text(values: Any) -> str:
@@ -25,19 +26,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where three characters' texts are looked for: 400, 300 and 90 characters."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv(fetch.VARIABLE, str(tmp_path))
-    (tmp_path / NAME).mkdir()
-    write(tmp_path, {"p_A": spoken(400, 0), "p_B": spoken(300, 1), "p_C": spoken(90, 2)})
+    write_plays(tmp_path / NAME, {"p_A": spoken(400, 0), "p_B": spoken(300, 1), "p_C": spoken(90, 2)})
     return tmp_path
-
-
-def spoken(length: int, salt: int) -> str:
-    """Text without two blanks in a row, whose every window is different."""
-    random = np.random.default_rng(salt)
-    return "".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), length))
-
-
-def write(root: Path, texts: Any) -> None:
-    (root / NAME / BY_CHARACTER).write_bytes(lzma.compress(json.dumps(texts).encode()))
 
 
 def parts(data: Samples) -> list[list[str]]:
@@ -118,7 +108,7 @@ def test_malformed_files_are_user_errors(root: Path, content: bytes, message: st
 def test_too_few_characters_are_a_user_error(root: Path) -> None:
     with pytest.raises(UserError, match="2 characters have 10 training windows, but 3 clients are requested; lower"):
         Shakespeare(clients=3).load()
-    write(root, {})
+    write_plays(root / NAME, {})
     with pytest.raises(UserError, match="0 characters have 10 training windows"):
         Shakespeare().load()
     (root / NAME / BY_CHARACTER).unlink()
