@@ -59,7 +59,13 @@ def test_methods_differ_in_one_part_each() -> None:
     assert [method for method, rounds in passes.items() if rounds == 4] == ["FedAvg, two rounds"]
 
 
-@pytest.mark.parametrize("name", fedma_networks.STUDIES)
+SETS = {"fedma-cifar": "cifar10-jpeg-12k", "fedma-shakespeare": "mit-shakespeare"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.data(SETS.get(name, "mnist"))) for name in fedma_networks.STUDIES],
+)
 def test_methods_of_a_network_have_equal_tries_and_rounds(name: str, tmp_path: Path) -> None:
     queue, settings = Queue([name], [tmp_path]), fedma_networks.STUDIES[name]
     best = {f"{setting.rates[1]:g}" for setting in settings}
