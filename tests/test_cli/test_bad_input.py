@@ -72,8 +72,8 @@ DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_me
         ("tracking.uri=nosuch://x", "no MLflow store answers at nosuch://x (none has the scheme nosuch)"),
         ("rounds=!!python/object:os.system x", "override rounds, line 1, column 1: not valid YAML"),
         (f"rounds={'[' * 5000}", "override rounds: more than 50 levels of nesting; shorten the file"),
-        ("=3", '"=3" is no override; write a.b=value'),
-        ("", '"" is no override; write a.b=value'),
+        ("=3", '"=3" is not an override; write a.b=value'),
+        ("", '"" is not an override; write a.b=value'),
     ],
 )
 def test_a_bad_override(tmp_path: Path, override: str, phrase: str) -> None:

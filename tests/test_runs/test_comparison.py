@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from narrowcast.cli.run_tables import as_table, result_table
+from narrowcast.cli.run_tables import result_table
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_figure import comparison_figure
-from narrowcast.runs.comparison_tables import differences_table, results_table, traffic_table
+from narrowcast.runs.comparison_tables import differences_table, traffic_table
 from narrowcast.runs.result import load_result
+from narrowcast.runs.text_table import TextTable
 
 N_ROUNDS = 20
 TOP_5_TARGET = {"metric": "test.top_5", "value": 0.2, "simulated_seconds_to": None, "uplink_bits_to": None}
@@ -66,7 +67,12 @@ def write_run(folder: Path, hit_rate: float = 0.6841, scale: int = 1, **changes:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    return as_table(results_table(comparison))
+    return terminal_table(comparison.results_table())
+
+
+def terminal_table(text: TextTable, width: int = 1000) -> Table:
+    (table,) = text.fitting(width)
+    return table
 
 
 def compare(folders: list[Path]) -> Comparison:
@@ -165,10 +171,15 @@ def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path) -> None:
 
 def test_no_number_is_cut_in_a_narrow_terminal(tmp_path: Path) -> None:
     console = Console(width=80, color_system=None)
+    name = "radio.channel.access-frequency-shared"
     with console.capture() as capture:
-        console.print(comparison_table(compare([write_run(tmp_path / "adaptive")])))
+        compare([write_run(tmp_path / name)]).print(console)
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 80
     assert "…" not in capture.get()
-    assert "23 s" in capture.get()
+    shown = " ".join(capture.get().split())
+    for cell in (name, "68.41 %", "20.0 MB", "1 h 23 min", "1 min 23 s"):
+        assert cell in shown
 
 
 @pytest.mark.parametrize("n_runs", [1, 3, 12])
@@ -243,7 +254,7 @@ def test_a_run_shows_the_test_metric_of_the_round_that_was_best_on_validation(tm
 def test_what_is_best_follows_the_direction_that_the_model_declares(tmp_path: Path, lower: bool) -> None:
     own = {"lower_is_better": ["misses"] if lower else []}
     few, many = (write_run(tmp_path / f"{n}", final={"test.misses": n}, **own) for n in (3.0, 7.0))
-    text = results_table(compare([few, many]))
+    text = compare([few, many]).results_table()
     assert {row for row, _ in text.bold} == {0 if lower else 1}
 
 
@@ -361,7 +372,7 @@ def test_traffic_against_three_baselines(tmp_path: Path) -> None:
         table.touched_ratio["ours"]
     )
     assert (table.total_bits == table.uplink_bits + table.downlink_bits).all()
-    assert cells(as_table(traffic_table(comparison)), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]
+    assert cells(terminal_table(traffic_table(comparison)), 3) == ["coarse", "259.2x", "100.0x", "10.0x", "0.65x"]
 
 
 def write_seeds(folder: Path, name: str, seeds: list[int], rates: list[float], **changes: Any) -> list[Path]:
@@ -383,7 +394,7 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_row_with_mean_and_spread(
         ("scolr (3 seeds)", 3),
         ("fedmf (2 seeds)", 2),
     ]
-    table = results_table(comparison)
+    table = comparison.results_table()
     assert list(table.heads[:6]) == ["run", "algorithm", "data", "seeds", "rounds", "test\nHR@10"]
     assert [row[5] for row in table.rows] == ["62.00 ± 2.00 %", "70.00 ± 0.00 %"]
     assert table.bold == {(1, 5)}
@@ -420,7 +431,7 @@ def test_runs_with_equal_seeds_are_no_repetitions(tmp_path: Path) -> None:
 
 def test_a_lower_error_is_the_best(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, final={"test.rmse": value}) for name, value in (("a", 1.2), ("b", 0.9))]
-    table = results_table(compare(folders))
+    table = compare(folders).results_table()
     assert table.heads[4] == "test\nRMSE"
     assert ([row[4] for row in table.rows], table.bold) == (["1.2", "0.9"], {(1, 4)})
 
@@ -444,7 +455,7 @@ def test_the_axes_and_the_metric_of_the_figure_can_be_chosen(tmp_path: Path) -> 
 def test_the_latex_table_escapes_what_tex_would_read(tmp_path: Path) -> None:
     folders = write_seeds(tmp_path, "scolr_8%", [0, 1], [0.60, 0.62])
     written = compare(folders).latex().splitlines()
-    assert written[0] == r"\begin{tabular}{lllrrrrrrrrrr}"
+    assert written[0] == r"\begin{tabular}{lllrrrrrrrrr}"  # wall time is left out
     assert written[4].startswith(r"scolr\_8\% (2 seeds) & scolr & ml-1m & 2 & 20 & \textbf{61.00 $\pm$ 1.41 \%} & ")
     assert written[4].endswith(r"\\")
     assert written[-1] == r"\end{tabular}"

@@ -166,7 +166,14 @@ def load_run(run: str | Path, *, output: str | Path = "runs") -> Result | Any:
     return load_any(find_run(run, _folder(output)))
 
 
-def compare(runs: _Runs, *, output: str | Path = "runs", by_seed: bool = True) -> Comparison | Any:
+def compare(
+    runs: _Runs,
+    *,
+    output: str | Path = "runs",
+    by_seed: bool = True,
+    against: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Comparison | Any:
     """Return a comparison of finished runs: `.table` is a DataFrame, `.plot()` a figure, `.latex()` a table.
 
     That of solves is a `SolveComparison`; solves and experiments have no common table.
@@ -176,6 +183,10 @@ def compare(runs: _Runs, *, output: str | Path = "runs", by_seed: bool = True) -
             patterns, such as `fedavg-*`; one of these or several. Of a pattern, unfinished runs are left out.
         output: folder of all runs.
         by_seed: group runs that differ only in their seeds, as means with standard deviations.
+        against: the name of a group or of a run in it: the differences of the others from it are paired by seed, with
+            intervals of 95 % and p values corrected by Holm.
+        columns: columns of the results, in the names of `.table`: `test.accuracy`, `uplink_bits`, ..., any other metric
+            that was recorded, and settings by dotted path; the usual ones by default.
 
     """
     from narrowcast.runs.comparison import Comparison
@@ -190,7 +201,14 @@ def compare(runs: _Runs, *, output: str | Path = "runs", by_seed: bool = True) -
             f"{solves[0].name} is a solve and {experiments[0].name} is not, so that they have no common costs; "
             "compare runs of one kind"
         )
-    return SolveComparison(tuple(solves)) if solves else Comparison(tuple(experiments), by_seed)
+    chosen = None if columns is None else tuple(columns)
+    if solves and against is not None:
+        raise UserError("solves are not grouped by seed, so that they have no paired differences; leave out against")
+    comparison: Comparison | SolveComparison = (
+        SolveComparison(tuple(solves), chosen) if solves else Comparison(tuple(experiments), chosen, by_seed, against)
+    )
+    comparison.text_tables()  # refuses unknown names before anything is written
+    return comparison
 
 
 def site(

@@ -56,7 +56,6 @@ def benchmark(
     from narrowcast.benchmarking.benchmark_file import load_benchmark, packaged_benchmarks
     from narrowcast.benchmarking.benchmark_folder import TABLE
     from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
-    from narrowcast.cli.run_tables import as_table
     from narrowcast.platform.redaction import hide_secrets
 
     if benchmark is None:
@@ -78,7 +77,8 @@ def benchmark(
             result = run_benchmark(prepared, display)
     except KeyboardInterrupt:
         raise RunFailed("interrupted; the same command goes on") from None
-    terminal.print(as_table(result.summary()))
+    for part in result.summary().fitting(terminal.width):
+        terminal.print(part)
     click.echo(f"table   {folder / TABLE}")
     ui = shlex.join(["narrowcast", "ui", "--output", str(folder)])
     click.echo(f"MLflow  {hide_secrets(prepared.store_uri)}\n        open it with: {ui}")

@@ -16,17 +16,23 @@ from narrowcast.cli.terminal import FOLDER
     "--file", type=FOLDER, help="File of the report; report.html in the run's folder, or in OUTPUT, by default."
 )
 @click.option("--each", is_flag=True, help="Show runs that differ only in their seeds separately.")
-def report(runs: tuple[str, ...], output: Path, file: Path | None, each: bool) -> None:
+@click.option(
+    "--against", metavar="RUN", help="Group of runs from which the differences of the others are shown, seed by seed."
+)
+def report(runs: tuple[str, ...], output: Path, file: Path | None, each: bool, against: str | None) -> None:
     """Write the report of a run, or the comparison of several, as one HTML file.
 
     The file includes the figures, needs no network and runs no script. RUN is the name of a run in the output folder,
-    or the path of a run's folder.
+    a pattern of names such as 'fedavg-*', the path of a run's folder, or that of a folder of runs.
     """
-    from narrowcast.api.functions import compare, load_run
+    from narrowcast.api.functions import compare
+    from narrowcast.runs.any_result import load_any
+    from narrowcast.runs.run_folder import find_runs
 
-    if len(runs) == 1:
-        result = load_run(runs[0], output=output)
-        path = result.report(file or result.folder / "report.html")
+    folders = find_runs(runs, output)
+    if len(folders) == 1:
+        path = load_any(folders[0]).report(file or folders[0] / "report.html")
     else:
-        path = compare(runs, output=output, by_seed=not each).report(file or output / "report.html")
+        compared = compare(folders, output=output, by_seed=not each, against=against)
+        path = compared.report(file or output / "report.html")
     click.echo(f"report  {path}")

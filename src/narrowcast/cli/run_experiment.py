@@ -89,7 +89,7 @@ def run(
 
 def _report(finished: Sequence[Path], store: str) -> None:
     """Print the results in these folders, and where plots and runs are; `store` is without secrets."""
-    from narrowcast.cli.run_tables import as_table, replicas_table, result_table
+    from narrowcast.cli.run_tables import replicas_table, result_table
     from narrowcast.runs.any_result import load_any
     from narrowcast.runs.result import Result
     from narrowcast.runs.solve_comparison import SolveComparison
@@ -107,10 +107,9 @@ def _report(finished: Sequence[Path], store: str) -> None:
     else:
         experiments = [each for each in results if isinstance(each, Result)]
         solves = [each for each in results if isinstance(each, SolveResult)]
-        if experiments:
-            terminal.print(replicas_table(experiments))
-        else:
-            terminal.print(as_table(SolveComparison(tuple(solves)).results_table()))
+        table = replicas_table(experiments) if experiments else SolveComparison(tuple(solves)).results_table()
+        for part in table.fitting(terminal.width):
+            terminal.print(part)
         lines.insert(0, f"runs    {', '.join(map(str, finished))}")
     lines.insert(0, f"time    {_seconds_since_start():.1f} s since the command was started")
     for line in lines:

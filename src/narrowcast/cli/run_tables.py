@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_labels import metric_label
@@ -15,7 +13,7 @@ from narrowcast.runs.comparison import Comparison
 from narrowcast.runs.comparison_tables import measured_metrics
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.result import Result
-from narrowcast.runs.text_table import TextTable, with_spread
+from narrowcast.runs.text_table import Column, TextTable, table_of, with_spread
 
 
 def result_table(result: FinishedRun[Any]) -> Table:
@@ -28,32 +26,32 @@ def result_table(result: FinishedRun[Any]) -> Table:
     return table
 
 
-def as_table(text: TextTable) -> Table:
-    """Return a table for the terminal, wrapped in a narrow one so that no number is cut."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
-    for column, head in enumerate(text.heads):
-        is_name = 0 < column < text.words
-        table.add_column(head, justify="left" if column < text.words else "right", no_wrap=is_name, overflow="fold")
-    for row, cells in enumerate(text.rows):
-        shown = (Text(cell, style="bold" if (row, column) in text.bold else "") for column, cell in enumerate(cells))
-        table.add_row(*shown)
-    table.caption = Text(text.caption) if text.caption else None
-    return table
-
-
-def replicas_table(runs: Sequence[Result]) -> Table:
+def replicas_table(runs: Sequence[Result]) -> TextTable:
     """Return a row per group of runs that differ in their seeds alone: the settings that differ, and the means."""
     comparison = Comparison(tuple(runs))
     settings, metrics = comparison.differences, [f"test.{name}" for name in measured_metrics(runs)]
-    table = Table(*settings.index, box=box.SIMPLE_HEAD, pad_edge=False, title="Replicas", title_justify="left")
-    for header in ("seeds", *map(metric_label, metrics), "uplink", "total", "wall time of one"):
-        table.add_column(header, justify="right")
-    for group, (_, means) in zip(comparison.groups, comparison.means.iterrows(), strict=True):
-        table.add_row(
-            *map(str, settings[group.label]),
-            str(len(group.runs)),
-            *(with_spread(name, means[name], means[f"{name} std"], group.shares) for name in metrics),
-            *(units.format_bits(means[name]) for name in ("uplink_bits", "total_bits")),
-            units.format_seconds(group.statistics(lambda run: run.wall_seconds)[0]),
-        )
-    return table
+    groups, means = comparison.groups, comparison.means.to_dict("records")
+    return table_of(
+        [
+            *(Column(path, [str(value) for value in settings.loc[path]], word=True) for path in settings.index),
+            Column("seeds", [str(len(group.runs)) for group in groups]),
+            *(
+                Column(
+                    metric_label(name),
+                    [
+                        with_spread(name, of_group[name], of_group[f"{name} std"], group.shares)
+                        for group, of_group in zip(groups, means, strict=True)
+                    ],
+                )
+                for name in metrics
+            ),
+            *(
+                Column(head, [units.format_bits(of_group[name]) for of_group in means])
+                for head, name in (("uplink", "uplink_bits"), ("total", "total_bits"))
+            ),
+            Column(
+                "wall time per run",
+                [units.format_seconds(group.statistics(lambda run: run.wall_seconds)[0]) for group in groups],
+            ),
+        ]
+    )

@@ -12,18 +12,18 @@ from narrowcast.platform.errors import UserError
 
 
 @click.command()
-@click.argument("run_name", metavar="RUN|FOLDER", shell_complete=names_of_runs)
+@click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=names_of_runs)
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 @click.option("--tracking-uri", help="The MLflow store, if it is not the one that the run started with.")
-def sync(run_name: str, output: Path, tracking_uri: str | None) -> None:
+def sync(names: tuple[str, ...], output: Path, tracking_uri: str | None) -> None:
     """Send the metrics of RUN that MLflow does not have, because its store was unavailable.
 
-    Of a FOLDER of runs, such as that of a benchmark, send those of every run.
+    RUN is a run's name, a pattern of names such as 'fedavg-*', or a folder of several, such as that of a benchmark.
     """
     from narrowcast.runs.late_delivery import send_missing
-    from narrowcast.runs.run_folder import find_run, runs_in
+    from narrowcast.runs.run_folder import find_runs
 
-    folders, refused = runs_in(find_run(run_name, output), "tracking.json"), []
+    folders, refused = find_runs(names, output, "tracking.json"), []
     for folder in folders:
         try:
             sent = send_missing(folder, tracking_uri)

@@ -11,7 +11,7 @@ from narrowcast.cli.terminal import FOLDER, console
 
 
 @click.command()
-@click.argument("run_name", metavar="RUN", shell_complete=names_of_runs)
+@click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=names_of_runs)
 @click.option(
     "--rounds",
     type=click.IntRange(min=0),
@@ -20,12 +20,13 @@ from narrowcast.cli.terminal import FOLDER, console
     help="Rounds to repeat from the start and from each checkpoint.",
 )
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
-def verify(run_name: str, rounds: int, output: Path) -> None:
+def verify(names: tuple[str, ...], rounds: int, output: Path) -> None:
     """Check that the files of RUN are complete and consistent, and that repeated rounds give the same results.
 
     \b
     narrowcast verify scolr-ml100k                 a run in the folder runs
     narrowcast verify backup/scolr-ml100k          the folder of a run
+    narrowcast verify 'fedavg-*'                   all runs whose names match
     narrowcast verify scolr-ml100k --rounds 0      check the files only
 
     The command checks the checksums of the journal, each of which covers all lines before it, the sha256 of each
@@ -37,17 +38,25 @@ def verify(run_name: str, rounds: int, output: Path) -> None:
     rounds on the same kind of processor as that of the run, since others may round sums differently. An unfinished run
     can be verified while no process works on it. The exit status is 1 if a check fails.
     """  # noqa: D301 - click wants the character
+    from narrowcast.platform.errors import RunFailed
+    from narrowcast.runs.run_folder import CONFIG, find_runs
+
+    failures = [failure for folder in find_runs(names, output, CONFIG) if (failure := _verify(folder, rounds))]
+    if failures:
+        raise RunFailed("; ".join(failures))
+
+
+def _verify(folder: Path, rounds: int) -> str | None:
+    """Print the checks of a run; return what failed, None if nothing did."""
     from rich.table import Table
     from rich.text import Text
 
-    from narrowcast.platform.errors import RunFailed
-    from narrowcast.runs.run_folder import find_run
     from narrowcast.runs.verification import verify as checks_of
 
-    table = Table(box=None, title=f"{run_name}: what was checked", title_justify="left")
+    table = Table(box=None, title=f"{folder.name}: what was checked", title_justify="left")
     for header in ("", "compared", "verdict"):
         table.add_column(header, overflow="fold")
-    checks = list(checks_of(find_run(run_name, output), rounds))
+    checks = list(checks_of(folder, rounds))
     for check in checks:
         verdict = Text(f"failed: {check.problem}", style="red") if check.problem else Text("ok")
         if check.skipped:
@@ -56,4 +65,5 @@ def verify(run_name: str, rounds: int, output: Path) -> None:
     console().print(table)
     if failed := [check for check in checks if check.problem]:
         first = f"{failed[0].subject}: {failed[0].problem}"
-        raise RunFailed(f"{run_name}: {len(failed)} of {len(checks)} checks failed; the first is {first}")
+        return f"{folder.name}: {len(failed)} of {len(checks)} checks failed; the first is {first}"
+    return None

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.results_csv import COUNTS, unpacked_hits
-from narrowcast.reproduce.significance import bootstrap_over_users, compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+from narrowcast.runs.significance import bootstrap_over_users, compare_paired, holm
 
 Runs = Sequence[Mapping[str, Any]]
 """The results of one setting, by seed."""

@@ -19,8 +19,8 @@ from narrowcast.platform.types import Profiles
 from narrowcast.reproduce.csv_lines import append_lines, read_lines
 from narrowcast.reproduce.measured_target import MeasuredTarget
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import compare_paired, holm, mean_interval
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order
+from narrowcast.runs.significance import compare_paired, holm, mean_interval
 
 FILE = "sdp-cohort-split.csv"
 CLIENTS = (10, 25, 75)

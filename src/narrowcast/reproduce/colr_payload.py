@@ -17,8 +17,8 @@ from narrowcast.platform.tracking.run_plots import BLACK, BLUE, ORANGE, VERMILLI
 from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce.colr_accuracy import COLR, FEDMF, TABLE_4, Point, values_of
 from narrowcast.reproduce.run_spec import Results
-from narrowcast.reproduce.significance import compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, PublishedMean, describe, judge_family, mean_and_spread
+from narrowcast.runs.significance import compare_paired, holm
 
 Direction = Literal["uplink", "total"]
 POINTS = (*TABLE_4, *COLR, *FEDMF)

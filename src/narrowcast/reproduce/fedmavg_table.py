@@ -26,8 +26,8 @@ from narrowcast.reproduce.fedmavg_items import (
 from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import compare_paired, holm, paired_interval
 from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
+from narrowcast.runs.significance import compare_paired, holm, paired_interval
 
 MARGIN = 0.005
 """Errors of held-out ratings within this are level, in stars."""

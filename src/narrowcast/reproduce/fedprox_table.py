@@ -26,8 +26,8 @@ from narrowcast.reproduce.fedprox_synthetic import (
 from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import MeanTest, compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
+from narrowcast.runs.significance import MeanTest, compare_paired, holm
 
 ORDER = ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, FEDAVG), (FEDPROX, TUNED_FEDAVG))
 """Pairs of which the paper has the first above the second; the last is the control, of equal tries."""

@@ -21,9 +21,9 @@ from narrowcast.reproduce.against_reference import accuracies, against
 from narrowcast.reproduce.long_studies import TEST_SEEDS, finished, tuning_results
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import CONFIDENCE, compare_paired, holm
 from narrowcast.reproduce.tuning_study import Study
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
+from narrowcast.runs.significance import CONFIDENCE, compare_paired, holm
 
 _FULL, _CODED = "float32", "quantised"
 """The methods that others are compared with: FedMF or FedAvg in float32, and its best entropy-coded setting."""

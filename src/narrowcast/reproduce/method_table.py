@@ -15,8 +15,8 @@ from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.method_comparison import FEDAVG, FULL, TEST_SEEDS, TRIES, Cell, Comparison
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import paired_interval
 from narrowcast.reproduce.verdict import PaperVerdict, mean_and_spread
+from narrowcast.runs.significance import paired_interval
 
 
 @dataclass(frozen=True)

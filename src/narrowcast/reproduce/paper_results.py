@@ -33,8 +33,8 @@ from narrowcast.reproduce.colr_accuracy import (
     plot_points,
 )
 from narrowcast.reproduce.run_spec import Results, RunSpec
-from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.verdict import PaperVerdict
+from narrowcast.runs.significance import MARGIN
 
 COLR = "Nguyen et al., WWW 2024 (arXiv:2401.03748)"
 LECTURE = "X. Chang's Lecture 11, Federated Optimization"

@@ -11,8 +11,8 @@ from narrowcast.reproduce.long_studies import finished, tried
 from narrowcast.reproduce.qffl_fairness import FASHION, TEST_SEEDS, FairCell, cells
 from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import MeanTest, compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
+from narrowcast.runs.significance import MeanTest, compare_paired, holm
 
 _STATISTICS = {"mean": "mean", "worst_10_percent": "worst", "best_10_percent": "best", "variance": "variance"}
 _COLOURS = dict(zip(_STATISTICS, (BLACK, VERMILLION, GREEN, BLUE), strict=True))

@@ -25,8 +25,8 @@ from narrowcast.reproduce.scaffold_similarity import (
     cells,
 )
 from narrowcast.reproduce.seed_means import draw_seed_means
-from narrowcast.reproduce.significance import MeanTest, compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
+from narrowcast.runs.significance import MeanTest, compare_paired, holm
 
 _COLOURS = {SGD: BLACK, "FedAvg": BLUE, "FedProx": ORANGE, "SCAFFOLD": VERMILLION}
 _TICKS = (1, 2, 5, 10, 20, 50, 100)

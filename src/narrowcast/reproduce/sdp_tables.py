@@ -17,8 +17,8 @@ from narrowcast.reproduce.csv_lines import read_lines
 from narrowcast.reproduce.frank_wolfe_runs import DATA, EXACT, IN_FACE, METHODS, PLAIN, TUNING_SEED, methods_of
 from narrowcast.reproduce.localisation_runs import NOISES, PROGRAM, RANGES, RELAXED
 from narrowcast.reproduce.measured_target import MeasuredTarget
-from narrowcast.reproduce.significance import compare_paired, holm
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
+from narrowcast.runs.significance import compare_paired, holm
 
 Row = Mapping[str, Any]
 _FROM = 10

@@ -42,10 +42,10 @@ from narrowcast.reproduce.results_csv import Rows
 from narrowcast.reproduce.scaffold_table import judge_rounds, plot_rounds
 from narrowcast.reproduce.sdp_tables import SDP_COMPLETION, SDP_LOCALISATION
 from narrowcast.reproduce.sfmf_table import judge_sfmf
-from narrowcast.reproduce.significance import MARGIN
 from narrowcast.reproduce.total_traffic import Traffic
 from narrowcast.reproduce.tuning_study import read_tuning_study
 from narrowcast.reproduce.verdict import PaperVerdict
+from narrowcast.runs.significance import MARGIN
 
 Finished = tuple[list[PaperVerdict], list[Path]]
 _MEMORY_GIB = 100.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from narrowcast.reproduce.significance import CONFIDENCE, MARGIN, MeanTest, compare_with_published, holm
+from narrowcast.runs.significance import CONFIDENCE, MARGIN, MeanTest, compare_with_published, holm
 
 PUBLISHED_SEEDS = 5
 """Seeds of the means that Nguyen et al. publish, of which they do not print the spread."""

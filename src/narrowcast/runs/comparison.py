@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from narrowcast.platform.config import suggest
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import lower_is_better
 from narrowcast.platform.tracking.metric_labels import primary_metric
-from narrowcast.runs.comparison_tables import measured_metrics, results_table
+from narrowcast.runs import comparison_tables as tables
+from narrowcast.runs.comparison_tables import measured_metrics
 from narrowcast.runs.result import Result
 from narrowcast.runs.run_comparison import RunComparison, saved_figure
 from narrowcast.runs.run_settings import SEEDS, codec_kinds, differing_settings
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from narrowcast.runs.text_table import TextTable
+    from narrowcast.runs.paired_differences import PairedDifference
+    from narrowcast.runs.text_table import Column, TextTable
 
 _BASELINES = ("fedmf", "fedavg")
 LEVEL = 0.003
@@ -31,9 +35,13 @@ LEVEL = 0.003
 
 @dataclass(frozen=True)
 class Comparison(RunComparison[Result]):
-    """Finished runs, in the order given. With `by_seed`, runs that differ only in their seeds form one group."""
+    """Finished runs, in the order given. With `by_seed`, runs that differ only in their seeds form one group.
+
+    With `against`, the name of a group or of a run in it, the tables have the differences from it, seed by seed.
+    """
 
     by_seed: bool = True
+    against: str | None = None
 
     digest_column = "model_sha256"
     section = "data"
@@ -42,9 +50,14 @@ class Comparison(RunComparison[Result]):
         """Return the labels of the groups."""
         return [each.label for each in self.groups]
 
-    def results_table(self) -> TextTable:
-        """Return a row per group: final metrics, traffic and time."""
-        return results_table(self)
+    def results_columns(self) -> dict[str, Column]:
+        """Return the columns of the results by name, with a cell per group: final metrics, traffic and time."""
+        return tables.results_columns(self)
+
+    @property
+    def caption(self) -> str:
+        """What is to be known of runs on several data sets, empty for one."""
+        return tables.different_data(self.runs)
 
     @cached_property
     def groups(self) -> list[SeedGroup]:
@@ -139,16 +152,62 @@ class Comparison(RunComparison[Result]):
 
     def text_tables(self) -> dict[str, TextTable]:
         """Return the tables by title: settings that differ, results, metrics over clients, traffic, targets."""
-        from narrowcast.runs import comparison_tables as tables
-
         made = {
             "Settings that differ": tables.differences_table(self),
             "Results": self.results_table(),
+            "Differences by seed": self._paired_table(),
             "Metrics over clients": tables.over_clients_table(self),
             "Traffic against baselines": tables.traffic_table(self),
             "Costs of targets": tables.targets_table(self),
         }
         return {title: table for title, table in made.items() if table is not None}
+
+    def paired_differences(self, against: str | None = None, metrics: Sequence[str] | None = None) -> DataFrame:
+        """Return one row per other group and metric: its mean difference from the reference over seeds of both.
+
+        Columns: run, metric, pairs, difference, low and high (95 % by Student's t), p (paired t test of no difference)
+        and p_holm (corrected for the number of groups). Shares are between 0 and 1.
+
+        Args:
+            against: the name of a group, of a run in it, or a pattern of such names; by default that of the comparison.
+            metrics: such as `test.accuracy`; by default the chosen columns that are metrics, or all of the test split.
+
+        Raises:
+            UserError: there is no such group, or it was not measured so.
+
+        """
+        from pandas import DataFrame
+
+        from narrowcast.runs.paired_differences import FIELDS
+
+        wanted = self.against if against is None else against
+        if wanted is None:
+            raise UserError("name the group that the others are compared with, such as against='fedavg'")
+        return DataFrame([vars(each) for each in self._paired(wanted, metrics)], columns=FIELDS)
+
+    def _paired(self, against: str, metrics: Sequence[str] | None) -> list[PairedDifference]:
+        from narrowcast.runs.paired_differences import paired_differences, reference_of
+
+        known = dict.fromkeys(name for run in self.runs for name in run.final)
+        chosen = [name for name in self.columns or () if name in known]
+        usual = chosen or [name for each in measured_metrics(self.runs) if (name := f"test.{each}") in known]
+        for name in metrics or ():
+            if name not in known:
+                raise UserError(f'no run has the metric "{name}"; measured: {", ".join(known)}{suggest(name, known)}')
+        seeds = {run.folder: its for run, its in zip(self.runs, self.settings, strict=True)}
+        return paired_differences(
+            self.groups,
+            reference_of(self.groups, against),
+            list(metrics or usual),
+            lambda run: tuple(str(seeds[run.folder].get(path, run.seed)) for path in SEEDS),
+        )
+
+    def _paired_table(self) -> TextTable | None:
+        if self.against is None:
+            return None
+        from narrowcast.runs.paired_differences import differences_table, reference_of
+
+        return differences_table(self._paired(self.against, None), reference_of(self.groups, self.against))
 
     def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
         """Return each group's metric against its costs, with bands of one standard deviation over the seeds.

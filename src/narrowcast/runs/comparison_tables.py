@@ -14,8 +14,9 @@ from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of,
 from narrowcast.platform.tracking.targets import Reached
 from narrowcast.runs.result import Result
 from narrowcast.runs.result_file import goal
+from narrowcast.runs.run_settings import SEEDS
 from narrowcast.runs.seed_groups import SeedGroup
-from narrowcast.runs.text_table import TextTable, with_spread
+from narrowcast.runs.text_table import Column, TextTable, with_spread
 
 if TYPE_CHECKING:
     from narrowcast.runs.comparison import Comparison
@@ -23,45 +24,60 @@ if TYPE_CHECKING:
 _LONGEST = 40  # characters of a setting's value
 
 
-def results_table(comparison: Comparison) -> TextTable:
-    """Return a row per group: final metrics, traffic and time; the best primary metric on each data set is bold."""
+def results_columns(comparison: Comparison) -> dict[str, Column]:
+    """Return the columns of the results, a cell for each group, by their names in `Comparison.table`.
+
+    Metrics, bits and seconds are means. The best primary metric on each data set is bold if it stands out.
+    """
     groups = comparison.groups
-    metrics = [f"test.{each}" for each in measured_metrics(comparison.runs)]
-    seeds = ["seeds"] if any(len(each.runs) > 1 for each in groups) else []
-    costs = ("uplink", "compression", "downlink", "total", "simulated\ntime", "wall\ntime")
-    heads = [
-        "run",
-        "algorithm",
-        "data",
-        *seeds,
-        "rounds",
-        *(metric_label(each).replace(" ", "\n", 1) for each in metrics),
-    ]
-    rows, best = [], _best(groups)
-    bold = set()
-    for place, group in enumerate(groups):
-        first = group.runs[0]
-        if place in best:
-            bold.add((place, len(heads) - len(metrics) + metrics.index(best[place])))
-        rows.append(
-            [
-                group.label,
-                first.file.algorithm,
-                first.file.data,
-                *([str(len(group.runs))] if seeds else []),
-                str(first.file.rounds),
-                *(with_spread(each, *group.statistics(_final(each)), group.shares) for each in metrics),
-                units.format_bits(_mean(group, lambda run: run.uplink_bits)),
-                units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits")),
-                units.format_bits(_mean(group, lambda run: run.downlink_bits)),
-                units.format_bits(_mean(group, lambda run: run.total_bits)),
-                units.format_seconds(_mean(group, lambda run: run.simulated_seconds)),
-                units.format_seconds(_mean(group, lambda run: run.wall_seconds)),
-            ]
-        )
-    data = list(dict.fromkeys(run.file.data for run in comparison.runs))
-    caption = f"Different data sets ({', '.join(data)}): metrics compare only within one." if len(data) > 1 else ""
-    return TextTable([*heads, *costs], rows, words=3, bold=frozenset(bold), caption=caption)
+    measured = [f"test.{each}" for each in measured_metrics(comparison.runs)]
+    others = dict.fromkeys(name for run in comparison.runs for name in run.final if name not in measured)
+    best = _best(groups)
+
+    def column(head: str, cell: Callable[[SeedGroup], str], *, word: bool = False, usual: bool = True) -> Column:
+        return Column(head, [cell(each) for each in groups], word, usual=usual)
+
+    def metric(name: str, *, usual: bool) -> Column:
+        cells = [with_spread(name, *each.statistics(_final(name)), each.shares) for each in groups]
+        bold = frozenset(place for place, of_group in best.items() if of_group == name)
+        return Column(metric_label(name).replace(" ", "\n", 1), cells, bold=bold, usual=usual)
+
+    def mean_bits(name: str) -> Callable[[SeedGroup], str]:
+        return lambda group: units.format_bits(_mean(group, lambda run: getattr(run, name)))
+
+    def mean_seconds(name: str) -> Callable[[SeedGroup], str]:
+        return lambda group: units.format_seconds(_mean(group, lambda run: getattr(run, name)))
+
+    def compression(group: SeedGroup) -> str:
+        return units.format_compression(_sum(group, "uplink_bits"), _sum(group, "full_uplink_bits"))
+
+    settings = dict.fromkeys(path for each in groups for path in each.settings)
+    return {
+        "algorithm": column("algorithm", lambda group: group.runs[0].file.algorithm, word=True),
+        "data": column("data", lambda group: group.runs[0].file.data, word=True),
+        "seeds": column("seeds", lambda group: str(len(group.runs)), usual=any(len(each.runs) > 1 for each in groups)),
+        "seed": column("seed", lambda group: ", ".join(str(run.seed) for run in group.runs), usual=False),
+        "rounds": column("rounds", lambda group: str(group.runs[0].file.rounds)),
+        **{name: metric(name, usual=True) for name in measured},
+        "uplink_bits": column("uplink", mean_bits("uplink_bits")),
+        "uplink_ratio": column("compression", compression),
+        "downlink_bits": column("downlink", mean_bits("downlink_bits")),
+        "total_bits": column("total", mean_bits("total_bits")),
+        "simulated_seconds": column("simulated\ntime", mean_seconds("simulated_seconds")),
+        "wall_seconds": column("wall\ntime", mean_seconds("wall_seconds")),
+        **{name: metric(name, usual=False) for name in others},
+        **{
+            path: column(path, lambda group, path=path: _short(group.settings.get(path)), word=True, usual=False)  # type: ignore[misc]
+            for path in settings
+            if path not in ("rounds", *SEEDS)
+        },
+    }
+
+
+def different_data(runs: Sequence[Result]) -> str:
+    """Return the caption of a table of runs on several data sets, empty for one."""
+    data = list(dict.fromkeys(run.file.data for run in runs))
+    return f"Different data sets ({', '.join(data)}): metrics compare only within one." if len(data) > 1 else ""
 
 
 def over_clients_table(comparison: Comparison) -> TextTable | None:
@@ -162,7 +178,7 @@ def measured_metrics(runs: Sequence[Result]) -> list[str]:
 
 
 def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
-    """Return the place of the best group on each data set, with its primary metric."""
+    """Return the place of the best group on each data set, with its primary metric, if it stands out."""
     best: dict[tuple[str, str], tuple[int, float]] = {}
     for place, group in enumerate(groups):
         metric = primary_metric(group.runs[0].final)
@@ -172,7 +188,26 @@ def _best(groups: Sequence[SeedGroup]) -> dict[int, str]:
         known = best.get((group.runs[0].file.data, metric))
         if known is None or is_better(metric, value, known[1], group.runs[0].file.lower_is_better):
             best[group.runs[0].file.data, metric] = (place, value)
-    return {place: metric for (_, metric), (place, _) in best.items()}
+    of_data = {data: [each for each in groups if each.runs[0].file.data == data] for data, _ in best}
+    return {
+        place: metric
+        for (data, metric), (place, _) in best.items()
+        if _stands_out(groups[place], [each for each in of_data[data] if each is not groups[place]], metric)
+    }
+
+
+def _stands_out(best: SeedGroup, others: Sequence[SeedGroup], metric: str) -> bool:
+    """Return whether the interval of a mean is apart from all others; single runs, which have none, are taken as exact.
+
+    A group of several seeds beside a single run is not told apart from it.
+    """
+    values = [[run.final.get(metric, np.nan) for run in each.runs] for each in (best, *others)]
+    if all(len(each) == 1 for each in values):
+        return True
+    from narrowcast.runs.significance import mean_interval  # imports SciPy
+
+    ours, *theirs = (mean_interval(each) for each in values)
+    return all(ours.low > each.high or ours.high < each.low or np.isnan(each.mean) for each in theirs)
 
 
 def _final(name: str) -> Callable[[Result], float | None]:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from rich.console import Console
+
+from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.run_settings import settings_of
+from narrowcast.runs.text_table import Column, TextTable, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from narrowcast.runs.text_table import TextTable
 
 logger = logging.getLogger(__name__)
 RunT = TypeVar("RunT", bound=FinishedRun[Any])
@@ -30,6 +34,8 @@ class RunComparison(ABC, Generic[RunT]):
     """Finished runs of one kind, in the order given."""
 
     runs: tuple[RunT, ...]
+    columns: tuple[str, ...] | None = None
+    """The columns of the results, by the names of `results_columns`; None for the usual ones."""
 
     digest_column: ClassVar[str]
     """The column of `table` with the sha256 of each run's result."""
@@ -76,12 +82,42 @@ class RunComparison(ABC, Generic[RunT]):
         """One row per run."""
 
     @abstractmethod
-    def results_table(self) -> TextTable:
-        """Return the table of results, formatted."""
+    def results_columns(self) -> Mapping[str, Column]:
+        """Return the columns that the table of results may have, by name, and their formatted cells."""
 
     @abstractmethod
     def text_tables(self) -> dict[str, TextTable]:
         """Return all tables by title, formatted; that of results is `Results`."""
+
+    def results_table(self, without: Collection[str] = ()) -> TextTable:
+        """Return the table of results, formatted: a row per run, or group of runs, and the chosen columns."""
+        known = self.results_columns()
+        names = self.columns or [name for name, each in known.items() if each.usual and name not in without]
+        for name in names:
+            if name not in known:
+                usual = ", ".join(name for name, each in known.items() if each.usual)
+                raise UserError(
+                    f'no column "{name}"; usual ones are {usual}; others are metrics and settings by dotted path'
+                    f"{suggest(name, known)}"
+                )
+        return table_of([Column("run", self.row_labels(), word=True), *(known[name] for name in names)], self.caption)
+
+    @property
+    def caption(self) -> str:
+        """The caption of the table of results."""
+        return ""
+
+    @property
+    def chosen_table(self) -> DataFrame:
+        """`table` with the chosen columns, and settings that all runs share if they are among them."""
+        if self.columns is None:
+            return self.table
+        self.results_table()  # refuses unknown columns
+        table = self.table.copy()
+        for name in self.columns:
+            if name not in table:
+                table[name] = [each.get(name) for each in self.settings]
+        return table[[name for name in self.columns if name != "seeds"]]
 
     @abstractmethod
     def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
@@ -97,8 +133,11 @@ class RunComparison(ABC, Generic[RunT]):
         return None
 
     def latex(self) -> str:
-        """Return the table of results as a LaTeX tabular for the package booktabs."""
-        return self.results_table().latex()
+        """Return the table of results as a LaTeX tabular for the package booktabs.
+
+        Wall time, which says nothing of a method, is left out unless it is among `columns`.
+        """
+        return self.results_table(without=("wall_seconds",)).latex()
 
     def plot(
         self, path: str | Path | None = None, *, axes: Sequence[str] | None = None, metric: str | None = None
@@ -112,8 +151,21 @@ class RunComparison(ABC, Generic[RunT]):
 
         return write_report(comparison_report(self), path)
 
+    def __str__(self) -> str:
+        """Return the tables, as wide as the terminal."""
+        terminal = Console(file=io.StringIO(), width=shutil.get_terminal_size((120, 24)).columns, highlight=False)
+        self.print(terminal)
+        return terminal.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+    def print(self, terminal: Console) -> None:
+        """Print the tables to a terminal, a wide one as several that fit."""
+        for table in self.text_tables().values():
+            for part in table.fitting(terminal.width):
+                terminal.print(part)
+                terminal.print()
+
     def _repr_html_(self) -> str:
-        return str(self.table.drop(columns=self.digest_column).to_html())
+        return str(self.chosen_table.drop(columns=self.digest_column, errors="ignore").to_html())
 
 
 def saved_figure(figure: Figure, path: str | Path | None) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from narrowcast.platform.tracking.metric_labels import format_metric, metric_lab
 from narrowcast.runs.run_comparison import RunComparison
 from narrowcast.runs.run_settings import differing_settings
 from narrowcast.runs.solve_result import SolveResult
-from narrowcast.runs.text_table import TextTable
+from narrowcast.runs.text_table import Column, TextTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,25 +66,47 @@ class SolveComparison(RunComparison[SolveResult]):
         settings = TextTable(["setting", *self.labels()], shown, words=1 + len(self.runs))
         return {**({"Settings that differ": settings} if differing else {}), "Results": self.results_table()}
 
-    def results_table(self) -> TextTable:
-        """Return a row per run: solver, problem, metrics of the answer, iterations and times."""
+    def results_columns(self) -> dict[str, Column]:
+        """Return the columns of the results by name: solver, problem, metrics of the answer, iterations and times."""
         targets = list(dict.fromkeys((each.metric, each.value) for run in self.runs for each in run.targets))
-        heads = ["run", "solver", "problem", *map(metric_label, self.metrics), "iterations", "ended by"]
-        rows = []
-        for label, run in zip(self.labels(), self.runs, strict=True):
-            reached = {(each.metric, each.value): each.solver_seconds_to for each in run.targets}
-            times = [reached.get(each) for each in targets]
-            rows.append(
-                [
-                    *(label, run.file.solver, run.file.problem),
-                    *(format_metric(name, run.final.get(name), run.file.shares) for name in self.metrics),
-                    *(str(run.file.iterations), run.file.stopped_by),
-                    *(units.NOT_KNOWN if each is None else units.format_short_seconds(each) for each in times),
-                    units.format_short_seconds(run.solver_seconds),
-                ]
-            )
-        to_targets = [f"time to\n{metric_label(name)} {value:g}" for name, value in targets]
-        return TextTable([*heads, *to_targets, "time of\nthe solver"], rows, words=3)
+
+        def column(head: str, cell: Callable[[SolveResult], str], *, word: bool = False, usual: bool = True) -> Column:
+            return Column(head, [cell(each) for each in self.runs], word, usual=usual)
+
+        def metric(name: str) -> Callable[[SolveResult], str]:
+            return lambda run: format_metric(name, run.final.get(name), run.file.shares)
+
+        def time_to(target: tuple[str, float]) -> Callable[[SolveResult], str]:
+            def cell(run: SolveResult) -> str:
+                reached = {(each.metric, each.value): each.solver_seconds_to for each in run.targets}.get(target)
+                return units.NOT_KNOWN if reached is None else units.format_short_seconds(reached)
+
+            return cell
+
+        paths = dict.fromkeys(path for each in self.settings for path in each)
+        return {
+            "solver": column("solver", lambda run: run.file.solver, word=True),
+            "problem": column("problem", lambda run: run.file.problem, word=True),
+            **{name: column(metric_label(name), metric(name)) for name in self.metrics},
+            "iterations": column("iterations", lambda run: str(run.file.iterations)),
+            "stopped_by": column("ended by", lambda run: run.file.stopped_by),
+            **{
+                f"solver_seconds_to/{name}/{value:g}": column(
+                    f"time to\n{metric_label(name)} {value:g}", time_to((name, value))
+                )
+                for name, value in targets
+            },
+            "solver_seconds": column("time of\nthe solver", lambda run: units.format_short_seconds(run.solver_seconds)),
+            "residual": column("residual", lambda run: f"{run.file.residual:.4g}", usual=False),
+            "wall_seconds": column(
+                "wall\ntime", lambda run: units.format_short_seconds(run.file.wall_seconds), usual=False
+            ),
+            **{
+                path: Column(path, [_short(its.get(path)) for its in self.settings], word=True, usual=False)
+                for path in paths
+                if path not in ("iterations", "solver_seconds")
+            },
+        }
 
     def figure(self, axes: Sequence[str] | None = None, metric: str | None = None) -> Figure:
         """Return a metric of every run against its costs, on a logarithmic axis if all values are positive.

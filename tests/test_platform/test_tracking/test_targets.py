@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from narrowcast.api.functions import compare
-from narrowcast.cli.run_tables import as_table, result_table
+from narrowcast.cli.run_tables import result_table
 from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.metric_direction import is_better, lower_is_better
@@ -156,7 +156,7 @@ def test_a_run_tells_what_its_targets_took(tmp_path: Path) -> None:
     with console.capture() as capture:
         table = targets_table(compare([tmp_path / "fedavg-digits"]))
         assert table is not None
-        console.print(as_table(table))
+        console.print(*table.fitting(console.width))
         console.print(result_table(load_result(tmp_path / "fedavg-digits")))
     words = capture.get().split()
     place = words.index("≥")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from narrowcast.reproduce.significance import (
+from narrowcast.runs.significance import (
     bootstrap_over_users,
     compare_paired,
     compare_with_published,
