@@ -87,7 +87,7 @@ class ClientNetworks:
         n_clients, found = len(next(iter(parameters.values()))), []
         for place in range(n_clients):
             module = network.loaded({name: values[place] for name, values in parameters.items()}, self.data)
-            with torch.no_grad():
+            with torch.no_grad(), network.evaluation_draws(self.data):
                 found.append(torch.cat([call_module(module, part) for part in inputs]).numpy())
         return np.stack(found)
 

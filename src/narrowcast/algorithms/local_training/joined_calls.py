@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from narrowcast.algorithms.local_training.chain_gradients import Tensors
 from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, to_array, to_tensor
+from narrowcast.algorithms.local_training.forward_draws import ForwardDraws, keyed_draws_only
 from narrowcast.algorithms.local_training.local_optimizer import Rate, only_gradient_descent
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule, epochs_of
 from narrowcast.algorithms.local_training.network import Loader, Steps, train_network
@@ -58,6 +59,11 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
 
 def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     """Train the clients of all calls as one program; the calls may differ in data, seed and learning rate."""
+    with keyed_draws_only(calls[0]):
+        return _train_as_one(calls)
+
+
+def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     task = calls[0].task
     training, terms = task.training, [call.terms for call in calls]
     device: Device = training.device
@@ -101,7 +107,10 @@ def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         whole = schedule if (epochs == once).all() else draw_schedule(counts, once, padded_batch(task), keys)
         samples = Loader(*_samples(calls, whole.order), device, dtype)
         frozen = of_calls([each.frozen for each in terms], whole.order)
-        point = StartPoint(module, of_loss, starts(whole.order), samples, whole, terms[0].rebuild, frozen, batched)
+        draws = ForwardDraws.of(calls, whole.order, before_training=True)
+        point = StartPoint(
+            module, of_loss, starts(whole.order), samples, whole, terms[0].rebuild, frozen, batched, draws
+        )
         if terms[0].start_loss:
             start_loss = mean_losses(point)[_places(whole.order)]
         if terms[0].start_gradient:
@@ -119,6 +128,7 @@ def train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         rebuild=terms[0].rebuild,
         frozen=of_calls([each.frozen for each in terms]),
         own=of_clients([each.own for each in terms]),
+        draws=ForwardDraws.of(calls, order),
     )
     slots: Tensors = {}
     if (rule := terms[0].rule) is None:

@@ -26,6 +26,7 @@ from narrowcast.algorithms.local_training.chain_gradients import (
     sample_losses,
 )
 from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, float32_products, to_array, to_tensor
+from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
 from narrowcast.algorithms.local_training.local_optimizer import (
     GradientDescent,
     Kept,
@@ -49,7 +50,8 @@ class Steps:
     `optimizer` takes them with g + weight_decay y + correction. g is the gradient of the loss, multiplied by `gains`
     [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes the
     module's parameters from the trained values and `frozen` [1 or C, ...]. A learning rate is a scalar or [C]; there is
-    one for each step, or one for all. `own` [C, ...] is for a rule that replaces the optimizer.
+    one for each step, or one for all. `own` [C, ...] is for a rule that replaces the optimizer. `draws` are those
+    of the module.
     """
 
     learning_rates: Sequence[Rate]
@@ -62,6 +64,7 @@ class Steps:
     rebuild: Rebuild | None = None
     frozen: Tensors = field(default_factory=dict)
     own: Tensors = field(default_factory=dict)
+    draws: ForwardDraws = NO_DRAWS
 
     def learning_rate(self, step: int) -> Rate:
         """Return the learning rate of a step."""
@@ -265,6 +268,7 @@ def _train_each(
                 features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
                 features = _channels_last(features)
                 parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
+                steps.draws.seed(client, step)
                 outputs = call_module(own_module, features, parameters if steps.rebuild else None)
                 mean = loss.per_sample(outputs, labels).mean()
                 losses[batch] = mean.detach()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from narrowcast.algorithms.local_training.batched_module import callable_of
 from narrowcast.algorithms.local_training.chain_gradients import ChainGradient, Tensors
 from narrowcast.algorithms.local_training.device import to_array, to_tensor
+from narrowcast.algorithms.local_training.forward_draws import ForwardDraws
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.algorithms.local_training.network import (
     Loader,
@@ -48,7 +49,7 @@ def train_by_rule(
     losses = torch.zeros(len(schedule.valid), dtype=torch.float64)
     module = callable_of(module, loader.device)
     gradients_of = gradients_of_module(module, loss, len(schedule.order), steps) if batched else None
-    for step, rows, places, batch in step_batches(loader, schedule, batched=batched):
+    for step, rows, places, batch in step_batches(loader, schedule, steps.draws, batched=batched):
         sizes = to_tensor(schedule.sizes[places], loader.device)
         parts = _parts(batch.weights, sizes, rule.parts)
         compute = gradients_of or gradient_of_one(module, loss, rows_of(steps.frozen, rows), steps)
@@ -80,9 +81,12 @@ def train_by_rule(
 
 
 def step_batches(
-    loader: Loader, schedule: BatchSchedule, *, batched: bool
+    loader: Loader, schedule: BatchSchedule, draws: ForwardDraws, *, batched: bool
 ) -> Iterator[tuple[int, slice, slice, StepBatch]]:
-    """Yield the step, the clients, the places among all batches, and the batch, of all clients or one after another."""
+    """Yield the step, the clients, the places among all batches, and the batch, of all clients or one after another.
+
+    `draws` are seeded for each step of one client; several gradients of a step draw one after the other.
+    """
     starts = (np.cumsum(schedule.active) - schedule.active).tolist()
     if batched:
         for step, batch in enumerate(loader.batches(schedule)):
@@ -96,6 +100,7 @@ def step_batches(
             features, labels = loader.samples(schedule.samples[place, :size])
             weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
             batch = StepBatch(features.unsqueeze(0), labels.unsqueeze(0), weights)
+            draws.seed(client, step)
             yield step, slice(client, client + 1), slice(place, place + 1), batch
 
 

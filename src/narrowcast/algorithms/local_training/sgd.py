@@ -124,6 +124,8 @@ class NetworkTraining(Section):
         """Return the mode that `execution: auto` selects for this model, or `execution` itself."""
         if self.execution != "auto":
             return self.execution
+        if network_of(task).trial(task.data).draws:
+            return "per_client"
         module = module_of(task)
         gains = chain_gradient(module, network_of(task).loss_on(task.data)) is not None or gains_from_batching(module)
         return "batched" if gains or (self.device == "cuda" and _batchable(task) is None) else "per_client"
@@ -147,6 +149,8 @@ class SGD(NetworkTraining):
 
 def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
     """Return why the module cannot be called with a client axis, or None if it can."""
+    if draws := network_of(task).trial(task.data).draws:
+        return f"its forward pass draws from {' and '.join(draws)}, for each client by its own key"
     module, dtype = callable_of(module_of(task), "cpu"), network_of(task).torch_dtype
     start = {name: torch.zeros(2, *shape, dtype=dtype) for name, shape in shapes_of(module).items()}
     features = as_input(torch.from_numpy(np.array(task.data.train.features[:2])), dtype)

@@ -22,7 +22,7 @@ def mean_gradients(point: StartPoint) -> Tensors:
     # Batches of a client differ in size, so that the mean over its samples weighs them by theirs.
     samples = torch.zeros(n_clients, dtype=loader.dtype, device=loader.device)
     with float32_products(loader.device):
-        for _, rows, places, batch in step_batches(loader, schedule, batched=point.batched):
+        for _, rows, places, batch in step_batches(loader, schedule, point.draws, batched=point.batched):
             sizes = to_tensor(schedule.sizes[places], loader.device).to(loader.dtype)
             compute = of_all or gradient_of_one(module, point.loss, rows_of(point.frozen, rows), steps)
             weights = batch.weights * sizes.unsqueeze(1)

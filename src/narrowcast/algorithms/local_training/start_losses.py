@@ -44,6 +44,7 @@ def _each(point: StartPoint) -> FloatArray:
         for step in range(n_steps):
             batch = int(step_starts[step]) + client
             features, labels = point.loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
+            point.draws.seed(client, step)
             outputs = call_module(module, features, parameters)
             losses[batch] = float(point.loss.per_sample(outputs, labels).mean())
     return losses

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from narrowcast.algorithms.local_training.chain_gradients import Tensors
+from narrowcast.algorithms.local_training.forward_draws import ForwardDraws
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
 from narrowcast.algorithms.local_training.network import Loader
 from narrowcast.platform.models.losses import Loss
@@ -19,6 +20,7 @@ class StartPoint:
 
     Each tensor of `values` and `frozen` is [1, ...] if all clients have the same, else [C, ...]; all client axes are in
     the order of `schedule`. `rebuild` computes the module's parameters from both. `batched`: all clients at once.
+    `draws` are those of the passes.
     """
 
     module: nn.Module
@@ -29,3 +31,4 @@ class StartPoint:
     rebuild: Rebuild | None
     frozen: Tensors
     batched: bool
+    draws: ForwardDraws

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
@@ -16,6 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.global_generators import isolated
 from narrowcast.platform.models.module_call import Inputs, call_module
 from narrowcast.platform.seeds import generator
 
@@ -25,17 +24,8 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 @contextmanager
 def seeded_draws(seed: int) -> Iterator[None]:
     """Let torch, NumPy and Python draw from this seed, and afterwards go on as if nothing had been drawn."""
-    key = int(generator(seed, "model").integers(2**63))
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key)
-        random.seed(key)
-        np.random.seed(key % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    with isolated(int(generator(seed, "model").integers(2**63))):
+        yield
 
 
 def build_module(make: Callable[[], Any], dtype: torch.dtype, inputs: Callable[[], Inputs], named: str) -> nn.Module:

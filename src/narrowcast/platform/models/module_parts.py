@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from narrowcast.platform.models.module_build import named_tensors
-from narrowcast.platform.models.module_call import Inputs, call_module
 from narrowcast.platform.types import Arrays
 
 
@@ -73,26 +72,12 @@ def state_of(module: nn.Module) -> dict[str, np.ndarray]:
     }
 
 
-def statistics_of(module: nn.Module, inputs: Inputs) -> tuple[str, ...]:
-    """Return the names of all that is not trained and changes in a forward pass in training mode, as batch norm's does.
-
-    The module itself stays as it is.
-    """
-    trial = deepcopy(copy_of(module)).train()  # the first copy shares, the second does not
-    before = {name: each.clone() for name, each in fixed_of(trial).items()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        call_module(trial, inputs)
-    after = fixed_of(trial)
-    return tuple(name for name, each in before.items() if name not in after or not _same(each, after[name]))
-
-
 def differing(one: nn.Module, other: nn.Module) -> str | None:
     """Return the name of a tensor that two modules have different values of; None if there is none."""
     mine, theirs = named_tensors(one), named_tensors(other)
     if mine.keys() != theirs.keys():
         return sorted(mine.keys() ^ theirs.keys())[0]
-    return next((name for name, each in mine.items() if not _same(each.detach(), theirs[name].detach())), None)
+    return next((name for name, each in mine.items() if not same_values(each.detach(), theirs[name].detach())), None)
 
 
 def owner_of(module: nn.Module, name: str) -> str:
@@ -101,7 +86,8 @@ def owner_of(module: nn.Module, name: str) -> str:
     return f"{type(module.get_submodule(path)).__name__} {path}".rstrip()
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same type, shape and bits."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,6 +17,8 @@ from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.contracts import Dataset, Split
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.global_generators import isolated
+from narrowcast.platform.models.forward_pass import ForwardPass, forward_pass
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
@@ -30,7 +33,6 @@ from narrowcast.platform.models.module_parts import (
     owner_of,
     shapes_of,
     state_of,
-    statistics_of,
     trained_of,
     with_values,
 )
@@ -39,6 +41,8 @@ from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _MOST_PARAMETERS = 2**30
+_EVALUATION_WORD = 0x510E_527F_ADE6_82D1
+"""What the generators are seeded with before a batch of an evaluation, if the module draws from them."""
 _SAMPLES_AT_ONCE = 1000
 _METRIC_NAME = r"[\w@: -]+"  # a dot separates the split from the name, and MLflow takes no other characters
 
@@ -72,6 +76,12 @@ class NeuralNetwork(Section):
     """True if the module has trained parameters alone, and can be built on the device "meta"."""
     _seed: int = PrivateAttr(0)
     _fixed_sha256: str | None = PrivateAttr(None)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "module" in vars(cls) and "all_trained" not in vars(cls):
+            cls.all_trained = False  # another module than that of the class which is extended
 
     def __hash__(self) -> int:
         return hash(type(self))  # in every round; equality tells the models of a class apart
@@ -195,7 +205,7 @@ class NeuralNetwork(Section):
         wanted = (some.labels.shape[1], units) if data.targets == "tokens" else (units,)
         expected = f"{'predictions' if data.targets == 'numbers' else 'scores'} [n, {', '.join(map(str, wanted))}]"
         try:
-            statistics = () if self.all_trained else statistics_of(module, self._few(data.train))
+            trial = self.trial(data)
             with torch.no_grad():
                 features = as_input(torch.from_numpy(some.features), self.torch_dtype)
                 outputs = check_tensor(module, call_module(module.eval(), features))
@@ -209,7 +219,7 @@ class NeuralNetwork(Section):
             ) from error
         if outputs.shape[1:] != wanted:
             raise UserError(f"{self.named} returns {list(outputs.shape)}, expected {expected}")
-        self._check_statistics(module, statistics)
+        self._check_trial(module, trial)
         _try_out(loss, metrics, outputs, as_target(torch.from_numpy(some.labels), self.torch_dtype))
 
     def _trial(self, data: Samples) -> nn.Module:
@@ -226,9 +236,22 @@ class NeuralNetwork(Section):
             )
         return module
 
-    def _check_statistics(self, module: nn.Module, statistics: Sequence[str]) -> None:
-        """Raise `UserError` for what a training step changes besides the trained parameters."""
-        if not statistics:
+    def trial(self, data: Samples) -> ForwardPass:
+        """Return what the module's forward passes change and draw from."""
+        return ForwardPass() if self.all_trained else _tried(self, data, self._seed)
+
+    def evaluation_draws(self, data: Samples) -> AbstractContextManager[None]:
+        """Let a module that draws in evaluation mode draw the same in every process."""
+        return isolated(_EVALUATION_WORD) if self.trial(data).evaluation_draws else nullcontext()
+
+    def _check_trial(self, module: nn.Module, trial: ForwardPass) -> None:
+        """Raise `UserError` for what a training step changes besides the trained parameters, and for hidden draws."""
+        if not trial.repeats:
+            raise UserError(
+                f"{self.named}: two forward passes from one state of the generators of torch, NumPy and Python have "
+                "different outputs; draw by torch's functions without a generator, and keep no other state"
+            )
+        if not (statistics := trial.statistics):
             return
         norm = any(isinstance(each, nn.modules.batchnorm._NormBase) for each in module.modules())
         advice = "replace batch norm by group norm or layer norm" if norm else "make them constants, or parameters"
@@ -287,8 +310,9 @@ class NeuralNetwork(Section):
         del state
         samples = getattr(data, split)
         rows, counts = data.of_clients(split).rows(clients)
-        each = [(0, rows)] if all(len(values) == 1 for values in parameters.values()) else []
-        each = each or list(enumerate(np.split(rows, np.cumsum(counts)[:-1])))
+        alike = all(len(values) == 1 for values in parameters.values())
+        own = [(0 if alike else place, part) for place, part in enumerate(np.split(rows, np.cumsum(counts)[:-1]))]
+        each = [(0, rows)] if alike and not self.trial(data).evaluation_draws else own
         values = [
             {name: of_samples.numpy().reshape(len(of_samples), -1) for name, of_samples in batch.items()}
             for place, its_rows in each
@@ -317,7 +341,7 @@ class NeuralNetwork(Section):
         for start in range(0, len(samples) if rows is None else len(rows), _SAMPLES_AT_ONCE):
             part: slice | IntArray = slice(start, start + _SAMPLES_AT_ONCE)
             part = part if rows is None else rows[part]
-            with torch.no_grad():
+            with torch.no_grad(), self.evaluation_draws(data):
                 outputs = call_module(module, as_input(torch.from_numpy(np.array(samples.features[part])), dtype))
                 targets = as_target(torch.from_numpy(np.array(samples.labels[part])), dtype)
                 values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
@@ -400,6 +424,11 @@ def _without_values(model: NeuralNetwork, data: Samples) -> nn.Module:
     with torch.device("meta"):
         module = model.module(data).to(model.torch_dtype)
     return module.to_empty(device="cpu").train()
+
+
+@lru_cache(maxsize=2)
+def _tried(model: NeuralNetwork, data: Samples, seed: int) -> ForwardPass:
+    return forward_pass(skeleton(model.of_seed(seed), data), model._few(data.train))
 
 
 @lru_cache(maxsize=2)
