@@ -23,7 +23,10 @@ from narrowcast.platform.tracking.partition_report import classes_held
 from narrowcast.platform.types import IntArray
 
 _BY_SUFFIX = {
-    "ratings": (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq"),
+    "ratings": (
+        *(f"{end}{packed}" for end in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".zst")),
+        *(".parquet", ".pq", ".xlsx", ".xls"),  # the last two are refused, with advice
+    ),
     "npz": (".npz",),
 }
 _HUGGING_FACE = ("dataset_dict.json", "state.json")

@@ -102,7 +102,7 @@ def test_rows_of_clients_are_their_entries(root: Path) -> None:
         (ROWS, {"min_ratings": 4}, "no user has 4 ratings of the kept items; lower data.min_ratings"),
         (ROWS, {"clients": 3}, "data.clients = 3: there are 2 users"),
         (ROWS, {"rating": "stars"}, "has no column 'stars'"),
-        ("%%MatrixMarket", {}, "CSV parse error"),
+        ("%%MatrixMarket", {}, "has no column .user., only %%MatrixMarket"),
         ("5,3\n1,2\n", {}, "has no column 'user', only 5, 3"),
     ],
 )

@@ -184,14 +184,18 @@ def test_held_out_items_that_are_trained_on_are_refused(root: Path) -> None:
         ((",1000003", ",1,2"), {}, r"CSV parse error: Row #\d+: Expected 4 columns, got 5"),
         ((",1,1000", ",good,1000"), {"rating": "stars", "min_rating": 2}, r"row \d+ has no number .*\(it has 'good'\)"),
         (None, {"rating": "stars", "min_rating": 9}, "no row has a rating of 9 or more; lower min_rating"),
-        (None, {"delimiter": ";"}, "no column 'user', only user,item,stars,timestamp; name the column"),
+        (
+            None,
+            {"delimiter": ";"},
+            "no column 'user', only user,item,stars,timestamp; separate .* with data.delimiter=',', or name",
+        ),
         (None, {"min_interactions": 30}, r"no user has 30 interactions \(the most is 8\); lower min_interactions"),
         (
             None,
             {"test_negatives": 500},
             r"leaves \d+ of \d+ items to rank against, but 500 are needed.*test_negatives",
         ),
-        ("", {}, "Empty CSV file; correct the file"),
+        ("", {}, "is empty; give a file with a header"),
         ("user,item,timestamp\n", {}, "no user has 3 interactions"),
     ],
 )

@@ -14,6 +14,7 @@ from narrowcast.algorithms.completion.observed import observe
 from narrowcast.platform.data.npz_arrays import npz_arrays
 from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.rating_table import PARQUET, read_rating_table
+from narrowcast.platform.data.table_content import Dialect
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
@@ -69,7 +70,7 @@ class EntryCompletion(Section):
             found = _npz(path)
         else:
             names = {each: each for each in _NAMES}
-            table = read_rating_table(path, names, None, header=True, renamed=False)
+            table = read_rating_table(path, names, Dialect(), renamed=False)
             found = [table.numbers(name) for name in _NAMES]
         row, column, value = found
         if any(each.ndim != 1 or len(each) != len(value) or each.dtype.kind not in "iuf" for each in found):

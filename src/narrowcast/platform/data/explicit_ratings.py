@@ -15,6 +15,7 @@ from narrowcast.platform.data.numbered_ids import NumberedIds
 from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.rating_matrix import TEST, TRAIN, VALIDATION, RatingMatrix
 from narrowcast.platform.data.rating_table import RatingTable, read_rating_table
+from narrowcast.platform.data.table_content import Decimal, Delimiter, Dialect, Encoding
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
@@ -34,15 +35,15 @@ class ExplicitRatings(Section):
 
     kind: Literal["explicit_ratings"] = "explicit_ratings"
     set: MovieLens | None = Field(None, description="MovieLens set to read; null: the file of path")
-    path: Path | None = Field(None, description="file of the ratings: .csv, .tsv, either with .gz, or .parquet")
+    path: Path | None = Field(None, description="file of the ratings: .csv or .tsv, plain or compressed, or .parquet")
     user: str = Field("user", description="column of the users; with path")
     item: str = Field("item", description="column of the items; with path")
     rating: str = Field("rating", description="column of the ratings; with path")
     time: str | None = Field("timestamp", description="column of the times; null: rows are in order of time; with path")
     header: bool = Field(True, description="whether a CSV file names its columns; if not, they are f0, f1, ...")
-    delimiter: str | None = Field(
-        None, min_length=1, max_length=1, description="separator of a CSV file; null: a tab for .tsv, else a comma"
-    )
+    delimiter: Delimiter = None
+    encoding: Encoding = None
+    decimal: Decimal = "."
     first_users: int | None = Field(None, ge=1, description="number of users kept, by ascending id; null: all")
     top_items: int | None = Field(
         None, ge=1, description="number of items kept, those with the most ratings; null: all"
@@ -106,7 +107,8 @@ class ExplicitRatings(Section):
     def _table(self) -> RatingTable:
         if self.path is not None:
             names = {field: getattr(self, field) for field in _FIELDS if getattr(self, field) is not None}
-            return read_rating_table(located(self.path, "path"), names, self.delimiter, header=self.header)
+            dialect = Dialect(self.delimiter, self.header, self.encoding, self.decimal)
+            return read_rating_table(located(self.path, "path"), names, dialect)
         if self.set == "ml-latest-small":
             path, columns = find(self.set, ("ratings.csv",)) / "ratings.csv", "userId movieId rating timestamp"
             return _read(path, columns, ",", header=True)
@@ -172,4 +174,4 @@ class ExplicitRatings(Section):
 
 
 def _read(path: Path, columns: str, delimiter: str, *, header: bool) -> RatingTable:
-    return read_rating_table(path, dict(zip(_FIELDS, columns.split(), strict=True)), delimiter, header=header)
+    return read_rating_table(path, dict(zip(_FIELDS, columns.split(), strict=True)), Dialect(delimiter, header))

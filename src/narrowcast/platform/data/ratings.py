@@ -15,6 +15,7 @@ from narrowcast.platform.data.leave_one_out import NEGATIVES, Events, Validation
 from narrowcast.platform.data.numbered_ids import NumberedIds
 from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.rating_table import RatingTable, read_rating_table
+from narrowcast.platform.data.table_content import Decimal, Delimiter, Dialect, Encoding
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 
@@ -33,7 +34,7 @@ class Ratings(Section):
     """
 
     kind: Literal["ratings"] = "ratings"
-    path: Path = Field(description="file of the ratings: .csv, .tsv, either with .gz, or .parquet")
+    path: Path = Field(description="file of the ratings: .csv or .tsv, plain or compressed, or .parquet")
     user: str = Field("user", description="column of the users")
     item: str = Field("item", description="column of the items")
     time: str | None = Field(
@@ -42,9 +43,9 @@ class Ratings(Section):
     rating: str | None = Field(None, description="column of the ratings, which only min_rating reads")
     min_rating: float | None = Field(None, description="least rating that counts as an interaction; null: every row")
     header: bool = Field(True, description="whether a CSV file names its columns; if not, they are f0, f1, ...")
-    delimiter: str | None = Field(
-        None, min_length=1, max_length=1, description="separator of a CSV file; null: a tab for .tsv, else a comma"
-    )
+    delimiter: Delimiter = None
+    encoding: Encoding = None
+    decimal: Decimal = "."
     test_path: Path | None = Field(None, description="file of the same columns with one test item for every user")
     validation_path: Path | None = Field(
         None, description="file of the same columns with at most one validation item for a user; needs test_path"
@@ -110,7 +111,7 @@ class Ratings(Section):
             names["time"] = self.time
         if timed and self.rating is not None:
             names["rating"] = self.rating
-        return read_rating_table(path, names, self.delimiter, header=self.header)
+        return read_rating_table(path, names, Dialect(self.delimiter, self.header, self.encoding, self.decimal))
 
     def _leave_one_out(self, name: str, source: str, events: Events) -> Interactions:
         data = leave_one_out(
