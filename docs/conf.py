@@ -14,7 +14,8 @@ from narrowcast import __version__
 from narrowcast.reference.reference_pages import write_pages
 
 sys.path.insert(0, str(Path(__file__).parent))
-from notebooks import TUTORIALS, write_notebooks
+from notebooks import write_notebooks
+from pages import TUTORIALS
 
 write_notebooks(TUTORIALS / "notebooks")
 REFERENCE = Path(__file__).parent / "reference"

@@ -16,7 +16,7 @@ import pytest
 
 from shared_ray import ray_cluster
 
-pytest_plugins = ["left_out", "worker_memory"]
+pytest_plugins = ["left_out", "page_summary", "worker_memory"]
 
 # Read when Ray and narrowcast are imported, so set before any test module is.
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"

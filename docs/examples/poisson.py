@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.solver_contracts import Report
 from narrowcast.platform.types import Arrays, FloatArray
@@ -73,8 +74,10 @@ class ConjugateGradients(BaseModel):
 
     example: ClassVar[Poisson] = Poisson(points=8)
 
-    def check(self, problem: Grid) -> None:
-        """Accept every grid."""
+    def check(self, problem: object) -> None:
+        """Raise `UserError` for a problem without a grid."""
+        if not isinstance(problem, Grid):
+            raise UserError("conjugate_gradients solves equations on a grid; use the problem poisson:Poisson")
 
     def init(self, problem: Grid, seed: int) -> Arrays:
         """Start from zero."""

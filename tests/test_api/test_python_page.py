@@ -1,16 +1,16 @@
-"""The session of docs/python-api.md: as a script, and in a notebook with its running event loop and its Ctrl-C."""
+"""The session of docs/python-api.md in a notebook, with its running event loop and its Ctrl-C."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from python_page import examples
+from pages import DOCS, blocks
+
+EXAMPLES = [block.content for block in blocks(DOCS / "python-api.md") if block.kind == "python" and not block.not_run]
 
 STRAIGHT = """
 import asyncio, os, signal, threading, time
@@ -43,19 +43,9 @@ cut
 
 
 @pytest.mark.slow
-def test_the_page_is_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "session.py"
-    script.write_text("\n".join(examples()))
-    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "resume with nc.run(resume='stopped', output='runs')" in run.stdout
-    assert "Traceback" not in run.stderr
-
-
-@pytest.mark.slow
 def test_the_page_is_a_notebook_that_can_be_interrupted(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(each) for each in (*examples(), STRAIGHT, INTERRUPTED, RESUMED)]
+    notebook.cells = [nbformat.v4.new_code_cell(each) for each in (*EXAMPLES, STRAIGHT, INTERRUPTED, RESUMED)]
     client = NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()  # raises what a cell raises
     assert "resume with nc.run(resume='cut', output='runs')" in str(notebook.cells[-2].outputs)

@@ -12,50 +12,43 @@ from ruamel.yaml import YAML
 
 from command_line import narrowcast
 from narrowcast.cli.main import cli
-from notebooks import DOCS
+from pages import DOCS, blocks, pages
 
-PAGES = sorted([DOCS.parent / "README.md", *DOCS.rglob("*.md")])
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_AFTER = re.compile(r" (\||>|&&|#)")
 _OWN = re.compile(r"\w:[A-Z]")
 _PACKAGED = {path.stem for path in (DOCS.parent / "src/narrowcast/experiments").glob("*.yaml")}
 
 
-def shown(language: str) -> list[str]:
-    """The blocks of a language on all pages."""
-    pages = (page.read_text(encoding="utf-8") for page in PAGES)
-    return [content for page in pages for found, content in _BLOCK.findall(page) if found == language]
-
-
-def commands() -> list[str]:
+def commands(run_by_all: bool = True) -> list[str]:
     """The command lines of all pages, each once, without what a shell does with them."""
-    lines = re.sub(r"\\\n|^\$ ", "", "\n".join(shown("console")), flags=re.MULTILINE).splitlines()
-    return sorted({_AFTER.split(line)[0].strip() for line in lines if line.startswith("narrowcast ")})
+    consoles = [block for page in pages() for block in blocks(page) if block.kind == "console"]
+    lines = {line for each in consoles if run_by_all or each.not_run or each.data for line in each.commands}
+    return sorted({re.split(r" (\||>|&&)", line)[0] for line in lines if line.startswith("narrowcast ")})
 
 
 def packaged_runs() -> list[list[str]]:
-    """Packaged experiments with their overrides, as `run` and `show` are given them; classes of one's own are not."""
+    """Packaged experiments with their overrides, in commands that no test or not every test runs."""
     found = []
-    for line in commands():
+    for line in commands(run_by_all=False):
         context = click.Context(cli, resilient_parsing=True, **cli.context_settings)
         _, name, *words = shlex.split(line)
         command = cli.get_command(context, name)
-        if name not in ("run", "show") or command is None:
+        if name not in ("run", "show", "submit") or command is None:
             continue
         given = command.make_context(name, words, parent=context, resilient_parsing=True).params
         overrides = [each for each in given["overrides"] or () if not each.startswith("replicas.")]
-        if given["experiment"] in _PACKAGED and not any(_OWN.search(each) for each in overrides):
-            found.append([given["experiment"], *overrides])
+        experiment = given["source" if name == "submit" else "experiment"]
+        if experiment in _PACKAGED and not any(_OWN.search(each) for each in overrides):
+            found.append([experiment, *overrides])
     return found
 
 
 def experiments() -> list[str]:
     """The blocks that are whole experiments, of classes of the catalog."""
     found = []
-    for block in shown("yaml"):
-        values = YAML(typ="safe").load(block)
-        if {"data", "algorithm"} <= {*(values or ())} and not _OWN.search(block):
-            found.append(block)
+    for block in (block for page in pages() for block in blocks(page) if block.kind in ("yaml", "file")):
+        values = YAML(typ="safe").load(block.content) if not block.name.endswith(".py") else None
+        if isinstance(values, dict) and {"data", "algorithm"} <= {*values} and not _OWN.search(block.content):
+            found.append(block.content)
     return found
 
 

@@ -117,8 +117,9 @@ def reference_pages() -> dict[str, str]:
         index += f"| [`{section}`]({name}/index.md) | {', '.join(f'[{k}]({name}/{k}.md)' for k in kinds)} |\n"
         for kind, found in kinds.items():
             pages[f"{name}/{kind}.md"] = _kind_page(registry, kind, found, definitions)
-    tree = "".join(f"{name}/index\n" for name in _TITLES)
-    pages["index.md"] = f"{index}{_TREE}experiment\nsolve\nbenchmark\nstudy\n{tree}```\n"
+    files = "".join(f"{name.capitalize()} files <{name}>\n" for name in ("experiment", "solve", "benchmark", "study"))
+    kinds_by_section = "".join(f"{section} <{name}/index>\n" for name, (_, _, section) in _TITLES.items())
+    pages["index.md"] = f"{index}{_TREE}{files}{kinds_by_section}```\n"
     return pages
 
 

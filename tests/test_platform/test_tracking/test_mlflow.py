@@ -241,4 +241,11 @@ def test_an_experiment_keeps_the_columns_of_its_earlier_runs(tmp_path: Path) -> 
     experiment_id = client.create_experiment("both")
     for measured in ({"test.accuracy": 1.0, "loss": 1.0}, {"test.hr_at_10": 1.0}):
         set_up_view(client, experiment_id, measured)
-    assert client.get_experiment(experiment_id).tags["narrowcast.metrics"] == "test.accuracy,test.hr_at_10"
+    tags = client.get_experiment(experiment_id).tags
+    assert tags["narrowcast.metrics"] == "test.accuracy,test.hr_at_10"
+    state = json.loads(
+        zlib.decompress(base64.b64decode(tags["mlflow.sharedViewState.narrowcast"].removeprefix("deflate;")))
+    )
+    charts = {(chart["metricKey"], chart["selectedXAxisMetricKey"]) for chart in state["compareRunCharts"]}
+    axes = ("", "total_uplink_bits", "total_bits", "simulated_seconds")
+    assert {(metric, axis) for metric in ("test.accuracy", "test.hr_at_10") for axis in axes} <= charts

@@ -54,7 +54,7 @@ class Capacity(Section):
 
 
 class RateTable(Section):
-    """The rate region of a few clients, set by set, as in eq. (7) of the report; downlinks are those of the profiles.
+    """The rate region of a few clients, set by set, eq. (7) of the wireless report; downlinks are those of profiles.
 
     A cohort gets its part of the table. A table that is not a polymatroid is refused with the sets that show it.
     """

@@ -43,12 +43,12 @@ def receive(values: FloatArray, levels: int, budget: float, random: np.random.Ge
 
 
 class SingleUser(Section):
-    """Each client alone with a budget of K levels a coordinate, i.e. of d log2 K bits a round (eq. (6) of the report).
+    """Each client alone with a budget of K levels a coordinate, d log2 K bits a round (eq. (6) of the wireless report).
 
     Values quantised to k <= K levels arrive unchanged. Above the budget they arrive with N(0, 1 / (4 K^2)) added,
     clipped to [0, 1] and quantised again to k levels. The report calls this unbiased; `clipping_bias` gives its bias.
 
-    Differs from the paper: 1. drawn as `Links`, a coordinate's k levels count log2 k bits, as in the report, although
+    Differs from the paper: 1. drawn as `Links`, k levels count log2 k bits, as in the wireless report, although
     0..k are k + 1 symbols, and norm and signs count nothing.
     """
 

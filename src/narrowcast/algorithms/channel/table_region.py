@@ -18,7 +18,7 @@ MOST_USERS = 12
 
 @dataclass(frozen=True)
 class TableRegion:
-    """R(S) for every set S of n <= 12 users, as in eq. (7) of the report, where R(S) = d log2 K(S) per model sent.
+    """R(S) for every set S of n <= 12 users, eq. (7) of the wireless report, where R(S) = d log2 K(S) per model sent.
 
     Shapes: capacity [2**n], bits per second; entry m belongs to the set whose members are the bits of m, entry 0 is 0.
     Made by `of`, which refuses tables that are not polymatroids.

@@ -30,15 +30,17 @@ class Quantise(Quantiser):
     """Norms, and for each value the integer to which it is rounded; levels are sent, so that a client may choose them.
 
     `norms`: values that share a norm: a tensor, its rows or columns (a vector is one row), or blocks of a given length.
-    `scale`: the norm is Euclidean as in the papers, or the largest magnitude, with less error at the same levels.
+    `scale`: the norm is the largest magnitude (`max`), or Euclidean as in the papers (`l2`). With `max`, `levels: 127`
+    is int8 with a scale for each tensor, and `levels: 7` int4. With `l2` the norm grows with the number of values,
+    nearly all are rounded to 0, and the same levels take fewer bits after `entropy` and leave a larger error.
     `rounding`: `stochastic` is unbiased. `dithered` is unbiased as well: the receiver knows the random numbers and
     subtracts them, which leaves an error of 1/12 of a squared step whatever the value, where `stochastic` leaves 1/6 on
     average and none at zero. `nearest` has the least error and is biased. `norm_type`: norms are rounded up, so that
     `bfloat16` halves their cost and keeps values unbiased.
 
-    Differs from the report: 1. sign and level are one of 2k + 1 symbols; the report counts 2 bits for the sign of a
-    vector and d log2(k) bits, which is one symbol and the signs too few. 2. its bound d / 4k^2 is joined to QSGD's
-    sqrt(d) / k, which is smaller if k < sqrt(d) / 4.
+    Sign and level are one of 2k + 1 symbols, so that a value takes log2(2k + 1) bits before entropy coding, and not the
+    log2(k) of a count that leaves out signs and zero. The error is bounded by the smaller of d / 4k^2 and QSGD's
+    sqrt(d) / k, times the squared norm.
     """
 
     levels_allowed: ClassVar[range] = range(1, MOST_LEVELS + 1)
@@ -50,7 +52,9 @@ class Quantise(Quantiser):
     norms: Literal["tensor", "row", "column"] | Annotated[int, Field(ge=1)] = Field(
         "tensor", description="values that share a norm: a tensor, its rows or columns, or blocks of a given length"
     )
-    scale: Literal["l2", "max"] = Field("l2", description="norm: Euclidean, or the largest magnitude")
+    scale: Literal["l2", "max"] = Field(
+        "l2", description="norm: Euclidean, of few bits, or the largest magnitude, of int8 with 127 levels"
+    )
     rounding: Literal["stochastic", "dithered", "nearest"] = Field(
         "stochastic", description="rounding to levels; nearest is biased, the others are not"
     )

@@ -66,9 +66,14 @@ def view(metrics: Sequence[str]) -> dict[str, Any]:
     validation = [f"validation.{each}" for each in _ordered(metrics, "validation")]
     columns = [f"params.`{each}`" for each in _PARAMS]
     columns += [f"metrics.`{each}`" for each in (*(test or validation), *_COSTS)]
+    against_costs = [each for each in test if each != "test.loss"] or test  # runs of several tasks share a store
     shown = [
         *((metric_label(_plain(each)), each, "step") for each in test),
-        *((f"{metric_label(_plain(test[0]))} by {_AGAINST[cost]}", test[0], cost) for cost in _COSTS[:3] if test),
+        *(
+            (f"{metric_label(_plain(each))} by {_AGAINST[cost]}", each, cost)
+            for each in against_costs
+            for cost in _COSTS[:3]
+        ),
     ]
     primary = (test or validation)[:1]
     over_clients = [f"{each}.{statistic}" for each in primary for statistic in STATISTICS if statistic != CLIENTS]
