@@ -27,6 +27,7 @@ from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import (
     HasHiddenUnits,
     HiddenUnits,
+    check_all_trained,
     network_of_counts,
     units_to_match,
 )
@@ -94,6 +95,7 @@ class FedMA(LocalThenUpload):
                 f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to match; use mlp, "
                 "cnn, vgg9 or char_lstm"
             )
+        check_all_trained(model, task.data, self.kind)
         hidden = units_to_match(model, task.data)
         if not hidden.counts:
             raise UserError(f"algorithm.kind = {self.kind}: model.kind = {model.kind} has no hidden layer; give it one")

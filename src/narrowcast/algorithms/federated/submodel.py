@@ -40,7 +40,7 @@ from narrowcast.algorithms.uploads.partial_sums import TENSORS, TensorSum, Weigh
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, LocalCall, Recipients, Task
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.hidden_units import HasHiddenUnits
+from narrowcast.platform.models.hidden_units import HasHiddenUnits, check_all_trained
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray, LocalUpdates
 
 _ROUND = DOWNLOAD.name("round")
@@ -126,6 +126,7 @@ class Submodel(AlgorithmDefaults, BaseModel):
                 f"algorithm.kind = {self.kind}: model.kind = {model.kind} declares no hidden units to slice; use mlp, "
                 "cnn, vgg9, char_lstm or gcn"
             )
+        check_all_trained(model, task.data, self.kind)
         slices = self._slices(task)
         hidden = slices.hidden
         if not hidden.counts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,10 +23,14 @@ from narrowcast.algorithms.local_training.joined_calls import (
 from narrowcast.algorithms.local_training.learning_rate import RateSchedule
 from narrowcast.algorithms.local_training.local_optimizer import GradientDescent, LocalOptimizer
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize
+from narrowcast.algorithms.local_training.network import of_each_client
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
-from narrowcast.platform.models.module_parts import shapes_of
+from narrowcast.platform.global_generators import isolated
+from narrowcast.platform.models.module_build import described
+from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_parts import trained_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_input
 from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
@@ -78,6 +83,7 @@ class NetworkTraining(Section):
             raise UserError(
                 f'training.kind = "{self.kind}" trains neural networks, not {task.model.kind}; use "factorisation_sgd"'
             )
+        _check_lone_samples(task)
         if self.mode(task) == "batched" and (reason := _batchable(task)):
             raise UserError(
                 f'training.execution = "{self.execution}": {task.model.kind} cannot be batched ({reason}); '
@@ -151,11 +157,35 @@ def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
     """Return why the module cannot be called with a client axis, or None if it can."""
     if draws := network_of(task).trial(task.data).draws:
         return f"its forward pass draws from {' and '.join(draws)}, for each client by its own key"
-    module, dtype = callable_of(module_of(task), "cpu"), network_of(task).torch_dtype
-    start = {name: torch.zeros(2, *shape, dtype=dtype) for name, shape in shapes_of(module).items()}
-    features = as_input(torch.from_numpy(np.array(task.data.train.features[:2])), dtype)
+    network, module = network_of(task), callable_of(module_of(task), "cpu")
+    trained = {name: each.detach().unsqueeze(0) for name, each in trained_of(module).items()}
+    if network.all_trained:  # its parameters have no values yet
+        trained = {name: torch.zeros_like(each) for name, each in trained.items()}
+    some = task.data.train.take(np.arange(2) % len(task.data.train))
+    features = as_input(torch.from_numpy(some.features), network.torch_dtype)
     try:
-        batched_forward(module)(start, features.unsqueeze(1))
-    except (RuntimeError, ValueError) as error:
-        return str(error).splitlines()[0]
+        with torch.no_grad():
+            forward, (one, two) = batched_forward(module), (of_each_client(trained, n) for n in (1, 2))
+            alone, together = forward(two, features.unsqueeze(1)), forward(one, features.unsqueeze(0))
+    except Exception as error:
+        return described(error)
+    if not torch.allclose(alone[:, 0], together[0], rtol=1e-3, atol=1e-5, equal_nan=True):
+        return "its outputs for a sample depend on the rest of the batch, which is padded"
     return None
+
+
+def _check_lone_samples(task: Task[Samples, NetworkTraining]) -> None:
+    """Raise `UserError` if a client trains on a batch of one sample, which the module refuses, as batch norm does."""
+    network, size, counts = network_of(task), task.training.batch_size, task.data.examples
+    lone = int((counts == 1).sum() if size == "all" else ((counts > 0) & (counts % size == 1 % size)).sum())
+    if network.all_trained or not lone:
+        return
+    features = as_input(torch.from_numpy(np.array(task.data.train.features[:1])), network.torch_dtype)
+    try:
+        with isolated(0), torch.no_grad():
+            call_module(deepcopy(callable_of(module_of(task), "cpu")), features)
+    except Exception as error:
+        raise UserError(
+            f"{network.named} takes no batch of one sample ({described(error)}), and with training.batch_size = {size} "
+            f"the last batch of {lone} of {len(counts)} clients is one; use another batch_size, or group or layer norm"
+        ) from error

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 Units = tuple[IntArray, ...]
@@ -141,6 +142,16 @@ class HasMatchedUnits(Protocol):
     def resized(self, counts: Sequence[int]) -> Self:
         """Return the network with so many units in each of these layers."""
         ...
+
+
+def check_all_trained(model: Any, data: Any, kind: str) -> None:
+    """Raise `UserError` for a network with frozen parameters or buffers, which have no units that slices could have."""
+    names = model.fixed_names(data) if hasattr(model, "fixed_names") else ()
+    if names:
+        raise UserError(
+            f"algorithm.kind = {kind} gives clients some of a network's units, and {min(names)} of model.kind = "
+            f"{model.kind} is not trained, so that it would stay whole; train it, or use fedavg"
+        )
 
 
 def units_to_match(model: HasHiddenUnits, data: Samples) -> HiddenUnits:

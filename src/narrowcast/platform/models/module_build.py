@@ -1,4 +1,4 @@
-"""Building a torch module of anybody's: drawn from a seed alone, without wrappers, and one line for what goes wrong."""
+"""Building a torch module of anybody's: without wrappers, with all shapes, and one line for what goes wrong."""
 
 from __future__ import annotations
 

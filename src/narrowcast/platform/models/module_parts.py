@@ -67,7 +67,7 @@ def with_values(module: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Modul
 def state_of(module: nn.Module) -> dict[str, np.ndarray]:
     """Return the module's `state_dict` as arrays, each of its own memory; bfloat16 as float32, which has its values."""
     return {
-        name: np.array(each.detach().to(torch.float32) if each.dtype == torch.bfloat16 else each.detach())
+        name: (each.to(torch.float32) if each.dtype == torch.bfloat16 else each).numpy().copy()
         for name, each in module.state_dict().items()
     }
 
