@@ -33,6 +33,7 @@ from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.backend import Backend
 from narrowcast.platform.config import flatten, plugin_folders, validate
 from narrowcast.platform.contracts import Algorithm, Dataset, DataSource, Fleet, Model, Task, Training
+from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import Role, role_of
 from narrowcast.platform.identity import Identified, digest_of
@@ -111,7 +112,7 @@ class Experiment(Plan, Identified, metaclass=_Checked):
     @field_validator("start_from")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
-        return value and str(Path(value).expanduser().absolute())
+        return value and str(expand_home(value).absolute())
 
     def task(self, data: Dataset, folder: Path | None = None) -> Task:
         """Return the task of the client hosts; `folder` is that of the run, which may hold a copy of `start_from`.

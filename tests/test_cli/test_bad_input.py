@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -236,3 +238,36 @@ def test_everything_there_is_has_a_line() -> None:
         assert f"\n{name} " in said.out
     rows = [line for line in narrowcast("list", "codecs").out.splitlines() if line and line[0] not in " ─"]
     assert len(rows) == 13 and all(len(row.split(maxsplit=1)) == 2 for row in rows)
+
+
+@pytest.mark.parametrize("words", [("run", "fedavg-digits"), ("tune", "fedavg-digits"), ("benchmark", "completion-65")])
+def test_a_local_backend_with_the_address_of_a_cluster_is_refused(words: tuple[str, ...]) -> None:
+    said = narrowcast(*words, "--backend", "local", "--address", "auto")
+    assert_refused(said, "--backend local runs in this process, and --address auto on Ray; leave out one of them")
+
+
+def test_auto_is_refused_at_once_where_no_cluster_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    began = time.monotonic()
+    said = narrowcast("run", "fedavg-digits", "--address", "auto", "--output", tmp_path / "runs")
+    assert_refused(said, "no Ray cluster")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
+    assert_refused(narrowcast("run", "fedavg-digits", "--address", "auto"), "no Ray cluster answers at 127.0.0.1:9")
+    assert time.monotonic() - began < 60
+
+
+def test_what_is_missing_of_a_run_is_said_when_it_is_resumed(tmp_path: Path) -> None:
+    small = ("fedavg-digits", "rounds=1", "data.clients=20", "name=run", "tracking.system_metrics=false")
+    assert narrowcast("run", *small, "--backend", "local", "--output", tmp_path).status == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    again = narrowcast("run", "--resume", "run", "--output", tmp_path)
+    assert_refused(again, "run has finished round 1, but", "has no checkpoint any more; put one back")
+    config = (tmp_path / "run" / "config.yaml").rename(tmp_path / "kept.yaml")
+    again = narrowcast("run", "--resume", "run", "--output", tmp_path)
+    assert_refused(again, f"{tmp_path}/run has no config.yaml, which a run is resumed with; put it back")
+    config.rename(tmp_path / "run" / "config.yaml")
+    examples = Path(__file__).parents[2] / "docs" / "examples"
+    other = narrowcast("run", examples / "own_everything.yaml", "--resume", "run", "--output", tmp_path)
+    assert_refused(other, "run was run with another configuration: ", "was", "now")
+    assert "plugins" not in other.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,21 @@ def test_a_solve_is_shown_in_notebooks(solved: nc.SolveResult) -> None:
     assert solved.plot().axes and solved.plot("error_iteration").axes
     with pytest.raises(nc.UserError, match="has no figure accuracy_time; it has error_iteration, error_time"):
         solved.plot("accuracy_time")
+
+
+@pytest.mark.parametrize("value", [1e290, float("inf"), float("nan")])
+def test_a_result_with_numbers_beyond_all_settings_is_read_back(
+    solved: nc.SolveResult, value: float, tmp_path: Path
+) -> None:
+    shutil.copytree(solved.folder, tmp_path / "far")
+    path = tmp_path / "far" / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "residual": value}))
+    assert nc.load_run(tmp_path / "far").file.residual == pytest.approx(value, nan_ok=True)
+
+
+def test_a_program_without_any_entry_to_fit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "zeros.csv").write_text("row,column,value\n" + "".join(f"{k},{(k * k) % 7},0\n" for k in range(9)))
+    problem = {"problem": {"kind": "entry_completion", "path": str(tmp_path / "zeros.csv")}, "targets": {}}
+    with pytest.raises(nc.UserError, match="are all 0, which leaves nothing to fit"):
+        nc.solve("completion-sdp", {**problem, "solver.rank": 3}, output=tmp_path / "runs", progress=False)
+    assert not (tmp_path / "runs").exists()

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from narrowcast.api.cluster_job import ClusterJob
+from narrowcast.cluster.resources import check_address_of
 from narrowcast.platform.config import write_yaml
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, shown
 from narrowcast.platform.extras import check_installed
@@ -285,6 +286,7 @@ def tune(
     from narrowcast.tuning.study_display import StudyDisplay
     from narrowcast.tuning.study_file import load_study
 
+    check_address_of(backend, address)
     kind = "ray" if address is not None else backend
     given = {"study.backend": kind, "study.address": address, "study.storage": storage}
     options = {path: value for path, value in given.items() if value is not None}
@@ -327,6 +329,7 @@ def benchmark(
     from narrowcast.benchmarking.benchmark_file import load_benchmark
     from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
 
+    check_address_of(backend, address)
     given = {"backend": "ray" if address is not None else backend, "address": address}
     options = {name: value for name, value in given.items() if value is not None}
     if not isinstance(benchmark, str | Path):

@@ -56,6 +56,7 @@ def benchmark(
     from narrowcast.benchmarking.benchmark_file import load_benchmark, packaged_benchmarks
     from narrowcast.benchmarking.benchmark_folder import TABLE
     from narrowcast.benchmarking.benchmark_run import prepare_benchmark, run_benchmark
+    from narrowcast.cluster.resources import check_address_of
     from narrowcast.platform.redaction import hide_secrets
 
     if benchmark is None:
@@ -64,6 +65,7 @@ def benchmark(
             table.add_row(each, summary)
         console().print(table)
         return
+    check_address_of(backend, address)
     kind = "ray" if address is not None or (workers or 1) > 1 else backend
     given = {"backend": kind, "workers": workers, "address": address}
     own = [f"{name}={value}" for name, value in given.items() if value is not None]

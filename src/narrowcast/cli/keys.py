@@ -33,11 +33,12 @@ def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
     from narrowcast.algorithms.secure.optional_imports import library
     from narrowcast.algorithms.secure.protection import NoProtection
     from narrowcast.experiment import load_experiment
+    from narrowcast.platform.disk import expand_home
 
     scheme = load_experiment(experiment, overrides).secure
     if isinstance(scheme, NoProtection):
         raise UserError(f"{experiment} protects nothing; add secure=ckks or secure=masked")
     for name in scheme.needs:
         library(name, f"secure.kind = {scheme.kind}")
-    path = make_key_files(folder.expanduser(), scheme)
+    path = make_key_files(expand_home(folder), scheme)
     click.echo(f"keys for {parameters(scheme)} are in {path}; run with secure.keys={path.parent}")

@@ -49,6 +49,7 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
     The same command continues an interrupted or killed study. Trials are selected on validation; the best trials then
     run with new seeds and are measured on test. OUTPUT/NAME/best.yaml is a file for narrowcast run.
     """  # noqa: D301 - click wants the character
+    from narrowcast.cluster.resources import check_address_of
     from narrowcast.tuning.study_file import load_study, packaged_studies
 
     if study is None:
@@ -58,6 +59,7 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
         console().print(table)
         return
     paths = {"name": "name", "backend": "study.backend", "storage": "study.storage", "address": "study.address"}
+    check_address_of(given["backend"], given["address"])
     own = [f"{path}={given[option]}" for option, path in paths.items() if given[option] is not None]
     if given["address"] is not None:
         own.append("study.backend=ray")

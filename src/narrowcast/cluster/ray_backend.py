@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from narrowcast.cluster import RAY_SETTINGS
 from narrowcast.cluster.failure import FailurePolicy, Reaction
 from narrowcast.cluster.placement import Node, Policy
-from narrowcast.cluster.ray_internals import on_this_machine_only
+from narrowcast.cluster.ray_internals import latest_address, on_this_machine_only
 from narrowcast.cluster.ray_token import check_token, ensure_token
 from narrowcast.cluster.resources import HostResources
 from narrowcast.cluster.worker_pool import JobFunction, WorkerPool
@@ -78,8 +78,7 @@ class RayBackend(HostResources):
         with RAY_SETTINGS.in_force():
             from narrowcast.cluster.ray_session import alive_nodes, probe
 
-            if address != "auto":
-                probe(address)
+            probe(address)
             with self.cluster(1):
                 nodes = alive_nodes()
         self._fits(hosts, nodes, f"the cluster at {address}", what, field)
@@ -131,7 +130,16 @@ class RayBackend(HostResources):
         return max(os.cpu_count() or 1, math.ceil(hosts * self.cpus_per_actor))
 
     def _address(self) -> str:
-        return self.address or os.environ.get("RAY_ADDRESS") or "local"
+        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        if address != "auto":
+            return address
+        found = os.environ.get("RAY_ADDRESS", "auto").replace("auto", "") or latest_address()
+        if found is None:
+            raise UserError(
+                'backend.address = "auto": no Ray cluster runs on this machine; start one with ray start --head, or '
+                "give its host:port"
+            )
+        return found
 
     @contextmanager
     def worker_pool(self, function: JobFunction, shared: Any) -> Iterator[WorkerPool]:

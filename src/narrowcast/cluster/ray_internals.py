@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from inspect import signature
 from typing import Any
 
+from narrowcast.cluster import RAY_SETTINGS
 from narrowcast.cluster.ray_folder import ray_folder
 
 CHECKED_VERSION = "2.60.0"
@@ -106,6 +107,15 @@ def free_ports(count: int) -> list[int]:
                 probe.bind(("", random.SystemRandom().randrange(20_000, 32_768)))
                 found.append(probe.getsockname()[1])
         return found
+
+
+def latest_address() -> str | None:
+    """Return host:port of the cluster that `ray start` started last on this machine, running or not."""
+    with RAY_SETTINGS.in_force():
+        from ray._private import services
+
+    address: str | None = services.find_bootstrap_address(None)
+    return address
 
 
 _HANDSHAKE = "import sys; from ray._raylet import GcsClient; print(flush=True); GcsClient(address=sys.argv[1])"

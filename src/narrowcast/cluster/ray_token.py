@@ -8,6 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
 
 _BYTES = 32  # as Ray's own
@@ -15,7 +16,7 @@ _BYTES = 32  # as Ray's own
 
 def token_path() -> Path:
     """Return the file from which Ray reads the token unless RAY_AUTH_TOKEN has it."""
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    return expand_home(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
 
 
 def token() -> str | None:

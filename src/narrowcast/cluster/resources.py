@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 
 
@@ -40,3 +41,9 @@ class HostResources(Section):
     def need(self) -> dict[str, float]:
         """Return what a client host needs on its node, by the names of Ray's resources."""
         return {"CPU": self.cpus_per_actor, "GPU": self.gpus_per_actor, **self.resources_per_actor}
+
+
+def check_address_of(backend: str | None, address: str | None) -> None:
+    """Raise `UserError` for the address of a cluster that a local backend would not join."""
+    if backend == "local" and address is not None:
+        raise UserError(f"--backend local runs in this process, and --address {address} on Ray; leave out one of them")

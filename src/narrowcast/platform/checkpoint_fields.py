@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from narrowcast.platform.disk import expand_home
 from narrowcast.platform.field_roles import Role
 from narrowcast.platform.redaction import hide_secrets
 
@@ -15,7 +15,7 @@ _KEPT = Role(identity=False, not_tuned="it does not affect a run")
 
 def _lasting_place_without_password(value: str | None) -> str | None:
     if value is None or "://" not in value:
-        return value and str(Path(value).expanduser().absolute())
+        return value and str(expand_home(value).absolute())
     if hide_secrets(value) != value:
         raise ValueError("names a user or password, which would be written down; give them in the environment")
     return value.rstrip("/")

@@ -58,18 +58,12 @@ def write_yaml(values: Mapping[str, Any], target: Path | TextIO) -> None:
 
 
 def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
-    """Build the model, or raise one `UserError` that says for each bad value what was got and what is allowed.
+    """Build the model of settings, or raise one `UserError` that says for each bad value what was got and is allowed.
 
     Kinds such as `package.module:Class` are imported from the folder of the file that `origin` names, from `plugins` in
     it, and from the current directory.
     """
-    if not isinstance(values, Mapping):
-        raise UserError(f"{origin}: {not_a_mapping(values)}")
-    _refuse_secrets(values, origin)
-    try:
-        valid = model.model_validate(values, context={FOLDERS: plugin_folders(origin)})
-    except ValidationError as error:
-        raise UserError(f"{origin}: {explained(model, error, values, plugin_folders(origin))}") from error
+    valid = validate_result(model, values, origin)
     dumped = valid.model_dump()
     _refuse_secrets(dumped, origin)
     _refuse_truth_values(values, dumped, f"{origin}: ")
@@ -79,6 +73,20 @@ def validate(model: type[ModelT], values: Any, origin: str) -> ModelT:
         if isinstance(value, float) and abs(value) > _LARGEST:
             raise UserError(f"{origin}: {path} = {value:g}: should be at most {_LARGEST:g}, as in float32")
     return valid
+
+
+def validate_result(model: type[ModelT], values: Any, origin: str) -> ModelT:
+    """Build the model of a file that a run wrote, as `validate` does, whatever sizes its numbers have.
+
+    What was measured of a diverging run may be larger than any setting, and not finite.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(f"{origin}: {not_a_mapping(values)}")
+    _refuse_secrets(values, origin)
+    try:
+        return model.model_validate(values, context={FOLDERS: plugin_folders(origin)})
+    except ValidationError as error:
+        raise UserError(f"{origin}: {explained(model, error, values, plugin_folders(origin))}") from error
 
 
 def not_a_mapping(values: Any) -> str:

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from itertools import takewhile
 from pathlib import Path
 
+from narrowcast.platform.errors import UserError
+
 
 class Disk:
     """The file system of this machine. Operations raise `OSError`; a subclass may record, delay or fail them."""
@@ -76,6 +78,14 @@ def using(other: Disk) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def expand_home(path: str | Path) -> Path:
+    """Return the path with the home folder in place of a leading ~; raise `UserError` for a user without one."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: this user has no home folder; set HOME, or give a path without ~") from error
 
 
 def make_folders(path: Path, mode: int = 0o777) -> None:

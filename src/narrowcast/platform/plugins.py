@@ -272,9 +272,9 @@ def changed(folder: Path) -> list[Path]:
 
 
 def check_same(values: Any, folder: Path) -> None:
-    """Raise `UserError` if the files of `files_of` are not those that a run began with."""
+    """Raise `UserError` if the files of `files_of` are not those that a run began with, as far as it has any."""
     for path, file in files_of(values).items():
-        if _digest(file) != _digest(folder / path):
+        if (folder / path).is_file() and _digest(file) != _digest(folder / path):
             raise UserError(
                 f"{file} is not what the run began with, which is kept as {folder / path}; resume without naming the "
                 "experiment to go on with that, or start a new run"

@@ -47,6 +47,8 @@ class Run:
         """Raise `UserError` if the plan does not fit the clients, or needs what the algorithm does not offer."""
         plan, algorithm, task = self.plan, self.algorithm, self.task
         plan.availability.check(task.data.n_clients)
+        if (check_cohort := getattr(algorithm, "check_cohort", None)) is not None:
+            check_cohort(min(plan.clients_per_round, task.data.n_clients))
         buffered = plan.schedule.kind == "buffered"
         if buffered and algorithm.weighted_by_staleness({}, 1.0) is None:
             raise UserError(

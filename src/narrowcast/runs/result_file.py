@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from narrowcast.platform.config import validate
+from narrowcast.platform.config import validate_result
 from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import relation
@@ -84,4 +84,4 @@ def target_cost(target: Reached) -> str:
 
 def read_result(path: Path) -> ResultFile:
     """Read `result.json`; raise `UserError` if it is damaged."""
-    return validate(ResultFile, read_json(path, finish_advice(path.parent)), str(path))
+    return validate_result(ResultFile, read_json(path, finish_advice(path.parent)), str(path))

@@ -51,6 +51,8 @@ def checked_store(config: RunConfig, output: Path) -> str:
 def check_resumable(folder: Path, changed: RunConfig | None) -> None:
     """Raise `UserError` unless the folder has a run, whose own classes are those of `changed`."""
     if not (folder / CONFIG).is_file():
+        if (folder / "journal.jsonl").is_file():
+            raise UserError(f"{folder} has no {CONFIG}, which a run is resumed with; put it back, or start again")
         known = sorted(entry.parent.name for entry in folder.parent.glob(f"*/{CONFIG}"))
         raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
     if changed is not None:
@@ -86,10 +88,14 @@ def kept_state(folder: Path, saved: RunConfig, kind: type[StateT]) -> tuple[Kept
     make_writable(folder)
     with locked(folder):
         journal = Journal.read(folder)
+        place = checkpoint_place(saved, folder)
         try:
-            place = checkpoint_place(saved, folder)
             return load_checkpoint(place, kind, journal.last_step, journal.extent), journal.last_step
-        except NoCheckpointError:
+        except NoCheckpointError as error:
             if journal.last_step:
-                raise
+                done = f"finished {journal.step_name} {journal.last_step}"
+                raise UserError(
+                    f"{folder.name} has {done}, but {place} has no checkpoint any more; put one back, or start the run "
+                    "again"
+                ) from error
     return None, 0

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from narrowcast.cluster.resources import check_address_of
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
 from narrowcast.platform.contracts import Dataset
 from narrowcast.platform.data.soundness import load_checked
@@ -35,6 +36,7 @@ ResultT = TypeVar("ResultT")
 
 def with_backend(overrides: Sequence[str], backend: str | None, address: str | None) -> list[str]:
     """Return the overrides with those of `--backend` and `--address`; an address implies Ray."""
+    check_address_of(backend, address)
     # The kind comes first, since another kind discards the fields of the one before.
     kind = "ray" if address is not None else backend
     first = [f"backend.kind={kind}"] if kind is not None else []

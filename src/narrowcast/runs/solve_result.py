@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 
 from narrowcast.platform.atomic_files import read_tensors
-from narrowcast.platform.config import validate
+from narrowcast.platform.config import validate_result
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.json_files import read_json
 from narrowcast.platform.step import ITERATION
@@ -176,7 +176,7 @@ def is_solve_folder(folder: Path) -> bool:
 
 def read_solve_file(path: Path) -> SolveFile:
     """Read the `result.json` of a solve; raise `UserError` if it is damaged."""
-    return validate(SolveFile, read_json(path, finish_advice(path.parent)), str(path))
+    return validate_result(SolveFile, read_json(path, finish_advice(path.parent)), str(path))
 
 
 def load_solve_result(folder: Path) -> SolveResult:

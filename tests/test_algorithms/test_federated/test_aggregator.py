@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
+import narrowcast as nc
 from narrowcast.algorithms.federated.aggregator import (
     Aggregator,
     CoordinateMedian,
@@ -22,8 +23,10 @@ from narrowcast.algorithms.federated.aggregator import (
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.server_optimizer import Momentum
+from narrowcast.experiment import load_experiment
 from narrowcast.laws import algorithm_laws
 from narrowcast.laws.algorithm_laws import Trained
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.types import Arrays
 from small_tasks import network_task
 
@@ -131,6 +134,40 @@ def test_a_wild_minority_moves_no_aggregate_far(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_fedavg_with_an_aggregator_keeps_the_laws(name: str, law: Callable[[Trained], None]) -> None:
     law(CASES[name])
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "clients", "phrases"),
+    [
+        ("{kind: krum, byzantine: 100}", 20, ("byzantine = 100 needs at least 203 clients", "are 20;", "at most 8")),
+        ("{kind: krum, byzantine: 9}", 20, ("byzantine = 9 needs at least 21 clients", "are 20;", "at most 8")),
+        ("{kind: krum, byzantine: 8, selected: 13}", 20, ("selected = 13", "at most 12")),
+        ("trimmed_mean", 9, ("share = 0.1 leaves out none of 9 clients", "at least 0.111", "at least 10")),
+    ],
+)
+def test_bounds_that_a_cohort_does_not_keep_are_refused(aggregator: str, clients: int, phrases: list[str]) -> None:
+    settings = [f"clients_per_round={clients}", f"algorithm={{kind: fedavg, aggregator: {aggregator}}}"]
+    with pytest.raises(UserError) as refused:
+        next(iter(nc.rounds(load_experiment("fedavg-digits", settings))))
+    assert all(phrase in str(refused.value) for phrase in phrases)
+
+
+@pytest.mark.parametrize("settings", ["{kind: krum, byzantine: 8, selected: 12}", "{kind: trimmed_mean, share: 0.05}"])
+def test_bounds_that_a_cohort_just_keeps_are_accepted(settings: str) -> None:
+    experiment = load_experiment("fedavg-digits", [f"algorithm={{kind: fedavg, aggregator: {settings}}}", "rounds=1"])
+    assert next(iter(nc.rounds(experiment))).record.delivered == 20
+
+
+def test_a_round_that_drop_outs_leave_too_small_moves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    algorithm, model = FedAvg(aggregator=Krum(byzantine=2)), {"x": np.zeros(5)}
+    for clients, moves in ((6, False), (7, True)):
+        changes = {"sum/x": np.random.default_rng(0).normal(size=(clients, 5)), "weight": np.ones(clients)}
+        moved = algorithm.step(model, {}, algorithm.fold([changes]), network_task(), 4)["x"]
+        assert moved.any() == moves
+    (warning,) = (each.getMessage() for each in caplog.records)
+    assert warning.startswith(
+        "round 4: the changes of 6 clients are not used: algorithm.aggregator.byzantine = 2 needs"
+    )
 
 
 def test_the_server_holds_every_change_and_nobody_moves_nothing() -> None:

@@ -6,6 +6,7 @@ delivered.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, FloatArray
@@ -24,6 +26,12 @@ class Aggregator(Section, ABC):
     It needs the change of each client, not a sum: secure aggregation and buffered schedules refuse it, and the server
     holds all changes of a round at once.
     """
+
+    def check(self, clients: int) -> None:
+        """Raise `UserError` if the aggregate of so many changes promises nothing.
+
+        A round with fewer changes, since clients dropped out, leaves the server as it is.
+        """
 
     @abstractmethod
     def aggregate(self, changes: Arrays, weights: FloatArray) -> Arrays:
@@ -57,6 +65,14 @@ class TrimmedMean(Aggregator):
 
     kind: Literal["trimmed_mean"] = "trimmed_mean"
     share: float = Field(0.1, ge=0, lt=0.5, description="share of the clients left out at each end")
+
+    def check(self, clients: int) -> None:
+        """Raise `UserError` if the share of the clients is less than one client."""
+        if self.share and int(self.share * clients) < 1:
+            raise UserError(
+                f"algorithm.aggregator.share = {self.share:g} leaves out none of {clients} clients; raise it to at "
+                f"least {1 / clients:.3g}, or clients_per_round to at least {math.ceil(1 / self.share)}"
+            )
 
     def aggregate(self, changes: Arrays, weights: FloatArray) -> Arrays:
         """Return the means of the values between the ends."""
@@ -95,17 +111,31 @@ class GeometricMedian(Aggregator):
 class Krum(Aggregator):
     """The mean of the changes that are nearest to their neighbours, without weights: Krum, and multi-Krum.
 
-    A change's score is the sum of its squared distances to the C - byzantine - 2 nearest others, at least one.
+    A change's score is the sum of its squared distances to the C - byzantine - 2 nearest others.
 
     Reference: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017
     (arXiv:1703.02757), sections 4 and 6.
 
-    Differs from the paper: 1. rounds with fewer than 2 byzantine + 3 clients, for which it promises nothing, are run.
+    It needs 2 byzantine + 3 changes (the paper's proposition 1: 2 f + 2 < n), and a mean of more than C - byzantine
+    would have one of any origin.
     """
 
     kind: Literal["krum"] = "krum"
     byzantine: int = Field(1, ge=0, description="clients that may send anything")
     selected: int = Field(1, ge=1, description="changes of the least scores that are averaged; 1 is Krum")
+
+    def check(self, clients: int) -> None:
+        """Raise `UserError` for fewer than 2 byzantine + 3 clients, or a mean of more than C - byzantine changes."""
+        if clients < (least := 2 * self.byzantine + 3):
+            raise UserError(
+                f"algorithm.aggregator.byzantine = {self.byzantine} needs at least {least} clients in a round, and "
+                f"there are {clients}; raise clients_per_round, or lower it to at most {max((clients - 3) // 2, 0)}"
+            )
+        if self.selected > clients - self.byzantine:
+            raise UserError(
+                f"algorithm.aggregator.selected = {self.selected}: of {clients} clients, {self.byzantine} of them "
+                f"byzantine, at most {clients - self.byzantine} can be averaged; lower it, or raise clients_per_round"
+            )
 
     def aggregate(self, changes: Arrays, weights: FloatArray) -> Arrays:
         """Return the mean of the selected changes."""
@@ -114,7 +144,7 @@ class Krum(Aggregator):
         squares = (vectors**2).sum(axis=1)
         distances = np.maximum(squares[:, None] + squares - 2 * vectors @ vectors.T, 0)
         np.fill_diagonal(distances, np.inf)
-        neighbours = min(max(len(vectors) - self.byzantine - 2, 1), len(vectors) - 1)
+        neighbours = len(vectors) - self.byzantine - 2
         scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
         selected = np.argsort(scores, kind="stable")[: self.selected]
         return {name: values[selected].mean(axis=0, dtype=values.dtype) for name, values in changes.items()}

@@ -6,6 +6,7 @@ Algorithm 1. Letters: x the server's model, y_u client u's after its local steps
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,11 @@ class Averaging(SizesDownloads, WholeModel):
                 "algorithm.download.rows = touched asks for rows of an item matrix; use download.rows = all"
             )
 
+    def check_cohort(self, clients: int) -> None:
+        """Raise `UserError` if the aggregate of a whole cohort promises nothing."""
+        if self.aggregator is not None:
+            self.aggregator.check(clients)
+
     def init(self, task: Task) -> Arrays:
         """Return x, the server optimizer's slots, and what downloads on a grid need."""
         model = self.parameters(task)
@@ -84,14 +90,26 @@ class Averaging(SizesDownloads, WholeModel):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the weighted mean, or the aggregate, of the clients' changes."""
-        del task, round_index
+        del task
         if self.aggregator is None:
             changes: Arrays = TensorSum.of(total).means()
-        elif len(total[WEIGHT]):
+        elif self._are_enough(len(total[WEIGHT]), round_index):
             changes = self.aggregator.aggregate(TENSORS.of(total), total[WEIGHT])
         else:
             changes = {name: np.zeros_like(values) for name, values in model_of(server).items()}
         return self.moved(server, broadcast, changes)
+
+    def _are_enough(self, clients: int, round_index: int) -> bool:
+        """Return whether so many changes can be aggregated; clients that drop out may leave too few."""
+        assert self.aggregator is not None
+        if not clients:
+            return False
+        try:
+            self.aggregator.check(clients)
+        except UserError as error:
+            logger.warning("round %d: the changes of %d clients are not used: %s", round_index, clients, error)
+            return False
+        return True
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
         """Return the server state after a step along `changes`, at the server's learning rate."""
@@ -147,6 +165,9 @@ class Averaging(SizesDownloads, WholeModel):
             sent = np.flatnonzero(weight)
             partial = {**TENSORS.add({name: values[sent] for name, values in received.items()}), WEIGHT: weight[sent]}
         return chunk_result(chunk, updates, uploads, partial)
+
+
+logger = logging.getLogger(__name__)
 
 
 class FedAvg(Averaging):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from narrowcast.algorithms.federated.sum_layout import Group
 from narrowcast.algorithms.secure.bit_packing import RingElements
 from narrowcast.algorithms.secure.fixed_point import FixedPoint, Integers, Rounding
 from narrowcast.algorithms.secure.ring_encoding import integers_of, pack_ring, ring_bytes, unpack_ring
+from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays
@@ -65,7 +65,7 @@ class Protection(Section):
     @field_validator("keys")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
-        return value and str(Path(value).expanduser().absolute())
+        return value and str(expand_home(value).absolute())
 
     def fixed_point(self, max_weight: int, max_clients: int) -> FixedPoint:
         """Return the integers of at most `max_clients` clients, whose weights add up to at most `max_weight`."""

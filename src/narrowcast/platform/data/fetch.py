@@ -15,6 +15,7 @@ from pathlib import Path
 
 from narrowcast.platform.data.sets import SETS, DataSet
 from narrowcast.platform.data.sources import Source
+from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
 
 VARIABLE = "NARROWCAST_DATA"
@@ -41,8 +42,8 @@ class Status:
 def roots() -> list[Path]:
     """Return the folders searched for data sets, in order."""
     named = os.environ.get(VARIABLE)
-    cache = Path("~/.cache/narrowcast/data").expanduser()
-    return [Path(named).expanduser(), cache] if named else [cache]
+    cache = Path(os.path.expanduser("~/.cache/narrowcast/data"))  # noqa: PTH111 - unlike Path's, does not raise without a home
+    return [expand_home(named), cache] if named else [cache]
 
 
 def find(name: str, candidates: Sequence[str]) -> Path:

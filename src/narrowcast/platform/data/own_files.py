@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from narrowcast.platform.data.fetch import roots
+from narrowcast.platform.disk import expand_home
 from narrowcast.platform.errors import UserError
 
 
@@ -15,7 +16,7 @@ def located(path: Path, field: str, section: str = "data") -> Path:
 
     Raise `UserError` with the folders searched if there is none.
     """
-    path = path.expanduser()
+    path = expand_home(path)
     places = [path, *(root / path for root in roots())]
     found = next((place for place in places if place.exists()), None)
     if found is None:

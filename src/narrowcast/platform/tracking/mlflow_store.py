@@ -9,6 +9,8 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,8 +25,19 @@ from narrowcast.platform.redaction import check_address, has_hidden, hide_secret
 from narrowcast.platform.scoped_settings import ScopedSettings
 from narrowcast.platform.tracking.journal_lines import step_of
 
+
+def _without_home() -> dict[str, str]:
+    """Return a home folder for a user without one, whom MLflow and Matplotlib ask for it when they are imported."""
+    try:
+        Path.home()
+    except RuntimeError:
+        return {"HOME": gettempdir()}
+    return {}
+
+
 MLFLOW_SETTINGS = ScopedSettings(
     {
+        **_without_home(),
         # Time limits for calls to a store that is down, and no telemetry.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
