@@ -59,8 +59,16 @@ def test_the_order_of_edges_does_not_matter(tmp_path: Path) -> None:
         ("3 1\n1 2 inf\n", "weight inf"),
         ("3 2\n1 2 1\n2 1 1\n", "edges 1 and 2 both join vertices 1 and 2; give each edge once"),
         ("3 2\n1 2 1\n2 1 3\n", "the graph is not symmetric"),
-        ("3 1\n1 x 1\n", "invalid literal"),
-        ("3 1\n1.5 2 1\n", "invalid literal"),
+        ("3 1\n1 2 1e300\n", "weight 1e+300; give finite weights of at most 1e+100"),
+        ("3 1\n1 x 1\n", "edge 1 has the vertex x"),
+        ("3 1\n1.5 2 1\n", "edge 1 has the vertex 1.5"),
+        (
+            "3 1\n1 99999999999999999999 1\n",
+            "edge 1 has the vertex 99999999999999999999; vert",
+        ),
+        ("3 1\n1 -99999999999999999999 1\n", "edge 1 has the vertex -99999999999999999999"),
+        ("3 1\n1 0_2 1\n", "edge 1 has the vertex 0_2"),
+        ("99999999999999999999 1\n1 2 1\n", "has 99999999999999999999 vertices"),
         ("3 1\n1 2 3 4\n", "edge 1 is '1 2 3 4'"),
     ],
 )
@@ -70,6 +78,11 @@ def test_a_file_that_is_no_graph_is_refused_in_one_line(tmp_path: Path, text: st
         read_graph(tmp_path / "g")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_graph(tmp_path: Path) -> None:
+    (tmp_path / "g").write_text("2 1\n1 2 3\n", encoding="utf-8-sig")
+    assert read_graph(tmp_path / "g").total == 3
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

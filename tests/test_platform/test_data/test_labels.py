@@ -10,7 +10,9 @@ import datasets
 import numpy as np
 import pytest
 
+from narrowcast.platform.data.graph_npz import GraphNPZ
 from narrowcast.platform.data.hugging_face import HuggingFace
+from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.npz import NPZ
 from narrowcast.platform.errors import UserError
 
@@ -207,3 +209,19 @@ def test_missing_and_mixed_images_of_hugging_face_sets(tmp_path: Path) -> None:
         hub(tmp_path, {}, train=images(grey, None))
     with pytest.raises(UserError, match=r"sample 1 has the shape \[1, 5, 4\]"):
         hub(tmp_path, {}, train=images(grey, Image.new("L", (4, 5))))
+
+
+def test_huge_numbers_are_one_line(tmp_path: Path) -> None:
+    tokens = np.full((4, 3), 10**12)
+    np.savez(tmp_path / "t.npz", x=tokens, y=tokens)
+    with pytest.raises(UserError, match="has the token 1000000000000; number tokens from 0, up to 9999999"):
+        NPZ(path=tmp_path / "t.npz", tokens=True, **WHOLE).load()
+    nodes = {"train": np.array([0]), "validation": np.array([1]), "test": np.array([2])}
+    np.savez(tmp_path / "g.npz", features=np.eye(3), edges=np.array([[0, 1]]), labels=np.array([0, 1, 10**12]), **nodes)
+    with pytest.raises(UserError, match="label 1000000000000 is more than 3 nodes can have; number classes from 0"):
+        GraphNPZ(path=tmp_path / "g.npz").load()
+    (tmp_path / "n.train.rating").write_text("0\t1\t1\t1\n")
+    (tmp_path / "n.test.rating").write_text(f"0\t{10**12}\t1\t1\n")
+    (tmp_path / "n.test.negative").write_text("\t".join([f"(0,{10**12})", *map(str, range(2, 101))]) + "\n")
+    with pytest.raises(UserError, match="has the item 1000000000000; number the items from 0, up to 99999999"):
+        NCF(path=tmp_path / "n").load()

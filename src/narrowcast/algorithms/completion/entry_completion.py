@@ -70,7 +70,7 @@ class EntryCompletion(Section):
             found = _npz(path)
         else:
             names = {each: each for each in _NAMES}
-            table = read_rating_table(path, names, Dialect(), renamed=False)
+            table = read_rating_table(path, names, Dialect(has_fields=False))
             found = [table.numbers(name) for name in _NAMES]
         row, column, value = found
         if any(each.ndim != 1 or len(each) != len(value) or each.dtype.kind not in "iuf" for each in found):

@@ -12,6 +12,7 @@ from pydantic import Field
 from narrowcast.algorithms.sdp.certificate import Proof
 from narrowcast.algorithms.sdp.semidefinite_program import LOWER_IS_BETTER, SemidefiniteProgram
 from narrowcast.algorithms.sdp.symmetric_constraints import constraints_of
+from narrowcast.algorithms.sdp.weighted_graph import MOST_WEIGHT
 from narrowcast.platform.data.own_files import located, readable
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
@@ -49,7 +50,10 @@ class SDPAFile(Section):
     def load(self) -> SemidefiniteProgram:
         """Return the program; raise `UserError` if the file is none."""
         path = located(self.path, "path", "problem")
-        with readable(path, (OSError, UnicodeDecodeError, ValueError, OverflowError), _ADVICE), path.open() as file:
+        with (
+            readable(path, (OSError, UnicodeDecodeError, ValueError), _ADVICE),
+            path.open(encoding="utf-8-sig") as file,
+        ):
             lines = [line for line in file if line.strip() and line[0] not in '"*']
         try:
             with readable(path, (ValueError, OverflowError), _ADVICE):
@@ -76,6 +80,12 @@ class SDPAFile(Section):
                 raise UserError(f"entry {place + 1} is {' '.join(row)[:60]!r}{reason}; {_ADVICE}")
         places = np.array([row[:4] for row in lines[4:]], dtype=np.int64).reshape(-1, 4)
         value = np.array([row[4] for row in lines[4:]], dtype=np.float64)
+        for what, numbers in (("target", targets), ("entry", value)):
+            if len(wrong := np.flatnonzero(~(np.abs(numbers) <= MOST_WEIGHT))):
+                raise UserError(
+                    f"{what} {wrong[0] + 1} has the value {numbers[wrong[0]]:g}; give finite values of at most "
+                    f"{MOST_WEIGHT:g}"
+                )
         _check(places, count, sizes)
         return self._of_entries(path, places, value, targets, sizes)
 

@@ -15,6 +15,9 @@ from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import FloatArray, IntArray
 
 MOST_VERTICES = 10**7
+MOST_WEIGHT = 1e100
+"""Largest absolute weight, whose squares and their sums are finite."""
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +67,10 @@ def graph_of(vertices: int, first: IntArray, second: IntArray, weight: FloatArra
             )
     if len(wrong := np.flatnonzero(first == second)):
         raise UserError(f"edge {wrong[0] + 1} joins vertex {first[wrong[0]] + 1} with itself; leave it out")
-    if len(wrong := np.flatnonzero(~np.isfinite(weight))):
-        raise UserError(f"edge {wrong[0] + 1} has the weight {weight[wrong[0]]}; give finite weights")
+    if len(wrong := np.flatnonzero(~(np.abs(weight) <= MOST_WEIGHT))):
+        raise UserError(
+            f"edge {wrong[0] + 1} has the weight {weight[wrong[0]]:g}; give finite weights of at most {MOST_WEIGHT:g}"
+        )
     keys = np.minimum(first, second) * vertices + np.maximum(first, second)
     order = np.argsort(keys, kind="stable")
     if len(twice := np.flatnonzero(np.diff(keys[order]) == 0)):
@@ -89,7 +94,7 @@ def read_graph(path: Path) -> WeightedGraph:
     All weights are 1 if no line has one.
     """
     advice = 'give a line "n m", then a line "i j weight", or "i j", for each edge'
-    with readable(path, (OSError, UnicodeDecodeError, ValueError), advice), path.open() as file:
+    with readable(path, (OSError, UnicodeDecodeError, ValueError), advice), path.open(encoding="utf-8-sig") as file:
         header = file.readline().split()
         if len(header) != 2 or not all(each.isdecimal() for each in header):
             raise UserError(f"{path}: begins with {' '.join(header)[:60]!r}; {advice}")
@@ -103,6 +108,9 @@ def read_graph(path: Path) -> WeightedGraph:
             if len(row) not in (2, 3) or len(row) != len(rows[0]):
                 reason = "; is the file cut off?" if place == edges - 1 else ""
                 raise UserError(f"{path}: edge {place + 1} is {' '.join(row)[:60]!r}{reason}; {advice}")
+            if wrong := [end for end in row[:2] if not end.isdecimal() or len(end) > _MOST_DIGITS]:
+                numbered = f"vertices are numbered from 1 to {vertices}"
+                raise UserError(f"{path}: edge {place + 1} has the vertex {wrong[0]:.30}; {numbered}")
         ends = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2) - 1
         weight = np.array([row[2] if len(row) == 3 else 1 for row in rows], dtype=np.float64)
     try:

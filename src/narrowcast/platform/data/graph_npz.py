@@ -44,6 +44,10 @@ class GraphNPZ(GraphSource):
         labels = found["labels"]
         splits = {name: np.sort(found[name]) for name in _SPLITS}
         n_classes = max(2, int(labels.max()) + 1)
+        if n_classes > max(2, len(labels)):
+            raise UserError(
+                f"{path}: label {labels.max()} is more than {len(labels)} nodes can have; number classes from 0"
+            )
         return self._graph(path.stem, str(path), found["features"], found["edges"], labels, n_classes, splits)
 
 

@@ -21,6 +21,7 @@ from narrowcast.platform.types import IntArray
 TRAIN, TEST, NEGATIVE = ".train.rating", ".test.rating", ".test.negative"
 RATING_COLUMNS = ("f0", "f1", "f3")
 """Columns of user, item and timestamp in tab-separated rows of user, item, rating, timestamp."""
+_MOST_ITEMS = 10**8
 
 
 class NCF(Section):
@@ -59,6 +60,8 @@ def read_ncf(name: str, prefix: Path, *, validation: Validation, seed: int) -> I
     if validation == "second_last" and np.ptp(times) == 0:
         raise UserError(f'{train}: has no times, so validation cannot be "second_last"; use "random" or "none"')
     n_items = 1 + int(max(items.max(), test_items.max(), negatives.max()))
+    if n_items > _MOST_ITEMS:
+        raise UserError(f"{prefix}: has the item {n_items - 1}; number the items from 0, up to {_MOST_ITEMS - 1}")
     by_user = np.argsort(test_users)
     test_items, negatives = test_items[by_user], negatives[by_user]
     rows = order_by_time(Events(users, items, times))

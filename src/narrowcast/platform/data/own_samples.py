@@ -31,6 +31,7 @@ PART_NAMES = {
     TEST: ("test", "testing"),
 }
 """The names that parts of a data set go by in files and folders."""
+_MOST_TOKENS = 10**7
 _MOST_CLASSES_OF_FRACTIONS = 20
 _FEWEST_OF_A_CLASS = 5
 _LARGEST_CLASS = 2**53
@@ -100,6 +101,10 @@ class OwnSamples(Classification):
         n_classes = len(known)
         if targets == "tokens":
             n_classes = 1 + max(int(array.max()) for each in ready.values() for array in (each.features, each.labels))
+            if n_classes > _MOST_TOKENS:
+                raise UserError(
+                    f"{train_part.where}: has the token {n_classes - 1}; number tokens from 0, up to {_MOST_TOKENS - 1}"
+                )
         train, users = ready[TRAIN], None if train_part.users is None else np.asarray(train_part.users)
         held_out_users = {key: part.users for key, part in parts.items() if key != TRAIN}
         if TEST in ready:

@@ -136,19 +136,18 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def read_rating_table(path: Path, names: Mapping[str, str], dialect: Dialect, *, renamed: bool = True) -> RatingTable:
+def read_rating_table(path: Path, names: Mapping[str, str], dialect: Dialect) -> RatingTable:
     """Read the columns `names` of a CSV file, compressed or not, or of a Parquet file.
 
     The columns of a CSV file without header are called f0, f1, ...; without a delimiter, .tsv files are separated by
-    tabs, and others by commas. `renamed`: the experiment may name other columns. Raise `UserError` if the file cannot
-    be read or lacks a column.
+    tabs, and others by commas. Raise `UserError` if the file cannot be read or lacks a column.
     """
     try:
         if is_parquet(path) or path.suffix.lower() in PARQUET:
-            _check_columns(path, names, pq.read_schema(path).names, renamed=renamed)
+            _check_columns(path, names, pq.read_schema(path).names, dialect)
             table, first_row = pq.read_table(path, columns=list(set(names.values())), partitioning=None), 1
         else:
-            table, first_row = _read_csv(path, names, dialect, renamed=renamed), 1 + dialect.header
+            table, first_row = _read_csv(path, names, dialect), 1 + dialect.header
         table.validate(full=True)
         return RatingTable(path, names, table, first_row, dialect.decimal)
     except UserError:
@@ -157,12 +156,12 @@ def read_rating_table(path: Path, names: Mapping[str, str], dialect: Dialect, *,
         reason = next(iter(str(error).splitlines()), "unreadable")
         if isinstance(error, UnicodeError) or "UTF8" in reason or "UTF-8" in reason:
             text = dialect.encoding or "UTF-8"
-            advice = f"set data.encoding, such as data.encoding={'utf-8' if dialect.encoding else 'cp1252'}"
-            raise UserError(f"{path}: its text is not {text}; {advice}, or write it in UTF-8") from error
+            advice = dialect.advice(f"encoding, such as data.encoding={'utf-8' if dialect.encoding else 'cp1252'}")
+            raise UserError(f"{path}: its text is not {text}; {advice}") from error
         raise UserError(f"{path}: {reason:.300}; correct the file") from error
 
 
-def _read_csv(path: Path, names: Mapping[str, str], dialect: Dialect, *, renamed: bool) -> pa.Table:
+def _read_csv(path: Path, names: Mapping[str, str], dialect: Dialect) -> pa.Table:
     check_text(path, dialect)
     ends = [each.lower() for each in path.suffixes[-2:]]
     delimiter = dialect.delimiter or ("\t" if ".tsv" in ends else ",")
@@ -174,10 +173,10 @@ def _read_csv(path: Path, names: Mapping[str, str], dialect: Dialect, *, renamed
         for each in (True, False)
     )
     if dialect.header:
-        _check_columns(path, names, header(path, dialect, delimiter), delimiter, renamed=renamed)
+        _check_columns(path, names, header(path, dialect, delimiter), dialect, delimiter)
     else:
         with text_stream(path) as stream:
-            _check_columns(path, names, csv.open_csv(stream, one_thread, parse).schema.names, renamed=renamed)
+            _check_columns(path, names, csv.open_csv(stream, one_thread, parse).schema.names, dialect)
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(names.values(), pa.string()), include_columns=list(set(names.values()))
     )
@@ -192,7 +191,7 @@ def _read_csv(path: Path, names: Mapping[str, str], dialect: Dialect, *, renamed
 
 
 def _check_columns(
-    path: Path, names: Mapping[str, str], there: Sequence[str], delimiter: str = "", *, renamed: bool
+    path: Path, names: Mapping[str, str], there: Sequence[str], dialect: Dialect, delimiter: str = ""
 ) -> None:
     for field, column in names.items():
         if column not in there:
@@ -200,9 +199,9 @@ def _check_columns(
             none = ", or say data.time=null if its rows are in order of time" if field == "time" else ""
             alike = next((each for each in there if each.strip().casefold() == column.casefold()), "COLUMN")
             alike = repr(alike) if alike != alike.strip() else alike
-            advice = f"name the column with data.{field}={alike}{none}" if renamed else "give the columns these names"
-            other = _other_delimiter(there, delimiter)
-            raise UserError(f"{path}: has no column {column!r}, only {shown}; {other}{advice}")
+            advice = f"{_other_delimiter(there, delimiter)}name the column with data.{field}={alike}{none}"
+            advice = advice if dialect.has_fields else "give the columns these names, with commas between them"
+            raise UserError(f"{path}: has no column {column!r}, only {shown}; {advice}")
         if there.count(column) > 1:
             raise UserError(f"{path}: has {there.count(column)} columns {column!r}; rename all but one")
 

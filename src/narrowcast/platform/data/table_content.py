@@ -75,12 +75,20 @@ Decimal = Annotated[Literal[".", ","], Field(description="decimal mark of the ra
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written: its separator, header, encoding and decimal mark."""
+    """How a CSV file is written: its separator, header, encoding and decimal mark.
+
+    `has_fields`: the experiment can set these, and the names of columns, as errors then say.
+    """
 
     delimiter: str | None = None
     header: bool = True
     encoding: str | None = None
     decimal: str = "."
+    has_fields: bool = True
+
+    def advice(self, field: str) -> str:
+        """Return the advice to set a field, or to write the file as it is read."""
+        return f"set data.{field}" if self.has_fields else "write it in UTF-8, with commas between columns"
 
 
 def is_parquet(path: Path) -> bool:
@@ -142,7 +150,7 @@ def check_text(path: Path, dialect: Dialect) -> None:
             raise UserError(f"{path}: has NUL bytes, so it is not text in UTF-8; give a CSV or Parquet file")
         marked = "utf-16-be" if even else "utf-16-le"
     if marked is not None:
-        raise UserError(f"{path}: its text is {marked.upper()}, not UTF-8; set data.encoding={marked}")
+        raise UserError(f"{path}: its text is {marked.upper()}, not UTF-8; {dialect.advice(f'encoding={marked}')}")
 
 
 def header(path: Path, dialect: Dialect, delimiter: str) -> list[str]:
