@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -162,3 +164,21 @@ def test_what_does_not_fit_is_said_in_one_line(model: Any, data: Samples, messag
     with pytest.raises(UserError, match=message) as refused:
         model.check(data)
     assert "\n" not in str(refused.value)
+
+
+SHAPES = """
+import sys, torch
+from narrowcast.platform.models.module_build import shapes_alone
+with shapes_alone():
+    module = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.LSTM(4, 5), torch.nn.Conv2d(1, 2, 3))
+    torch.nn.init.trunc_normal_(module[0].weight)
+shapes = [tuple(each.shape) for each in module.parameters()]
+assert shapes == [(9, 4), (20, 4), (20, 5), (20,), (20,), (2, 1, 3, 3), (2,)], shapes
+assert all(each.is_meta for each in module.parameters())
+assert not {"torch._dynamo", "sympy"} & sys.modules.keys()
+"""
+
+
+def test_shapes_are_had_without_torchs_compiler() -> None:
+    """Normal initial values on "meta" import it: 100 MB, and seconds of a start."""
+    subprocess.run([sys.executable, "-c", SHAPES], check=True)

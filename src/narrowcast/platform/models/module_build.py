@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.global_generators import isolated
@@ -25,6 +26,24 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def seeded_draws(seed: int) -> Iterator[None]:
     """Let torch, NumPy and Python draw from this seed, and afterwards go on as if nothing had been drawn."""
     with isolated(int(generator(seed, "model").integers(2**63))):
+        yield
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Leaves out the initial values of modules: on "meta" torch has normal ones by its compiler, 100 MB of modules."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor in place of calling an initialiser."""
+        words = kwargs or {}
+        if func is torch.Tensor.normal_ or getattr(func, "__module__", "") == "torch.nn.init":
+            return words["tensor"] if "tensor" in words else args[0]
+        return func(*args, **words)
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Build modules on the device "meta", which has shapes and no values."""
+    with torch.device("meta"), _NoInitialValues():
         yield
 
 

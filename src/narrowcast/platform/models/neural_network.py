@@ -22,7 +22,7 @@ from narrowcast.platform.models.forward_pass import ForwardPass, forward_pass
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
-from narrowcast.platform.models.module_build import build_module, described, seeded_draws
+from narrowcast.platform.models.module_build import build_module, described, seeded_draws, shapes_alone
 from narrowcast.platform.models.module_call import call_module, check_tensor, select_output
 from narrowcast.platform.models.module_parts import (
     arrays_of,
@@ -262,7 +262,7 @@ class NeuralNetwork(Section):
 
     def _check_size(self, data: Samples) -> None:
         if self.all_trained:
-            with torch.device("meta"):  # shapes alone, without memory
+            with shapes_alone():  # without memory
                 module = self.module(data)
         else:
             module = skeleton(self, data)
@@ -421,7 +421,7 @@ def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
 
 @lru_cache(maxsize=2)
 def _without_values(model: NeuralNetwork, data: Samples) -> nn.Module:
-    with torch.device("meta"):
+    with shapes_alone():
         module = model.module(data).to(model.torch_dtype)
     return module.to_empty(device="cpu").train()
 
