@@ -385,6 +385,11 @@ class AlgorithmDefaults:
         return False
 
     @property
+    def averages_clients(self) -> bool:
+        """False: the global model is not always a weighted mean of its clients' models, trained by plain steps."""
+        return False
+
+    @property
     def counts_draws(self) -> bool:
         """False: a client that is drawn several times with replacement has the weight of one draw."""
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class Run:
         self.task.training.check(self.task)
         self.algorithm.check(self.task)
         self._check_factors()
+        self._check_statistics()
         self.check_plan()
         check_client_evaluation(self.plan.evaluate_clients, self.task)
 
@@ -41,6 +43,34 @@ class Run:
             raise UserError(
                 f"algorithm.kind = {algorithm.kind} does not train {self.task.model.kind} by {training.kind}; use "
                 "fedmavg or sfmf"
+            )
+
+    def _check_statistics(self) -> None:
+        """Raise `UserError` if the statistics that clients of a network move cannot be shared, or kept, as it says."""
+        statistics = getattr(self.task.model, "statistics", "refuse")
+        if statistics == "refuse":
+            return
+        algorithm: Any = getattr(self.algorithm, "algorithm", self.algorithm)
+        setting = f"model.statistics = {statistics}"
+        if not getattr(algorithm, "averages_clients", False):
+            raise UserError(
+                f"{setting}: algorithm.kind = {algorithm.kind} has no place for what training moves besides the "
+                "parameters; use fedavg or fedprox"
+            )
+        if statistics == "local":
+            return
+        others = {
+            "algorithm.codec": bool(algorithm.codec),
+            "algorithm.server_optimizer": algorithm.server_optimizer is not None,
+            "algorithm.server_learning_rate above 1": algorithm.server_learning_rate > 1,
+            "algorithm.download": algorithm.download is not None,
+            "secure": algorithm is not self.algorithm,
+            "schedule = buffered": self.plan.schedule.kind == "buffered",
+        }
+        if some := [name for name, there in others.items() if there]:
+            raise UserError(
+                f"{setting}: with {' and '.join(some)} the average of variances may be negative; leave that out, or "
+                "set model.statistics = local"
             )
 
     def check_plan(self) -> None:

@@ -33,6 +33,7 @@ from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.seeds import stream_keys, uniform_bits
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
+from norm_modules import Normed
 
 TRAINING = SGD(batch_size=4, epochs=2, learning_rate=0.05)
 
@@ -209,6 +210,11 @@ def test_what_no_key_can_decide_is_refused() -> None:
         changes(drawing("sometimes"), [3])
     with pytest.raises(UserError, match=r"cannot be batched \(its forward pass draws from torch, .*use per_client"):
         drawing("dropout", TRAINING.model_copy(update={"execution": "batched"}))
+
+
+def test_a_trial_finds_buffers_of_new_tensors() -> None:
+    task = task_of(Normed(which="running_mean"), training=TRAINING)
+    assert task.model.trial(task.data).statistics == ("2.seen", "2.times")
 
 
 def test_modules_that_draw_nothing_are_batched_as_before() -> None:

@@ -178,3 +178,8 @@ class FedAvg(Averaging):
     """
 
     kind: Literal["fedavg"] = "fedavg"
+
+    @property
+    def averages_clients(self) -> bool:
+        """True: clients train whole models by plain steps."""
+        return True

@@ -62,6 +62,12 @@ class FedProx(Proximal):
     """
 
     kind: Literal["fedprox"] = "fedprox"
+
+    @property
+    def averages_clients(self) -> bool:
+        """True: clients train whole models by plain steps and the proximal term."""
+        return True
+
     drop_partial: bool = Field(
         False, description="do not aggregate what these clients send, as FedAvg does in the paper's comparison"
     )

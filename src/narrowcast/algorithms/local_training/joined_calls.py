@@ -24,8 +24,9 @@ from narrowcast.algorithms.local_training.start_point import StartPoint
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.moving_statistics import OWN_LAYERS, packed
 from narrowcast.platform.models.neural_network import NeuralNetwork, skeleton
-from narrowcast.platform.types import Arrays, FloatArray, IntArray, LocalUpdates
+from narrowcast.platform.types import Arrays, FloatArray, IntArray, LocalTerms, LocalUpdates
 
 if TYPE_CHECKING:
     from narrowcast.algorithms.local_training.sgd import NetworkTraining
@@ -92,16 +93,20 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     rates = np.array([call.task.training.rates(call.task, call.chunk.round_index, n_steps) for call in calls])
     module = module_of(task)
     batched = training.mode(task) == "batched"
-    if batched and training.batch_size == "all":
-        _check_memory(task, len(order))
+    _check_memory(task, len(order) if batched else 0)
     of_loss = network_of(task).loss_on(task.data)
 
+    model = network_of(task)
+    own, layers = _own_layers(calls)
+
     def starts(order: IntArray) -> Tensors:
-        own = [each.start for each in terms if each.start is not None]
-        return of_clients(own, order) if own else of_calls([call.server for call in calls], order)
+        given = [each.start for each in terms if each.start is not None]
+        begin = of_clients(given, order) if given else of_calls([call.server for call in calls], order)
+        return {**begin, **of_clients(layers, order)}
 
     dtype = network_of(task).torch_dtype
-    start_loss, start_gradient = None, {}
+    start_loss: FloatArray | None = None
+    start_gradient: Arrays = {}
     if terms[0].start_loss or terms[0].start_gradient:
         once = np.ones_like(epochs)
         whole = schedule if (epochs == once).all() else draw_schedule(counts, once, padded_batch(task), keys)
@@ -111,11 +116,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         point = StartPoint(
             module, of_loss, starts(whole.order), samples, whole, terms[0].rebuild, frozen, batched, draws
         )
-        if terms[0].start_loss:
-            start_loss = mean_losses(point)[_places(whole.order)]
-        if terms[0].start_gradient:
-            places = _places(whole.order)
-            start_gradient = {name: to_array(each).take(places, axis=0) for name, each in mean_gradients(point).items()}
+        start_loss, start_gradient = _measured(point, terms[0])
     loader = Loader(*_samples(calls, order), device, dtype)
     steps = Steps(
         learning_rates=[_rate_of(each, owner[order], loader) for each in rates.T],
@@ -129,6 +130,7 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
         frozen=of_calls([each.frozen for each in terms]),
         own=of_clients([each.own for each in terms]),
         draws=ForwardDraws.of(calls, order),
+        statistics=model.trial(task.data).statistics,
     )
     slots: Tensors = {}
     if (rule := terms[0].rule) is None:
@@ -141,10 +143,11 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
     place = _places(order)
     stops = np.cumsum(sizes)
     scheduled = [None if training.learning_rate_schedule is None else each for each in rates]
+    learnt = {name: to_array(values) for name, values in changes.items()}
     return [
         LocalUpdates(
-            changes={name: to_array(values).take(part, axis=0) for name, values in changes.items()},
-            state={},
+            changes={name: values.take(part, axis=0) for name, values in learnt.items() if name not in own},
+            state={OWN_LAYERS: call.chunk.state[OWN_LAYERS] + packed(learnt, own)[part]} if own else {},
             loss=loss[part],
             examples=(counts * epochs)[start:stop],
             steps=schedule.steps[part],
@@ -153,9 +156,26 @@ def _train_as_one(calls: Sequence[LocalCall]) -> list[LocalUpdates]:
             slots={name: to_array(values).take(part, axis=0) for name, values in slots.items()},
             rate_sum=None if each is None else _rate_sums(each, schedule.steps[part]),
         )
-        for start, stop, each in zip([0, *stops[:-1]], stops, scheduled, strict=True)
+        for call, start, stop, each in zip(calls, [0, *stops[:-1]], stops, scheduled, strict=True)
         for part in [place[start:stop]]
     ]
+
+
+def _own_layers(calls: Sequence[LocalCall]) -> tuple[tuple[str, ...], list[Arrays]]:
+    """Return the names of what clients keep of layers with local statistics, and what those of each call have."""
+    model, data = network_of(calls[0].task), calls[0].task.data
+    own = tuple(model.own_layers(data))
+    return own, [model.own_layers_of(call.chunk.state[OWN_LAYERS], data) if own else {} for call in calls]
+
+
+def _measured(point: StartPoint, terms: LocalTerms) -> tuple[FloatArray | None, Arrays]:
+    """Return the losses [C] and the gradients [C, ...] that the terms ask for, in the order of the calls' clients."""
+    places = _places(point.schedule.order)
+    gradients = mean_gradients(point) if terms.start_gradient else {}
+    return (
+        mean_losses(point)[places] if terms.start_loss else None,
+        {name: to_array(each).take(places, axis=0) for name, each in gradients.items()},
+    )
 
 
 def _rate_of(rates: FloatArray, owner: IntArray, loader: Loader) -> Rate:
@@ -204,7 +224,9 @@ def _check_rule(task: Task[Samples, NetworkTraining]) -> None:
 
 
 def _check_memory(task: Task[Samples, NetworkTraining], n_clients: int) -> None:
-    """Raise `MemoryError` if one step's features do not fit: each client's are padded to those of the largest one."""
+    """Raise `MemoryError` if the features of whole clients do not fit: each is padded to the largest one."""
+    if task.training.batch_size != "all":
+        return
     values = n_clients * padded_batch(task) * prod(task.data.train.features.shape[1:])
     features = network_of(task).torch_dtype.itemsize * values
     if features > psutil.virtual_memory().available:

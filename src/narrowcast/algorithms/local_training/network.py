@@ -38,7 +38,7 @@ from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedul
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.losses import Loss
 from narrowcast.platform.models.module_call import call_module
-from narrowcast.platform.models.module_parts import copy_of, trained_of
+from narrowcast.platform.models.module_parts import copy_of, fixed_of, trained_of, with_values
 from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
 
@@ -51,7 +51,7 @@ class Steps:
     [C, ...], plus that of the proximal term, clipped to a norm. `correction` is [C, ...]. `rebuild` computes the
     module's parameters from the trained values and `frozen` [1 or C, ...]. A learning rate is a scalar or [C]; there is
     one for each step, or one for all. `own` [C, ...] is for a rule that replaces the optimizer. `draws` are those
-    of the module.
+    of the module, and `statistics` the names of what its steps move besides the parameters.
     """
 
     learning_rates: Sequence[Rate]
@@ -65,6 +65,7 @@ class Steps:
     frozen: Tensors = field(default_factory=dict)
     own: Tensors = field(default_factory=dict)
     draws: ForwardDraws = NO_DRAWS
+    statistics: tuple[str, ...] = ()
 
     def learning_rate(self, step: int) -> Rate:
         """Return the learning rate of a step."""
@@ -247,7 +248,8 @@ def _train_each(
     step_starts = np.cumsum(schedule.active) - schedule.active
     losses = torch.zeros(int(schedule.active.sum()), device=loader.device, dtype=loader.dtype)
     # Values put into a copy are faster than values supplied with every call.
-    own_module = copy_of(module, loader.device)
+    own_module = copy_of(module, loader.device, own=steps.statistics)
+    moved = {name: fixed_of(own_module)[name].clone() for name in steps.statistics}
     for parameter in trained_of(own_module).values():
         parameter.data = _channels_last(parameter.data)
     for client, n_steps in enumerate(schedule.steps):
@@ -261,6 +263,7 @@ def _train_each(
             leaves = dict(trained_of(own_module))
             torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
         now = {name: leaf.detach().unsqueeze(0) for name, leaf in leaves.items()}
+        with_values(own_module, {name: begin[name][0] if name in begin else each for name, each in moved.items()})
         step = 0
         try:
             for step in range(n_steps):
@@ -281,6 +284,9 @@ def _train_each(
             raise
         for name, tensor in now.items():
             values[name][client] = tensor[0]
+        for name, tensor in fixed_of(own_module).items() if steps.statistics else ():
+            if name in values:
+                values[name][client] = tensor
     return to_array(losses).astype(np.float64)
 
 

@@ -130,7 +130,8 @@ class NetworkTraining(Section):
         """Return the mode that `execution: auto` selects for this model, or `execution` itself."""
         if self.execution != "auto":
             return self.execution
-        if network_of(task).trial(task.data).draws:
+        trial = network_of(task).trial(task.data)
+        if trial.draws or trial.statistics:
             return "per_client"
         module = module_of(task)
         gains = chain_gradient(module, network_of(task).loss_on(task.data)) is not None or gains_from_batching(module)
@@ -155,8 +156,11 @@ class SGD(NetworkTraining):
 
 def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
     """Return why the module cannot be called with a client axis, or None if it can."""
-    if draws := network_of(task).trial(task.data).draws:
-        return f"its forward pass draws from {' and '.join(draws)}, for each client by its own key"
+    trial = network_of(task).trial(task.data)
+    if trial.draws:
+        return f"its forward pass draws from {' and '.join(trial.draws)}, for each client by its own key"
+    if trial.statistics:
+        return f"its forward pass changes {trial.statistics[0]}"
     network, module = network_of(task), callable_of(module_of(task), "cpu")
     trained = {name: each.detach().unsqueeze(0) for name, each in trained_of(module).items()}
     if network.all_trained:  # its parameters have no values yet

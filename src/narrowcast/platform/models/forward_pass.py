@@ -49,7 +49,7 @@ def forward_pass(module: nn.Module, inputs: Inputs) -> ForwardPass:
     trial.train()
     first, draws = call(_WORDS[0])
     after = fixed_of(trial)
-    statistics = (name for name, each in kept.items() if name not in after or not same_values(each, after[name]))
+    statistics = [name for name, each in kept.items() if name not in after or not same_values(each, after[name])]
     again, _ = call(_WORDS[0])
     repeats = not (isinstance(first, Tensor) and isinstance(again, Tensor)) or torch.allclose(
         first, again, rtol=1e-3, atol=1e-6, equal_nan=True

@@ -7,7 +7,7 @@ and buffers keep the values of the seeded build; buffers that a training step ch
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 
 import numpy as np
@@ -41,10 +41,10 @@ def fixed_sha256(module: nn.Module) -> str | None:
     return hasher.hexdigest()
 
 
-def copy_of(module: nn.Module, device: str = "cpu") -> nn.Module:
+def copy_of(module: nn.Module, device: str = "cpu", own: Collection[str] = ()) -> nn.Module:
     """Return a copy of a module on a device, with trained parameters of its own.
 
-    On the CPU it shares the frozen parameters and the buffers.
+    On the CPU it shares the frozen parameters and the buffers, but for those named in `own`.
     """
     for layer in module.modules():
         for name, each in list(vars(layer).items()):
@@ -52,15 +52,16 @@ def copy_of(module: nn.Module, device: str = "cpu") -> nn.Module:
                 setattr(layer, name, each.detach())
     if device != "cpu":
         return deepcopy(module).to(device)
-    frozen = [each for each in module.parameters() if not each.requires_grad]
-    return deepcopy(module, {id(each): each for each in [*frozen, *module.buffers()]})
+    shared = (each for name, each in named_tensors(module).items() if not each.requires_grad and name not in own)
+    return deepcopy(module, {id(each): each for each in shared})
 
 
-def with_values(module: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
-    """Put values in place of the trained parameters and return the module."""
+def with_values(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """Put values in place of tensors of these names, which have to be the module's own, and return the module."""
+    tensors = named_tensors(module)
     with torch.no_grad():
-        for name, each in trained_of(module).items():
-            each.copy_(parameters[name])
+        for name, each in values.items():
+            tensors[name].copy_(each)
     return module
 
 
@@ -98,6 +99,8 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(each.shape) for name, each in trained_of(module).items()}
 
 
-def arrays_of(module: nn.Module) -> Arrays:
-    """Return the values of what clients train, as arrays of their own memory."""
-    return {name: each.detach().numpy().copy() for name, each in trained_of(module).items()}
+def arrays_of(module: nn.Module, names: Collection[str] | None = None) -> Arrays:
+    """Return the values of these tensors, by default of what clients train, as arrays of their own memory."""
+    tensors = named_tensors(module)
+    chosen = trained_of(module) if names is None else names
+    return {name: tensors[name].detach().numpy().copy() for name in chosen}

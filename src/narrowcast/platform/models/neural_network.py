@@ -30,11 +30,20 @@ from narrowcast.platform.models.module_parts import (
     differing,
     fixed_of,
     fixed_sha256,
-    owner_of,
     shapes_of,
     state_of,
     trained_of,
     with_values,
+)
+from narrowcast.platform.models.moving_statistics import (
+    OWN_LAYERS,
+    Statistics,
+    averaged_names,
+    count_of,
+    mean_row,
+    own_names,
+    refusal,
+    unpacked,
 )
 from narrowcast.platform.models.sample_measures import SampleMeasure
 from narrowcast.platform.section import Section
@@ -70,6 +79,11 @@ class NeuralNetwork(Section):
     dtype: Literal["float32", "float64"] = Field(
         "float32",
         description="type of the parameters and of all that is computed and sent; a value takes 4 or 8 bytes",
+    )
+    statistics: Statistics = Field(
+        "refuse",
+        description="what training moves besides the parameters, such as means and variances of batch norm; local: "
+        "clients keep them and the parameters of their layers (FedBN); average: they are part of the global model",
     )
 
     all_trained: ClassVar[bool] = False
@@ -142,13 +156,34 @@ class NeuralNetwork(Section):
     def loaded(self, parameters: Arrays, data: Samples) -> nn.Module:
         """Return the module with these values of what is trained, in evaluation mode."""
         values = {name: torch.from_numpy(np.array(each)) for name, each in parameters.items()}
-        return with_values(copy_of(skeleton(self, data)), values).eval()
+        return with_values(copy_of(skeleton(self, data), own=self.trial(data).statistics), values).eval()
+
+    def global_names(self, data: Samples) -> tuple[str, ...]:
+        """Return the names of the global parameters: what is trained, less own layers, and averaged statistics."""
+        module, moved = skeleton(self, data), self.trial(data).statistics
+        if self.statistics == "average":
+            return (*trained_of(module), *averaged_names(module, moved))
+        own = own_names(module, moved) if self.statistics == "local" else ()
+        return tuple(name for name in trained_of(module) if name not in own)
+
+    def own_layers(self, data: Samples) -> Arrays:
+        """Return what each client keeps as it is before round 1; empty unless statistics are local."""
+        if self.statistics != "local":
+            return {}
+        module = skeleton(self, data)
+        return arrays_of(module, own_names(module, self.trial(data).statistics))
+
+    def own_layers_of(self, rows: FloatArray, data: Samples) -> Arrays:
+        """Return the layers [C, ...] that clients with these rows of `OWN_LAYERS` [C, values] have."""
+        initial = self.own_layers(data)
+        return {name: values + initial[name] for name, values in unpacked(rows, initial).items()}
 
     def state(self, parameters: Arrays, data: Samples) -> Arrays:
         """Return the `state_dict` of the module with these values of what is trained; these if they are another's."""
-        if self.all_trained or {name: each.shape for name, each in parameters.items()} != shapes_of(
-            skeleton(self, data)
-        ):
+        if self.all_trained:
+            return parameters
+        shapes = {name: each.shape for name, each in arrays_of(skeleton(self, data), self.global_names(data)).items()}
+        if {name: each.shape for name, each in parameters.items()} != shapes:
             return parameters
         return state_of(self.loaded(parameters, data))
 
@@ -251,14 +286,13 @@ class NeuralNetwork(Section):
                 f"{self.named}: two forward passes from one state of the generators of torch, NumPy and Python have "
                 "different outputs; draw by torch's functions without a generator, and keep no other state"
             )
-        if not (statistics := trial.statistics):
-            return
-        norm = any(isinstance(each, nn.modules.batchnorm._NormBase) for each in module.modules())
-        advice = "replace batch norm by group norm or layer norm" if norm else "make them constants, or parameters"
-        raise UserError(
-            f"{self.named}: training changes {', '.join(statistics[:3])} of {owner_of(module, statistics[0])}, which "
-            f"clients would have to share; {advice}"
-        )
+        if trial.statistics and self.statistics == "refuse":
+            raise refusal(self.named, module, trial.statistics)
+        if self.statistics != "refuse" and not averaged_names(module, trial.statistics):
+            raise UserError(
+                f"{self.named}: training moves nothing besides the parameters, and model.statistics = "
+                f"{self.statistics}; leave that out"
+            )
 
     def _check_size(self, data: Samples) -> None:
         if self.all_trained:
@@ -277,20 +311,28 @@ class NeuralNetwork(Section):
     def init_server(self, data: Samples, seed: int) -> Arrays:
         """Return the module's own initialisation of what is trained, drawn from the seed and converted to `dtype`."""
         if seed == self._seed and not self.all_trained:
-            return arrays_of(skeleton(self, data))
-        return arrays_of(self._drawn(data, seed))
+            return arrays_of(skeleton(self, data), self.global_names(data))
+        return arrays_of(self._drawn(data, seed), None if self.all_trained else self.global_names(data))
 
     def init_clients(self, data: Samples, seed: int) -> Arrays:
-        """Return no arrays: no parameter is private."""
-        del data, seed
-        return {}
+        """Return what clients keep of layers with local statistics, as what these have moved by: zeros."""
+        del seed
+        if not (initial := self.own_layers(data)):
+            return {}
+        zero = np.zeros((), dtype=self.dtype)
+        return {OWN_LAYERS: np.broadcast_to(zero, (data.n_clients, count_of(initial)))}
 
     def evaluate(self, server: Arrays, clients: Arrays, data: Samples, split: Split) -> Mapping[str, float]:
-        """Return the loss and the metrics on the server's samples; empty if there are none."""
-        del clients
+        """Return the loss and the metrics on the server's samples; empty if there are none.
+
+        Layers that clients keep are the mean of those of the clients that have taken part.
+        """
         samples = data.test if split == "test" else data.validation
         if not len(samples):
             return {}
+        if OWN_LAYERS in clients:
+            mean = self.own_layers_of(mean_row(clients[OWN_LAYERS]), data)
+            server = {**server, **{name: values[0] for name, values in mean.items()}}
         sums: dict[str, Tensor] = {}
         for values in self._values(server, data, samples):
             for name, each in values.items():
@@ -300,23 +342,25 @@ class NeuralNetwork(Section):
 
     @property
     def client_parameters(self) -> frozenset[str]:
-        """The arrays of the clients' state that `measure_clients` takes: none."""
-        return frozenset()
+        """The arrays of the clients' state that `measure_clients` takes: the layers that they keep."""
+        return frozenset([OWN_LAYERS]) if self.statistics == "local" else frozenset()
 
     def measure_clients(
         self, parameters: Arrays, state: Arrays, data: Samples, split: ClientSplit, clients: IntArray
     ) -> Mapping[str, FloatArray]:
         """Return the loss and the metrics of each client on its own samples of a split, [C]; NaN without samples."""
-        del state
         samples = getattr(data, split)
         rows, counts = data.of_clients(split).rows(clients)
-        alike = all(len(values) == 1 for values in parameters.values())
-        own = [(0 if alike else place, part) for place, part in enumerate(np.split(rows, np.cumsum(counts)[:-1]))]
-        each = [(0, rows)] if alike and not self.trial(data).evaluation_draws else own
+        if OWN_LAYERS in state:
+            parameters = {**parameters, **self.own_layers_of(state[OWN_LAYERS], data)}
+        together = all(len(values) == 1 for values in parameters.values()) and not self.trial(data).evaluation_draws
+        each = [(0, rows)] if together else list(enumerate(np.split(rows, np.cumsum(counts)[:-1])))
         values = [
             {name: of_samples.numpy().reshape(len(of_samples), -1) for name, of_samples in batch.items()}
             for place, its_rows in each
-            for batch in self._values({name: of[place] for name, of in parameters.items()}, data, samples, its_rows)
+            for batch in self._values(
+                {name: of[place if len(of) > 1 else 0] for name, of in parameters.items()}, data, samples, its_rows
+            )
         ]
         names = [*(metric.name for metric in self.metrics_on(data)), "loss"]
         measured = {name: np.full(len(clients), np.nan) for name in names}
@@ -350,7 +394,9 @@ class NeuralNetwork(Section):
     def _of_widths(self, parameters: Arrays, data: Samples) -> NeuralNetwork:
         """Return the network that has these parameters, whose layers may be wider or narrower than this one's."""
         shapes = shapes_of(skeleton(self, data))
-        if not isinstance(self, HasHiddenUnits) or all(parameters[name].shape == shapes[name] for name in shapes):
+        if not isinstance(self, HasHiddenUnits) or all(
+            parameters[name].shape == shapes[name] for name in shapes if name in parameters
+        ):
             return self
         fitting: NeuralNetwork = network_of_counts(self, units_to_match(self, data).counts_in(parameters))
         return fitting
