@@ -1,5 +1,20 @@
-"""`python -m narrowcast` is the command line."""
+"""The command line: `narrowcast`, and `python -m narrowcast`."""
 
-from narrowcast.cli.main import main
+from __future__ import annotations
 
-main()
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command line, which is imported here so that an interrupt of its imports is one line too."""
+    try:
+        from narrowcast.cli.main import main as run_commands
+
+        run_commands()
+    except KeyboardInterrupt:
+        sys.exit("narrowcast: interrupted")
+
+
+if __name__ == "__main__":
+    main()

@@ -100,3 +100,13 @@ def test_one_experiment_is_shown_at_a_time() -> None:
     assert_refused(
         narrowcast("show", "fedavg-digits", "replicas.seed=[0,1]"), "is one of 2 replicas; leave replicas out"
     )
+
+
+def test_many_replicas_are_resumed_by_a_pattern_of_their_names(tmp_path: Path) -> None:
+    words = ("fedavg-digits", "rounds=200", "data.clients=20", "name=many", "replicas.seed=[0,1,2,3,4]")
+    with terminated_after(2, tmp_path / "many-seed-0"):
+        stopped = narrowcast("run", *words, "tracking.system_metrics=false", "--backend", "local", "--output", tmp_path)
+    assert_refused(stopped, "--resume 'many-seed-*' --output", status=1)
+    again = narrowcast("run", "--resume", "many-seed-*", "rounds=210", "--output", tmp_path)
+    assert again.status == 0, again.err
+    assert len(list(tmp_path.glob("many-seed-*/result.json"))) == 5

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,3 +68,14 @@ def test_a_command_whose_output_is_not_read_ends_well(
     for name in words:
         if Path(name).suffix in (".csv", ".png", ".html", ".safetensors"):
             assert Path(name).stat().st_size > 100, "the work is done all the same"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "> /dev/full"])
+def test_a_run_without_a_place_for_its_output_is_done_all_the_same(closed: str, tmp_path: Path) -> None:
+    words = ("run", "fedavg-digits", "rounds=1", "data.clients=20", "name=quiet", "--backend", "local")
+    command = shlex.join([sys.executable, "-m", "narrowcast", *words, "--output", str(tmp_path)])
+    ended = subprocess.run(["/bin/sh", "-c", f"{command} {closed}"], stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "quiet" / "result.json").is_file()
+    lost = "WARNING: the output is lost from here on (No space left on device)\n"
+    assert ended.stderr == (lost if closed == "> /dev/full" else "")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
+import narrowcast as nc
 from command_line import assert_refused, narrowcast
 from narrowcast.platform.tracking.journal import Journal
 from studies import nested_runs, trials
@@ -112,3 +113,55 @@ def test_a_trial_whose_module_raises_fails_with_its_reason(file: Path) -> None:
     assert rows["wrong channels"]["reason"].startswith("round 1, client 3, step ")
     _, nested = nested_runs(file.parent / "runs")
     assert sorted(each.info.status for each in nested.values()) == ["FAILED", "FINISHED"]
+
+
+NAN = """
+import torch
+from torch import nn
+from narrowcast.platform.models.losses import CrossEntropy
+from narrowcast.platform.models.metrics import Accuracy
+from typing import Literal
+
+class Loss(CrossEntropy):
+    kind: Literal["nan_loss"] = "nan_loss"
+
+    def per_sample(self, outputs, targets):
+        return super().per_sample(outputs, targets) * float("nan")
+
+class Two(Accuracy):
+    kind: Literal["two"] = "two"
+
+    def per_sample(self, outputs, targets):
+        return super().per_sample(outputs, targets)[:2]
+
+def empty(**settings):
+    module = nn.Linear(2, 2)
+    nn.init.constant_(module.weight, float("nan"))
+    return module
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "phrase"),
+    [
+        ("model.loss=not_finite:Loss", "of the first model is nan before any training; look at the loss"),
+        ("model={kind: torch, factory: 'not_finite:empty'}", "the first weights of the model are not finite"),
+        ("model.metrics=[not_finite:Two]", "2 values for 4 samples, expected one for each"),
+    ],
+)
+def test_what_is_wrong_before_any_training_is_not_put_down_to_the_learning_rate(
+    file: Path, setting: str, phrase: str
+) -> None:
+    file.with_name("not_finite.py").write_text(NAN)
+    words = ("model.arguments.mood=good", setting, "--output", file.parent / "runs", "--backend", "local")
+    failed = narrowcast("run", file, *words)
+    assert failed.status in (1, 2)
+    assert phrase in failed.err.splitlines()[-1]
+    assert "learning_rate" not in failed.err.splitlines()[-1]
+
+
+def test_the_rounds_of_clients_without_samples_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    (outcome,) = nc.rounds("fedavg-digits", {"data.clients": 100_000, "rounds": 1})
+    assert outcome.record.delivered == 0
+    (warning,) = (each.getMessage() for each in caplog.records if "no upload was used" in each.getMessage())
+    assert "the clients have no training samples" in warning

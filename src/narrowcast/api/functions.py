@@ -151,12 +151,19 @@ def rounds(
     from narrowcast.platform.run import Run
     from narrowcast.platform.state import start
     from narrowcast.runs import session
+    from narrowcast.runs.learning_check import why_in_vain
 
     loaded = load_experiment(_source(experiment), session.with_backend(_as_text(overrides), backend, None))
     task = loaded.task(load_checked(loaded.data_source))
     run = Run(loaded, loaded.secured_algorithm, task)
     loaded.backend.check(run)
-    yield from loaded.backend.run(run, start(run))
+    said = False
+    for outcome in loaded.backend.run(run, start(run)):
+        if outcome.record.clients and not outcome.record.delivered and not said:
+            said = True
+            cause = why_in_vain(loaded, vars(outcome.ledger))
+            logger.warning("round %d: no upload was used: %s", outcome.record.round, cause)
+        yield outcome
 
 
 def load_run(run: str | Path, *, output: str | Path = "runs") -> Result | Any:
@@ -467,7 +474,7 @@ def _noting_resume(runs: Prepared) -> Iterator[None]:
     except (RunFailed, KeyboardInterrupt) as error:
         from narrowcast.runs.session import begun
 
-        names = [each.folder.name for each in begun(runs)]
-        shown = repr(names[0] if len(names) == 1 else names)
-        error.add_note(f"resume with nc.run(resume={shown}, output={str(runs[0].folder.parent)!r})")
+        if names := [each.folder.name for each in begun(runs)]:
+            shown = repr(names[0] if len(names) == 1 else names)
+            error.add_note(f"resume with nc.run(resume={shown}, output={str(runs[0].folder.parent)!r})")
         raise

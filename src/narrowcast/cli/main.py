@@ -38,7 +38,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.extras import EXTRA_OF, advice
 from narrowcast.platform.interruption import STOPPING
 from narrowcast.platform.redaction import redact
-from narrowcast.runs.broken_pipe import OutputUntilClosed, discard_unread
+from narrowcast.runs.broken_pipe import OutputUntilClosed, discard_unread, open_missing_streams
 
 
 class _Commands(click.Group):
@@ -90,6 +90,7 @@ for command in _SUBCOMMANDS:
 
 def main() -> NoReturn:
     """Run the command line and exit with 0, 1 for a failed run, 2 for bad input, without a traceback."""
+    open_missing_streams()
     logging.basicConfig()
     STOPPING.clear()
     sys.stdout = cast(TextIO, OutputUntilClosed(sys.stdout))

@@ -78,8 +78,12 @@ def run(
         except UnresumableFailure:
             raise
         except RunFailed as error:
+            if not session.begun(runs):
+                raise
             raise RunFailed(f"{error} [{session.resume_command(runs)}]") from error
         except KeyboardInterrupt:
+            if not session.begun(runs):
+                raise
             raise RunFailed(f"interrupted; resume with: {session.resume_command(runs)}") from None
     ended = zip((each.folder for each in runs), results, strict=True)
     _report([folder for folder, result in ended if isinstance(result, dict)], hide_secrets(runs[0].store_uri))

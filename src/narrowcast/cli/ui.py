@@ -44,12 +44,15 @@ def ui(output: Path, port: int) -> None:
     for name, place in pages_of_runs(uri).items():  # MLflow's first page is for something else
         click.echo(f"{name}: http://127.0.0.1:{port}/{place}")
     click.echo(f"MLflow UI on http://127.0.0.1:{port}/{EXPERIMENTS} (stop with Ctrl-C)")
-    if status := _serve(uri, port):
-        raise RunFailed(f"the MLflow UI stopped with status {status}")
+    if (status := _serve(uri, port)) is not None:
+        raise RunFailed(
+            f"the MLflow UI stopped with status {status}; another one may have taken port {port}: give another with "
+            "--port"
+        )
 
 
-def _serve(uri: str, port: int) -> int:
-    """Run the server and return its exit status, or 0 if Ctrl-C, SIGTERM or a closed terminal ended it."""
+def _serve(uri: str, port: int) -> int | None:
+    """Run the server and return its exit status, or None if Ctrl-C, SIGTERM or a closed terminal ended it."""
     server = subprocess.Popen(
         [
             *(sys.executable, "-m", "mlflow", "ui"),
@@ -66,7 +69,7 @@ def _serve(uri: str, port: int) -> int:
         return server.wait()
     except KeyboardInterrupt:
         click.echo()
-        return 0
+        return None
     finally:
         _end_group(server)
 

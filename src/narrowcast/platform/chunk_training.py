@@ -66,7 +66,7 @@ def naming_round(round_index: int, clients: IntArray | None = None) -> Iterator[
         if clients is not None and _is_of_memory(error):
             raise UnresumableFailure(
                 f"round {round_index}: not enough memory for {len(clients)} clients at once; "
-                "lower chunk_size, or training.batch_size, and start the run again"
+                "lower chunk_size, training.batch_size or training.epochs, and start the run again"
             ) from error
         logger.debug("round %d", round_index, exc_info=error)
         place = ", ".join((f"round {round_index}", *_shown(clients), *_steps_of(error)))

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.in_flight import AsyncState
 from narrowcast.platform.interruption import interruptible
@@ -16,7 +17,7 @@ from narrowcast.platform.population import Population
 from narrowcast.platform.run import Run
 from narrowcast.platform.sampling import rotation_of
 from narrowcast.platform.step import KeptState, arrays_under
-from narrowcast.platform.types import Arrays, IntArray
+from narrowcast.platform.types import Arrays, IntArray, all_finite
 
 _TENSORS = ("participants", "last_round", "update_bits")
 _NUMBERS = ("round_index", "uplink_bits", "downlink_bits", "resumed_after")
@@ -81,11 +82,13 @@ class RunState:
 
 
 def start(run: Run) -> RunState:
-    """Return the state before round 1."""
-    nobody = np.empty(0, dtype=np.int64)
+    """Return the state before round 1; raise `UserError` if the first weights are not finite."""
+    nobody, server = np.empty(0, dtype=np.int64), run.algorithm.init(run.task)
+    if not all_finite(*run.algorithm.final(server).values()):
+        raise UserError("the first weights of the model are not finite; initialise them with finite values")
     return RunState(
         round_index=0,
-        server=run.algorithm.init(run.task),
+        server=server,
         participants=nobody,
         last_round=nobody,
         clients={name: values[:0] for name, values in run.algorithm.init_clients(run.task).items()},

@@ -1,15 +1,24 @@
-"""Output whose reader has gone: a closed pipe or terminal must not end a run."""
+"""Output that nobody can read: a closed pipe, terminal or stream, or a full disk, must not end a run."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-_GONE = (errno.EPIPE, errno.EIO)  # EIO: the terminal was closed
+logger = logging.getLogger(__name__)
+_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # EIO: the terminal was closed
+
+
+def open_missing_streams() -> None:
+    """Let stdout and stderr discard what is printed if the process was started without them (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - as long as the process
 
 
 def discard_output() -> None:
@@ -25,7 +34,7 @@ def discard_unread() -> None:
         try:
             stream.flush()
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in (*_GONE, errno.ENOSPC):
                 raise
             _discard(stream)
 
@@ -63,6 +72,8 @@ def output_may_end() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _GONE:
+        if error.errno == errno.ENOSPC:
+            logger.warning("the output is lost from here on (%s)", error.strerror)
+        elif error.errno not in _GONE:
             raise
         discard_output()

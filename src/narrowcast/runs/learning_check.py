@@ -13,6 +13,7 @@ import numpy as np
 from narrowcast.experiment import Experiment
 from narrowcast.platform.config import flatten
 from narrowcast.platform.errors import LearnedNothing
+from narrowcast.platform.evaluation import measure
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.platform.tracking.journal import Journal, evaluation
@@ -41,12 +42,12 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
     """Raise `LearnedNothing` for a finished run whose global model is not the result of its clients' updates."""
     rounds = journal.rounds
     if not any(row["delivered"] for row in rounds):
-        raise nothing_used(experiment, journal.ledgers())
+        raise nothing_used(experiment, journal.ledgers(), run)
     last: Mapping[str, Any] = next((row for row in reversed(rounds) if evaluation(row)), {})
     if wrong := [name for name, value in evaluation(last).items() if math.isnan(value)]:
-        raise LearnedNothing(
-            f"{wrong[0]} is nan in round {last['round']}: the training diverged; {_slower(experiment)}"
-        )
+        first = _not_finite_at_first(run)
+        why = first or f"the training diverged; {_slower(experiment)}"
+        raise LearnedNothing(f"{wrong[0]} is nan in round {last['round']}: {why}")
     recent = [row for row in rounds if row["clients"]][-_ROUNDS_OF_DIVERGENCE:]
     if not any(row["delivered"] for row in recent):
         causes = _causes(experiment, journal.ledgers({row["round"] for row in recent}))
@@ -62,8 +63,11 @@ def check_learned(run: Run, experiment: Experiment, journal: Journal, state: Run
         )
 
 
-def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger]) -> LearnedNothing:
-    """Return the error of a run of which no upload was used, from the clients' ledgers of its rounds."""
+def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger], run: Run | None = None) -> LearnedNothing:
+    """Return the error of a run of which no upload was used, from the clients' ledgers of its rounds.
+
+    With `run`, a loss that is not finite before any training is told from training that diverges.
+    """
     explained = list(islice((each for each in ledgers if len(each["client"])), _ROUNDS_EXPLAINED))
     causes = _causes(experiment, explained)
     if not causes:
@@ -72,6 +76,8 @@ def nothing_used(experiment: Experiment, ledgers: Iterable[Ledger]) -> LearnedNo
             "run more rounds"
         )
     cause, _ = causes.most_common(1)[0]
+    if cause == "diverged" and run is not None and (wrong := _not_finite_at_first(run)):
+        return LearnedNothing(f"no upload of any round was used: {wrong}")
     shares = "" if len(causes) == 1 else f" ({', '.join(f'{count} {name}' for name, count in causes.items())})"
     return LearnedNothing(f"no upload of any round was used{shares}: {_explained(cause, experiment, explained)}")
 
@@ -139,6 +145,14 @@ def _explained(cause: str, experiment: Experiment, ledgers: Sequence[Ledger]) ->
             )
         case _:
             return f"the clients' training diverged; {_slower(experiment)}"
+
+
+def _not_finite_at_first(run: Run) -> str:
+    """Return which metric is not a number before any training, and what to look at; empty if none is."""
+    for name, value in sorted(measure(run, start(run)).items()):
+        if math.isnan(value):
+            return f"{name} of the first model is nan before any training; look at the loss and at the data"
+    return ""
 
 
 def _slower(experiment: Experiment) -> str:

@@ -89,7 +89,7 @@ class PreparedRun:
 
     def watch(self, journal: Journal) -> Callable[[Outcome], None]:
         """Return the function to be called after each round."""
-        return watch_rounds(self.folder.name, self.experiment, journal)
+        return watch_rounds(self.folder.name, self.experiment, self.run, journal)
 
     def begin_outputs(self) -> WriteOutputs:
         """Begin to draw the partition; return the function that writes the outputs of the finished run."""

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from narrowcast.experiment import Experiment
 from narrowcast.platform.outcome import Outcome
+from narrowcast.platform.run import Run
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.runs.learning_check import MOST_ROUNDS_IN_VAIN, nothing_used, why_in_vain
 
 logger = logging.getLogger(__name__)
 
 
-def watch_rounds(name: str, experiment: Experiment, journal: Journal) -> Callable[[Outcome], None]:
+def watch_rounds(name: str, experiment: Experiment, run: Run, journal: Journal) -> Callable[[Outcome], None]:
     """Return the function to be called after each round; it raises `LearnedNothing` after too many in vain."""
     in_vain: int | None = None if any(row["delivered"] for row in journal.rounds) else 0
     warned = False
@@ -33,6 +34,6 @@ def watch_rounds(name: str, experiment: Experiment, journal: Journal) -> Callabl
         if in_vain is not None:  # no upload of the run was used so far
             in_vain = None if record.delivered else in_vain + bool(record.clients)
             if in_vain == MOST_ROUNDS_IN_VAIN:
-                raise nothing_used(experiment, journal.ledgers())
+                raise nothing_used(experiment, journal.ledgers(), run)
 
     return watch

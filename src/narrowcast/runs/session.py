@@ -6,6 +6,8 @@ import logging
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from glob import escape
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +29,7 @@ from narrowcast.runs.run_folder import CONFIG, find_run, has_run
 from narrowcast.solve_run import Solve
 
 logger = logging.getLogger(__name__)
+_NAMES_SHOWN = 3
 Prepared = Sequence[PreparedRun] | Sequence[PreparedSolve]
 """The runs of one command, of one kind."""
 Source = str | Mapping[str, Any] | Experiment
@@ -57,7 +60,7 @@ def prepare_runs(
     """
     if source is None and not resume:
         raise UserError("no experiment given; name a packaged one (narrowcast show lists them) or a YAML file")
-    folders = [find_run(name, output) for name in resume]
+    folders = [folder for name in resume for folder in _to_resume(name, output)]
     if are_solves(source, folders):
         return prepare_solves(source, overrides, output, folders, resume_if_begun=resume_if_begun)
     assert not isinstance(source, Solve)
@@ -73,6 +76,14 @@ def prepare_runs(
         for remark in remarks(first, runs[0].task, runs[0].state):
             logger.warning("%s", remark)
     return prepare_lockstep(runs) if len(runs) > 1 else runs
+
+
+def _to_resume(name: str, output: Path) -> list[Path]:
+    """Return the folder of a run, or those of a pattern such as `digits-seed-*`."""
+    folder = find_run(name, output)
+    if folder.is_dir() or "*" not in name:
+        return [folder]
+    return sorted(each.parent for each in output.glob(f"{name}/{CONFIG}")) or [folder]
 
 
 def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
@@ -95,14 +106,18 @@ def _prepare_named(folder: Path, source: Source | None, overrides: Sequence[str]
 
 
 def begun(runs: Sequence[Recordable]) -> Sequence[Recordable]:
-    """Return the runs that have a folder, which can be resumed; all of them if none has one yet."""
-    return [each for each in runs if each.folder.is_dir()] or runs
+    """Return the runs that have a folder, which can be resumed."""
+    return [each for each in runs if each.folder.is_dir()]
 
 
 def resume_command(runs: Sequence[Recordable]) -> str:
-    """Return the command that resumes those of these runs that have begun."""
-    words = (word for each in begun(runs) for word in ("--resume", each.folder.name))
-    return shlex.join(["narrowcast", "run", *words, "--output", str(runs[0].folder.parent)])
+    """Return the command that resumes those of these runs that have begun, many of them by a pattern of their names."""
+    output, names = runs[0].folder.parent, [each.folder.name for each in begun(runs)]
+    pattern = f"{escape(commonprefix(names))}*"  # noqa: RUF071 - the beginnings of names, not paths
+    if len(names) > _NAMES_SHOWN and {path.name for path in output.glob(pattern) if path.is_dir()} == set(names):
+        names = [pattern]
+    words = (word for name in names for word in ("--resume", name))
+    return shlex.join(["narrowcast", "run", *words, "--output", str(output)])
 
 
 def run_all(runs: Prepared, on_round: OnRound) -> list[dict[str, Any] | RunFailed]:

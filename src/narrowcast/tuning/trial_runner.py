@@ -74,7 +74,7 @@ def run_trials(batch: TrialBatch, shared: SharedData) -> Generator[list[Evaluati
 def _nothing_used(run: Run, outcome: Outcome | RunFailed) -> str:
     assert isinstance(run.plan, Experiment)
     assert isinstance(outcome, Outcome), "its trial has an evaluation"
-    return str(nothing_used(run.plan, [vars(outcome.ledger)]))
+    return str(nothing_used(run.plan, [vars(outcome.ledger)], run))
 
 
 def _rounds_of(runs: Sequence[Run], states: Sequence[RunState]) -> Rounds:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import narrowcast as nc
 from narrowcast.algorithms.sdp.certificate import is_bounded_below, least_eigenvalue_bound
 from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
 from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
@@ -238,3 +240,14 @@ def test_bad_combinations_are_one_line() -> None:
         RandomMaxCut(vertices=5, edges=11)
     with pytest.raises(UserError, match="problems of MAXCUT, not completion"):
         Mixing().check(type("Other", (), {"name": "completion"})())
+
+
+def test_the_gap_of_a_cut_that_is_worth_nothing_is_no_rounding_error(tmp_path: Path) -> None:
+    """With negative weights alone the best cut is empty, and bound and relaxation are 0 but for rounding."""
+    edges = [(i, j) for i in range(1, 9) for j in range(i + 1, 9)]
+    lines = [f"8 {len(edges)}", *(f"{i} {j} -1" for i, j in edges)]
+    (tmp_path / "negative.txt").write_text("\n".join(lines) + "\n")
+    solve = {"problem": {"kind": "max_cut", "path": str(tmp_path / "negative.txt")}, "targets": {}}
+    last = list(nc.iterations("max-cut-g1", {**solve, "iterations": 300, "tolerance": None}))[-1]
+    assert abs(last.metrics["bound"]) < 1e-4
+    assert 0 <= last.metrics["gap"] < 0.1

@@ -16,6 +16,8 @@ from narrowcast.algorithms.sdp.vector_kernels import weighted_sums
 from narrowcast.algorithms.sdp.weighted_graph import WeightedGraph
 from narrowcast.platform.types import Arrays, FloatArray
 
+_LEAST_BOUND = 1e-6
+"""Relative to the sum of the weights' sizes: a smaller bound is a rounded 0, and no scale of the gap."""
 LOWER_IS_BETTER = ("gap", "bound", "rank")
 """Metrics of `MaxCut` of which the lower value is better."""
 _UNIT = 1e-12
@@ -64,7 +66,8 @@ class MaxCut:
         """Return the metrics of vectors, scaled to unit norm where they are not; `dual` [n] is that of `program`.
 
         `relaxation`: their objective; `bound`: an upper bound on every cut and on the relaxation, from a feasible
-        point of the dual, that of the vectors or the solver's; `gap`: (bound - relaxation) / |bound|. `rank`: the
+        point of the dual, that of the vectors or the solver's; `gap`: (bound - relaxation) / |bound|, or over 1e-6 of
+        the sum of the weights' sizes where the bound is smaller, as it is if all weights are negative. `rank`: the
         number of directions that the vectors span. With roundings `cut` and `mean_cut`: the best and the mean cut of
         random hyperplanes, and `ratio`: the best over the bound.
         """
@@ -77,7 +80,7 @@ class MaxCut:
         found = {
             "relaxation": relaxation,
             "bound": bound,
-            "gap": (bound - relaxation) / max(abs(bound), np.finfo(float).tiny),
+            "gap": (bound - relaxation) / max(abs(bound), _LEAST_BOUND * float(np.abs(graph.weights).sum())),
             "rank": numerical_rank(vectors),
         }
         if self.roundings:

@@ -389,6 +389,12 @@ class NeuralNetwork(Section):
                 outputs = call_module(module, as_input(torch.from_numpy(np.array(samples.features[part])), dtype))
                 targets = as_target(torch.from_numpy(np.array(samples.labels[part])), dtype)
                 values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
+            for name, of_samples in values.items():
+                if len(of_samples) != len(targets):
+                    raise UserError(
+                        f"{name} of the model returns {len(of_samples)} values for {len(targets)} samples, expected "
+                        "one for each; compute it without a mean over the samples"
+                    )
             yield values
 
     def _of_widths(self, parameters: Arrays, data: Samples) -> NeuralNetwork:

@@ -85,14 +85,11 @@ class LogNormalFleet(Section):
     def profiles(self, examples: IntArray, seed: int) -> Profiles:
         """Return one profile for each entry of `examples` [U]."""
         draw = generator(seed, "fleet").standard_normal((3, len(examples)))
-        uplink, downlink, speed = (
-            quantity.median * np.exp(quantity.sigma * row)
-            for quantity, row in zip(
-                (self.uplink_mbit_per_second, self.downlink_mbit_per_second, self.compute_speed),
-                draw,
-                strict=True,
+        quantities = (self.uplink_mbit_per_second, self.downlink_mbit_per_second, self.compute_speed)
+        with np.errstate(over="ignore"):  # rates that are not finite are refused with the setting's name
+            uplink, downlink, speed = (
+                quantity.median * np.exp(quantity.sigma * row) for quantity, row in zip(quantities, draw, strict=True)
             )
-        )
         return Profiles(np.arange(len(examples)), examples, uplink * _MEGABIT, downlink * _MEGABIT, speed)
 
 
