@@ -161,7 +161,7 @@ def test_what_is_wrong_before_any_training_is_not_put_down_to_the_learning_rate(
 
 
 def test_the_rounds_of_clients_without_samples_say_so(caplog: pytest.LogCaptureFixture) -> None:
-    (outcome,) = nc.rounds("fedavg-digits", {"data.clients": 100_000, "rounds": 1})
+    (outcome,) = nc.rounds("fedavg-digits", {"data.clients": 100_000, "rounds": 1, "clients_per_round": 2})
     assert outcome.record.delivered == 0
     (warning,) = (each.getMessage() for each in caplog.records if "no upload was used" in each.getMessage())
     assert "the clients have no training samples" in warning
