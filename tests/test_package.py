@@ -99,7 +99,7 @@ def test_the_wheel_of_the_sdist_runs_beside_its_requirements_alone(tmp_path: Pat
 
     ran = said("run", "bare.yaml")
     assert ran.returncode == 0, ran.stderr
-    assert "bare names no backend: clients train in this process" in ran.stdout
+    assert "no backend set: training in this process" in ran.stdout
     assert (tmp_path / "runs" / "bare" / "result.json").is_file()
     for words, extra in ((("run", "bare.yaml", "backend=ray"), "ray"), (("ui",), "ui"), (("tune", "x"), "tune")):
         refused = said(*words)

@@ -135,6 +135,20 @@ def test_a_bad_value_is_named_with_what_was_got_and_what_is_allowed(overrides: l
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_wrong_between_the_fields_of_a_section_is_said_without_a_dump_of_it(tmp_path: Path) -> None:
+    late = ["schedule={kind: buffered, concurrency: 20, buffer_size: 10}", "deadline_seconds=3"]
+    with pytest.raises(UserError, match=r"^fedavg-digits.yaml: schedule = buffered: has no rounds; leave out radio"):
+        load_experiment("fedavg-digits", late)
+    (tmp_path / "study.yaml").write_text(
+        "experiment: fedavg-digits\nspace: {training.learning_rate: {kind: float, low: 0.1, high: 1}}\n"
+        "study: {objectives: {validation.accuracy: maximize, total_bits: minimize}, pruner: median, trials: 20}\n"
+    )
+    with pytest.raises(UserError, match=r"study.yaml: study.pruner.on is missing: one of validation.accuracy$"):
+        load_study(str(tmp_path / "study.yaml"))
+    with pytest.raises(UserError, match=r": study.sampler = cma_es is for one objective; use tpe, gp or nsga2$"):
+        load_study(str(tmp_path / "study.yaml"), ["study.sampler=cma_es", "study.pruner=none"])
+
+
 def test_an_empty_file_is_said_to_be_empty() -> None:
     with pytest.raises(UserError, match="f: the file is empty; give a mapping"):
         validate(Experiment, None, "f")

@@ -188,7 +188,7 @@ def test_the_dry_run_says_what_it_would_do_and_does_nothing(tmp_path: Path) -> N
     said = narrowcast("tune", write_study(tmp_path), "--output", tmp_path / "runs", "--dry-run")
     assert (said.status, said.err) == (0, "")
     assert "training.learning_rate  low 0.001, high 1, log  always" in " ".join(said.out.split("\n"))
-    assert "6 trials x 10 rounds x 1 seeds, 1 at a time" in said.out
+    assert "6 trials x 10 rounds x 1 seed, 1 at a time" in said.out
     assert not (tmp_path / "runs").exists()
     drawn = said.out.partition("# a sampled configuration\n")[2]
     (tmp_path / "drawn.yaml").write_text(drawn)

@@ -12,7 +12,7 @@ import click
 from narrowcast.cli.completion import experiments, names_of_runs
 from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
 from narrowcast.cli.uncollected import uncollected
-from narrowcast.platform.errors import RunFailed, UnresumableFailure
+from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.tracking.second_process import second_process
 
 
@@ -30,6 +30,9 @@ from narrowcast.platform.tracking.second_process import second_process
     help="Resume a run of the output folder; several run in lockstep.",
 )
 @click.option("--continue", "resume_if_begun", is_flag=True, help="Resume the run of this name if there is one.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check everything, print the plan and predicted costs, and write nothing."
+)
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 def run(
     experiment: str | None,
@@ -38,6 +41,7 @@ def run(
     address: str | None,
     resume: tuple[str, ...],
     resume_if_begun: bool,
+    dry_run: bool,
     output: Path,
 ) -> None:
     """Run EXPERIMENT: a YAML file, or the name of a packaged one (see `narrowcast show`).
@@ -57,6 +61,10 @@ def run(
     # A word with a = is an override even if the experiment is left out.
     if experiment is not None and "=" in experiment and resume:
         overrides, experiment = (experiment, *overrides), None
+    if dry_run:
+        _print_plan(experiment, overrides, backend, address, resume, output)
+        return
+    _announce(experiment, overrides, backend, address, resume, output)
     with second_process():  # begins to import MLflow at once
         with uncollected():
             from narrowcast.experiment import Experiment
@@ -71,7 +79,7 @@ def run(
         if isinstance(first, Experiment) and "backend" not in first.model_fields_set:
             on_ray = first.backend.kind == "ray"
             where = "on Ray, since RAY_ADDRESS is set" if on_ray else "in this process (--backend ray: on Ray)"
-            click.echo(f"{runs[0].folder.name} names no backend: clients train {where}")
+            click.echo(f"no backend set: training {where}")
         try:
             with ProgressDisplay.of(runs) as progress:
                 results = session.run_all(runs, progress.show)
@@ -89,6 +97,50 @@ def run(
     _report([folder for folder, result in ended if isinstance(result, dict)], hide_secrets(runs[0].store_uri))
     if failed := session.failures(runs, results):
         raise RunFailed(failed)
+
+
+def _announce(
+    experiment: str | None,
+    overrides: Sequence[str],
+    backend: str | None,
+    address: str | None,
+    resume: Sequence[str],
+    output: Path,
+) -> None:
+    """Print what the run is, before torch is imported."""
+    from narrowcast.runs.packaged import announcement
+    from narrowcast.runs.run_folder import CONFIG, find_run
+
+    kind = "ray" if address is not None else backend
+    given = [*overrides, *([f"backend={kind}"] if kind else [])]
+    source = experiment or (str(find_run(resume[0], output) / CONFIG) if resume else "")
+    if source and (line := announcement(source, given)):
+        click.echo(line)
+        sys.stdout.flush()
+
+
+def _print_plan(
+    experiment: str | None,
+    overrides: Sequence[str],
+    backend: str | None,
+    address: str | None,
+    resume: Sequence[str],
+    output: Path,
+) -> None:
+    """Print what the run would be and cost."""
+    from rich.table import Table
+
+    from narrowcast.runs.dry_run import plan
+    from narrowcast.runs.session import with_backend
+
+    if experiment is None or resume:
+        raise UserError("--dry-run is for new runs: name an experiment, and leave out --resume")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in plan(experiment, with_backend(overrides, backend, address), output):
+        table.add_row(label, value)
+    console().print(table)
 
 
 def _report(finished: Sequence[Path], store: str) -> None:

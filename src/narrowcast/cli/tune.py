@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -98,12 +99,13 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
 
 def _print_result(file: StudyFile, result: StudyResult) -> None:
     from narrowcast.platform.tracking.metric_labels import metric_label
+    from narrowcast.platform.tracking.units import counted
     from narrowcast.tuning.study_result import format_params, format_value
 
     terminal, objectives = console(), file.settings.objectives
     several = len(objectives) > 1
     trials = result.front if several else result.best_trials
-    title = f"Pareto front, {len(trials)} trials" if several else "Best trials"
+    title = f"Pareto front, {counted(len(trials), 'trial')}" if several else "Best trials"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for head in ("trial", *map(metric_label, objectives), "parameters"):
         table.add_column(head, no_wrap=head != "parameters")
@@ -117,19 +119,24 @@ def _print_result(file: StudyFile, result: StudyResult) -> None:
     if result.elsewhere:
         click.echo(f"{result.elsewhere} trials are running in other processes; the last one evaluates on test")
     if result.holdout:
-        terminal.print(_holdout_table(result))
+        terminal.print(_holdout_table(result, [*objectives, *file.settings.constraints]))
 
 
-def _holdout_table(result: StudyResult) -> Table:
-    """Return the hold-out evaluations: mean and standard deviation of the metrics over the seeds, and mean costs."""
+def _holdout_table(result: StudyResult, judged: Sequence[str]) -> Table:
+    """Return the hold-out evaluations: mean and standard deviation of the metrics over the seeds, and mean costs.
+
+    The costs are the bits of a trial, and those that trials are judged by, objectives and constraints.
+    """
     from narrowcast.platform.tracking.metric_labels import is_share, metric_label
+    from narrowcast.platform.tracking.units import counted
     from narrowcast.tuning.study_result import format_value
-    from narrowcast.tuning.study_settings import final_costs, metric_names, trial_metrics
+    from narrowcast.tuning.study_settings import COSTS, final_costs, metric_names, trial_metrics
 
     seeds = len(result.holdout[0].seeds)
-    table = Table(title=f"Hold-out evaluation, {seeds} new seeds", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=f"Hold-out evaluation, {counted(seeds, 'new seed')}", title_justify="left", box=None, pad_edge=False)
     names = metric_names(result.holdout[0].rows[0])
     costs = final_costs(result.holdout[0].rows[0])
+    costs |= {metric_label(name): name for name in judged if name in COSTS and name not in costs.values()}
     measured = (f"{metric_label(name)} (%)" if is_share(name, result.shares) else metric_label(name) for name in names)
     for head in ("trial", *measured, *costs):
         table.add_column(head, justify="right")
@@ -146,7 +153,7 @@ def _holdout_table(result: StudyResult) -> Table:
 
 def _print_estimate(file: StudyFile) -> None:
     from narrowcast.platform.config import write_yaml
-    from narrowcast.platform.tracking.units import format_seconds
+    from narrowcast.platform.tracking.units import counted, format_seconds
     from narrowcast.tuning.dry_run import estimate
     from narrowcast.tuning.study import check_study
 
@@ -163,11 +170,11 @@ def _print_estimate(file: StudyFile) -> None:
         )
         table.add_row(path, values, ", ".join(f"{k} = {v}" for k, v in dimension.when.items()) or "always")
     console().print(table)
-    cost, settings, steps = estimate(file, shared), file.settings, file.subject.steps
+    cost, settings, step = estimate(file, shared), file.settings, file.subject.steps.removesuffix("s")
     on_test = f", then {format_seconds(cost.holdout_seconds)} on test" if cost.holdout_seconds else ""
     click.echo(
-        f"\n{cost.trials} trials x {cost.steps} {steps} x {settings.seeds} seeds, {settings.workers} at a time: one "
-        f"{steps.removesuffix('s')} takes {1000 * cost.step_seconds:.1f} ms here (up to "
+        f"\n{counted(cost.trials, 'trial')} x {counted(cost.steps, step)} x {counted(settings.seeds, 'seed')}, {settings.workers} at a time: one "
+        f"{step} takes {1000 * cost.step_seconds:.1f} ms here (up to "
         f"{1000 * cost.slowest_step_seconds:.1f}) and an "
         f"evaluation {1000 * cost.evaluation_seconds:.0f} ms, so about {format_seconds(cost.seconds)} without pruning"
         f"{on_test}"

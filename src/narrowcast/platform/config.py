@@ -26,6 +26,8 @@ PLUGINS = "plugins"
 _ERRORS_SHOWN = 4
 _MAY_HOLD_A_PASSWORD = ("tracking.uri", "study.storage")
 _LARGEST = 3.4e38
+_LONGEST_SECTION = 60
+"""Characters of a section that an error shows."""
 _MOST_SHOWN = 200
 """Characters of a wrong value that an error shows."""
 _FIRST_WORDS = re.compile(r"^(Value error, |(Input|String|List|Tuple|Dictionary|Value|Data) (?=should))")
@@ -164,8 +166,9 @@ def _explain(model: type[BaseModel], problem: dict[str, Any], values: Any, folde
         case "missing":
             message = f"{path} is missing"
         case _:
-            said = _SHOULD.get(problem["type"]) or problem["msg"]
-            message = f"{path} = {redact(_short(got))}: {_FIRST_WORDS.sub('', said)}"
+            said = _FIRST_WORDS.sub("", _SHOULD.get(problem["type"]) or problem["msg"])
+            names_its_field = bool(path) and said.startswith(f"{path}.")
+            message = said if names_its_field or not path else f"{_with_value(path, got)}: {said}"
     return message
 
 
@@ -177,6 +180,15 @@ def _causes(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         for each in found
         if each["type"] != "too_short" or not any(place[: len(each["loc"])] == each["loc"] != place for place in places)
     ]
+
+
+def _with_value(path: str, got: Any) -> str:
+    """Return a path with its wrong value; of a section its kind, since what is wrong is between its fields."""
+    kind = got.get("kind") if isinstance(got, Mapping) else getattr(got, "kind", None)
+    if isinstance(kind, str):
+        return f"{path} = {kind}"
+    shown = redact(_short(got))
+    return path if isinstance(got, Mapping | BaseModel) and len(shown) > _LONGEST_SECTION else f"{path} = {shown}"
 
 
 def _short(got: Any) -> str:

@@ -14,6 +14,7 @@ from narrowcast.platform.config import not_a_mapping, read_yaml, suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import plain_values
 from narrowcast.platform.overrides import apply_overrides
+from narrowcast.platform.tracking.units import counted
 from narrowcast.platform.yaml_limits import read_limited
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ EXPERIMENTS = files("narrowcast") / "experiments"
 STUDIES = EXPERIMENTS / "studies"
 SOLVES = EXPERIMENTS / "solves"
 BENCHMARKS = EXPERIMENTS / "benchmarks"
+_SECTIONS = ("algorithm", "data", "model")
+_STEPS = ("round", "iteration")
 _RENAMED = {"executor": "backend"}  # top-level keys of version 0.1
 
 
@@ -111,6 +114,31 @@ def read_values(source: str | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def names_solve(source: str | Mapping[str, Any]) -> bool:
     """Return whether this is a solve rather than an experiment."""
     return not read_values(source)[0].keys().isdisjoint(("problem", "solver"))
+
+
+def announcement(source: str, overrides: Sequence[str]) -> str:
+    """Return what a run is in one line, before anything that takes seconds to import; empty if that is not readable."""
+    try:
+        values = read_experiment(source)[0]
+        kinds = {section: _kind(values, section) for section in ("solver", "problem", *_SECTIONS, "backend")}
+        values = apply_overrides(values, with_new_names(overrides))
+    except UserError:
+        return ""  # what is wrong is said when the file is validated
+    kinds = {section: _kind(values, section) or former for section, former in kinds.items()}
+    algorithm, data = kinds["solver"] or kinds["algorithm"], kinds["problem"] or kinds["data"]
+    if not algorithm or not data:
+        return ""
+    parts = [f"{algorithm} on {data}"]
+    parts += [f"model {kinds['model']}"] * bool(kinds["model"])
+    parts += [counted(values[f"{step}s"], step) for step in _STEPS if isinstance(values.get(f"{step}s"), int)]
+    parts += [f"backend {kinds['backend']}"] * bool(kinds["backend"])
+    return f"{values['name']}: {', '.join(parts)}"
+
+
+def _kind(values: Mapping[str, Any], section: str) -> str | None:
+    value = values.get(section)
+    value = value.get("kind") if isinstance(value, Mapping) else value
+    return value if isinstance(value, str) else None
 
 
 def read_experiment(source: str | Mapping[str, Any]) -> tuple[dict[str, Any], str]:

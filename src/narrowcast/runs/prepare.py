@@ -104,12 +104,18 @@ class PreparedRun:
 
 def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> PreparedRun:
     """Check a new run and choose its folder in `output`; `data` is loaded here unless given."""
-    run = _checked(experiment, data)
-    try_round(experiment, run.task)
+    run = checked_run(experiment, data)
     state = start(run)
     _check_targets(run, experiment, state)
     folder, uri = new_place(experiment, output)
     return PreparedRun(experiment, run, state, folder, uri)
+
+
+def checked_run(experiment: Experiment, data: Dataset | None = None) -> Run:
+    """Return the run of a new experiment after every check that needs neither its folder nor its store."""
+    run = _checked(experiment, data)
+    try_round(experiment, run.task)
+    return run
 
 
 def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:

@@ -10,17 +10,33 @@ from typing import Any
 
 from tqdm import tqdm
 
+from narrowcast.platform.described import Described
 from narrowcast.platform.step import ITERATION
 from narrowcast.platform.tracking.journal import evaluation
 from narrowcast.platform.tracking.journal_lines import step_name, step_of
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label, primary_metric, shares_of
-from narrowcast.platform.tracking.units import format_bits, format_seconds, format_short_seconds
+from narrowcast.platform.tracking.units import counted, format_bits, format_seconds, format_short_seconds
 from narrowcast.runs.broken_pipe import output_may_end
 from narrowcast.runs.prepare import PreparedRun
 from narrowcast.runs.prepare_solve import PreparedSolve
 
+_TASKS = {
+    "train_ratings": "rating prediction",
+    "classes": "classification",
+    "numbers": "regression",
+    "tokens": "prediction of the next token",
+    "items": "recommendation",
+}
+"""What a model learns from a data set, by one of its sizes."""
 _PLAIN_LINES, _FEWEST_LINES = 20, 3  # of all runs together that do not write to a terminal, and of one run at least
+
+
+def data_line(data: Described) -> str:
+    """Return the name, task and sizes of a data set or problem in one line."""
+    sizes = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in data.sizes.items())
+    task = next((task for name, task in _TASKS.items() if name in data.sizes), "")
+    return f"{data.name}: {f'{task}, ' if task else ''}{sizes}"
 
 
 @dataclass
@@ -62,8 +78,15 @@ def _facts_of_iteration(row: Mapping[str, Any]) -> list[str]:
 class ProgressDisplay:
     """A bar for each run on a terminal, about 20 lines in all otherwise."""
 
-    def __init__(self, runs: Mapping[str, tuple[int, int]], shares: Declared = None, unit: str = "round") -> None:
-        """Show runs, given the steps done and the steps in all of each by its name; `shares` as models declare."""
+    def __init__(
+        self, runs: Mapping[str, tuple[int, int]], shares: Declared = None, unit: str = "round", data: str = ""
+    ) -> None:
+        """Show runs, given the steps done and the steps in all of each by its name; `shares` as models declare.
+
+        `data` is a line about the data, shown first.
+        """
+        if data:
+            self._print(data)
         self._unit = unit
         width = max(map(len, runs))
         self._prefix = {name: f"{name:<{width}}  " if len(runs) > 1 else "" for name in runs}
@@ -82,7 +105,7 @@ class ProgressDisplay:
         }
         for name, (done, rounds) in runs.items():
             if not on_terminal:
-                self._print(f"{name}: {rounds} {unit}s" + (f", resuming after {unit} {done}" if done else ""))
+                self._print(f"{name}: {counted(rounds, unit)}" + (f", resuming after {unit} {done}" if done else ""))
 
     @classmethod
     def of(cls, runs: Sequence[PreparedRun] | Sequence[PreparedSolve]) -> ProgressDisplay:
@@ -91,10 +114,10 @@ class ProgressDisplay:
         if solves:
             shares = shares_of(next(iter(solves.values())).solve.problem)
             steps = {name: (each.state.iteration, each.solve.iterations) for name, each in solves.items()}
-            return cls(steps, shares, ITERATION)
+            return cls(steps, shares, ITERATION, data_line(runs[0].about))
         experiments = [each for each in runs if isinstance(each, PreparedRun)]
         rounds = {each.folder.name: (each.state.round_index, each.experiment.rounds) for each in experiments}
-        return cls(rounds, shares_of(experiments[0].experiment.model))
+        return cls(rounds, shares_of(experiments[0].experiment.model), data=data_line(runs[0].about))
 
     def __enter__(self) -> ProgressDisplay:
         return self

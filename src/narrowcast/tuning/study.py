@@ -19,6 +19,7 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import hide_secrets
 from narrowcast.platform.tracking.mlflow_run import check_store, open_run
 from narrowcast.platform.tracking.study_run import StudyStore
+from narrowcast.platform.tracking.units import counted
 from narrowcast.runs.outputs import git_commit
 from narrowcast.runs.run_folder import make_writable
 from narrowcast.tuning.holdout import HoldoutEvaluation, HoldoutQueue
@@ -172,7 +173,8 @@ def _conclude(
     draw_study(prepared.client.study, records, file, chosen, plots)
     holdout: list[HoldoutEvaluation] = []
     if settings.holdout.trials:
-        observe(f"hold-out evaluation of the best {len(best)} trials with {settings.holdout.seeds} new seeds each")
+        trials = "the best trial" if len(best) == 1 else f"the best {len(best)} trials, each"
+        observe(f"hold-out evaluation of {trials} with {counted(settings.holdout.seeds, 'new seed')}")
         queue = HoldoutQueue(file, best, folder)
         dispatch(queue, pool, settings.workers)
         holdout, sent = queue.results(), store.states()

@@ -96,11 +96,9 @@ class StudySettings(Section):
             return self
         on = self.pruned_on
         if on is None:
-            raise ValueError(
-                f"pruning by several objectives: study.pruner.on has to be one of {', '.join(self._metrics)}"
-            )
+            raise ValueError(f"study.pruner.on is missing: one of {', '.join(self._metrics)}")
         if on not in self._metrics:
-            raise ValueError(f"study.pruner.on = {on!r} cannot be pruned on; it has to be an objective of validation")
+            raise ValueError(f"study.pruner.on = {on!r}: should be an objective that is a metric: {', '.join(self._metrics)}")
         return self
 
     @property

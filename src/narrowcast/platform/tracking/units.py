@@ -26,6 +26,11 @@ def axis_unit(units: Sequence[Unit], largest: float) -> Unit:
     return next((unit for unit in reversed(units) if largest >= 2 * unit.size), units[0])
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 round`, `3 rounds`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def format_bits(bits: float) -> str:
     """Format bits as decimal bytes with three digits: `12.3 MB`."""
     if not math.isfinite(bits):
