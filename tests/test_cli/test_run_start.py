@@ -21,8 +21,14 @@ TINY = ("fedavg-digits", "tracking.system_metrics=false", "targets={}")
     ("words", "line"),
     [
         (("fedavg-digits", "rounds=3"), "fedavg-digits: fedavg on digits, model mlp, 3 rounds, backend local"),
-        (("fedavg-digits", "algorithm={codec: [svd]}", "name=a"), "a: fedavg on digits, model mlp, 100 rounds, backend local"),
-        (("fedavg-digits", "model=softmax"), "fedavg-digits: fedavg on digits, model softmax, 100 rounds, backend local"),
+        (
+            ("fedavg-digits", "algorithm={codec: [svd]}", "name=a"),
+            "a: fedavg on digits, model mlp, 100 rounds, backend local",
+        ),
+        (
+            ("fedavg-digits", "model=softmax"),
+            "fedavg-digits: fedavg on digits, model softmax, 100 rounds, backend local",
+        ),
         (("max-cut-g1", "iterations=5"), "max-cut-g1: mixing on max_cut, 5 iterations"),
         (("no-such-file.yaml",), ""),
     ],

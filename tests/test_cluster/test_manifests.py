@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,58 @@ def test_a_raycluster_is_one_of_kuberay_and_its_pods_of_kubernetes(source: list[
         (quoted,) = shlex.split(plain["rayStartParams"]["resources"])  # as the shell that starts Ray sees it
         assert json.loads(quoted) == {"link": 2, "site-a": 1}
         assert gpus["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
+
+
+def test_a_rayjob_brings_the_modules_of_its_classes_and_the_files_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "bands.py").write_text(
+        "from narrowcast.platform.data.digits import Digits\nfrom parts import CLIENTS\nfrom typing import Literal\n"
+        "class Own(Digits):\n    kind: Literal['own'] = 'own'\n    clients: int = CLIENTS\n"
+    )
+    (tmp_path / "parts.py").write_text("CLIENTS = 20\n")
+    (tmp_path / "fleet.csv").write_text(
+        "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n"
+        + "".join(f"{client},1,1,1\n" for client in range(20))
+    )
+    path = tmp_path / "paper.yaml"
+    fleet = f"fleet: {{kind: trace, path: {tmp_path / 'fleet.csv'}}}"
+    path.write_text(f"data: bands:Own\nalgorithm: fedavg\n{fleet}\n")
+    configuration, job = written("rayjob", "--experiment", str(path))
+    kubernetes_validate.validate(configuration, KUBERNETES, strict=True)
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    volume = head["volumes"][-1]["configMap"]
+    placed = {item["path"]: configuration["data"][item["key"]] for item in volume["items"]}
+    assert placed["plugins/bands.py"] == (tmp_path / "bands.py").read_text()
+    assert placed["plugins/parts.py"] == "CLIENTS = 20\n"
+    assert placed["files/0-fleet.csv"] == (tmp_path / "fleet.csv").read_text()
+    values = YAML(typ="safe", pure=True).load(placed["config.yaml"])
+    assert values["fleet"]["path"] == "/etc/narrowcast/files/0-fleet.csv"  # where the ConfigMap is mounted
+    assert values["backend"]["kind"] == "ray"  # as it is submitted
+    mounted = tmp_path / "etc"  # what the pod finds
+    for name, text in placed.items():
+        (mounted / name).parent.mkdir(parents=True, exist_ok=True)
+        (mounted / name).write_text(text.replace("/etc/narrowcast", str(mounted)))
+    program = "from narrowcast.experiment import load_experiment; print(load_experiment('config.yaml').data.clients)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=mounted, capture_output=True, text=True, check=True)
+    assert ran.stdout == "20\n"
+
+
+def test_a_rayjob_whose_clients_would_train_on_the_head_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "local.yaml").write_text("data: digits\nalgorithm: fedavg\nbackend: local\n")
+    said = narrowcast("manifest", "rayjob", "--experiment", tmp_path / "local.yaml")
+    assert said.status == 0
+    assert "has backend: local, so that its clients train on the head, which has 0 CPUs" in said.err
+    (tmp_path / "large.py").write_text(f"# {'x' * 1_000_000}\n")
+    with (tmp_path / "large.py").open("a") as file:
+        file.write("from narrowcast.platform.data.digits import Digits\nfrom typing import Literal\n")
+        file.write("class Own(Digits):\n    kind: Literal['own'] = 'own'\n")
+    (tmp_path / "large.yaml").write_text("data: large:Own\nalgorithm: fedavg\n")
+    said = narrowcast("manifest", "rayjob", "--experiment", tmp_path / "large.yaml")
+    assert_refused(said, "bytes, and a ConfigMap holds 1,000,000; put the modules into the image")
+
+
+def test_a_wrong_kind_of_manifest_is_named(tmp_path: Path) -> None:
+    del tmp_path
+    assert_refused(narrowcast("manifest"), "Missing argument 'KIND'")
 
 
 def test_a_rayjob_brings_the_run_that_it_starts(source: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from narrowcast.experiment import Experiment, load_experiment
-from narrowcast.platform.config import flatten, read_yaml, validate, write_yaml
+from narrowcast.platform.config import command, flatten, read_yaml, suggest, validate, write_yaml
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import apply_overrides
 from narrowcast.tuning.study_file import load_study
@@ -147,6 +147,23 @@ def test_what_is_wrong_between_the_fields_of_a_section_is_said_without_a_dump_of
         load_study(str(tmp_path / "study.yaml"))
     with pytest.raises(UserError, match=r": study.sampler = cma_es is for one objective; use tpe, gp or nsga2$"):
         load_study(str(tmp_path / "study.yaml"), ["study.sampler=cma_es", "study.pruner=none"])
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "said"),
+    [
+        ("test.f1", ["test.loss", "test.accuracy"], ""),  # what they share is their section
+        ("test.los", ["test.loss", "test.accuracy"], '. Did you mean "test.loss"?'),
+        ("test.uplink_bits", ["test.loss", "uplink_bits"], '. Did you mean "uplink_bits"?'),
+        ("fedavgg", ["fedavg", "fedprox"], '. Did you mean "fedavg"?'),
+    ],
+)
+def test_names_of_one_section_are_compared_without_it(word: str, known: list[str], said: str) -> None:
+    assert suggest(word, known) == said
+
+
+def test_a_printed_command_can_be_pasted() -> None:
+    assert command("ui", "--output", Path("my runs/ünï")) == "narrowcast ui --output 'my runs/ünï'"
 
 
 def test_an_empty_file_is_said_to_be_empty() -> None:

@@ -116,6 +116,42 @@ def test_a_study_runs_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         prepare(str(path), [], name=None, output="/runs")
 
 
+STUDY = """
+experiment: fedavg-digits
+study: {objectives: {validation.accuracy: maximize}, trials: 3}
+space: {training.learning_rate: {kind: float, low: 0.1, high: 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nothere.yaml",), 'no experiment "nothere.yaml": neither a file nor a packaged experiment'),
+        (("study.yaml", "study.sampler=magic"), 'study.sampler.kind = "magic" is unknown'),
+        (("study.yaml", "study.holdout=null"), "study.holdout = null: should be a mapping"),
+        (
+            ("study.yaml", "study.objectives={validation_accuracy: maximize}"),
+            "validation_accuracy: should be a metric of",
+        ),
+        (
+            ("study.yaml", "study.objectives={test.accuracy: maximize}"),
+            "trials are chosen on validation; the best ones",
+        ),
+        (("study.yaml", "study.constraints={total_bit: {at_most: 3}}"), 'Did you mean "total_bits"?'),
+        (("study.yaml", "experiment.rounds=0"), "rounds = 0: should be greater than or equal to 1"),
+        (("completion-65", "seeds=[1,1]"), "seeds = [1, 1]: give different seeds"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_cluster_is_asked(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(STUDY)
+    said = narrowcast("submit", *words, "--address", "http://127.0.0.1:1")
+    assert_refused(said, message)
+    assert "Ray cluster" not in said.err
+
+
 def test_a_benchmark_and_a_study_of_solves_run_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.org")
     (tmp_path / "als.m").write_text("")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_refused, narrowcast, run_folders, terminated_when
+from narrowcast.platform.tracking.units import format_seconds
 from studies import EXPERIMENT, ONE_OBJECTIVE, RATES, nested_runs, result, trials, write_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -91,6 +92,21 @@ def test_a_pruned_trial_stops_between_rounds_and_says_so_everywhere(tmp_path: Pa
         run = nested[str(number)]
         assert (run.info.status, run.data.tags["state"], run.data.tags["pruned_at_round"]) == ("KILLED", "pruned", "6")
         assert run.data.metrics["rounds_run"] == 6
+
+
+def test_the_hold_out_table_has_every_cost_that_trials_are_judged_by(tmp_path: Path) -> None:
+    study = (
+        "study:\n  objectives: {validation.accuracy: maximize, simulated_seconds: minimize}\n  trials: 2\n"
+        "  backend: local\n  holdout: {trials: 1, seeds: 1}\n"
+        "space:\n  training.learning_rate: {kind: float, low: 0.1, high: 1, log: true}\n"
+    )
+    said = narrowcast("tune", write_study(tmp_path, EXPERIMENT + study), "--output", tmp_path)
+    assert (said.status, said.err) == (0, "")
+    assert "hold-out evaluation of the best trial with 1 new seed" in said.out
+    head, row = said.out.partition("Hold-out evaluation, 1 new seed\n")[2].splitlines()[:2]
+    assert head.split()[-5:] == ["uplink", "downlink", "total", "simulated", "time"]
+    (written,) = result(tmp_path / "digits")["holdout"]
+    assert row.rstrip().endswith(format_seconds(written["runs"][0]["simulated_seconds"]))
 
 
 def test_several_objectives_are_pruned_on_one_of_them(tmp_path: Path) -> None:

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from narrowcast.cluster.dashboard import Dashboard
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.extras import check_installed
+from narrowcast.runs.packaged import read_benchmark, read_experiment, read_study
 
 if TYPE_CHECKING:
     from narrowcast.cluster.ray_jobs import RayJob, RayJobs
 
 _POLL_SECONDS = 1.0
+
+
+def check_source(source: str, overrides: Sequence[str]) -> None:
+    """Raise `UserError` if there is nothing of this name to submit, or a study that would be refused on the cluster.
+
+    What needs the data, which lie on the cluster, is checked there. An experiment is read when it is packed.
+    """
+    check_installed("aiohttp", "submit")
+    if read_benchmark(source, ()) is not None:
+        from narrowcast.benchmarking.benchmark_file import load_benchmark
+
+        load_benchmark(source, overrides)
+    elif read_study(source, ()) is None:
+        read_experiment(source)
+    elif find_spec("optuna") is not None:  # submitting a study does not need it
+        from narrowcast.tuning.study_file import load_study
+
+        file = load_study(source, overrides)
+        file.build({})  # raises for the experiment of its trials
+        file.settings.check_names(file.subject.section, file.subject.costs)
 
 
 @dataclass(frozen=True)

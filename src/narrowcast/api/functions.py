@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from narrowcast.api.cluster_job import ClusterJob
+from narrowcast.api.cluster_job import ClusterJob, check_source
 from narrowcast.cluster.resources import check_address_of
 from narrowcast.platform.config import write_yaml
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError, shown
@@ -381,9 +381,11 @@ def submit(
     from narrowcast.runs import submission
     from narrowcast.runs.capacity import check_capacity
 
-    dashboard, settings = reach(address), _as_text(overrides)
+    settings = _as_text(overrides)
     with TemporaryDirectory(prefix="narrowcast-") as folder:
         path, settings = _written(_source(source), settings, Path(folder))
+        check_source(path, settings)
+        dashboard = reach(address)
         check_capacity(path, settings, dashboard)
         variables = [f"{key}={value}" for key, value in (environment or {}).items()]
         sent = submission.prepare(path, settings, name=name, output=output, environment=variables)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from narrowcast.platform.config import flatten, not_a_mapping, plugin_folders, read_yaml, suggest, validate
+from narrowcast.platform.config import command, flatten, not_a_mapping, plugin_folders, read_yaml, suggest, validate
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.overrides import Defaults, apply_overrides, set_value
 from narrowcast.platform.patterns import Matches, Name
@@ -136,7 +136,9 @@ def load_benchmark(name_or_path: str, overrides: Iterable[str] = ()) -> Benchmar
     if not isinstance(values, dict):
         raise UserError(f"{origin}: {not_a_mapping(values)}")
     if values.keys() & {"problem", "solver", "data", "algorithm"}:
-        raise UserError(f"{origin} is a single run, with no problems and solvers; run it with: narrowcast run {origin}")
+        raise UserError(
+            f"{origin} is a single run, with no problems and solvers; run it with: {command('run', origin)}"
+        )
     values.setdefault("name", Path(origin).stem)
     values = apply_overrides(values, overrides, Defaults(BenchmarkFile, plugin_folders(origin)))
     for section in ("problems", "solvers"):

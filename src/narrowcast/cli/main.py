@@ -107,7 +107,7 @@ def main() -> NoReturn:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        _fail(error.format_message(), 2)
+        _fail(" ".join(error.format_message().split()), 2)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRA_OF:

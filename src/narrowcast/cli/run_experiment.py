@@ -146,6 +146,7 @@ def _print_plan(
 def _report(finished: Sequence[Path], store: str) -> None:
     """Print the results in these folders, and where plots and runs are; `store` is without secrets."""
     from narrowcast.cli.run_tables import replicas_table, result_table
+    from narrowcast.platform.config import command
     from narrowcast.runs.any_result import load_any
     from narrowcast.runs.result import Result
     from narrowcast.runs.solve_comparison import SolveComparison
@@ -155,7 +156,7 @@ def _report(finished: Sequence[Path], store: str) -> None:
         return
     terminal = console()
     results = [load_any(folder) for folder in finished]
-    lines = [f"MLflow  {store}", f"        open it with: narrowcast ui --output {finished[0].parent}"]
+    lines = [f"MLflow  {store}", f"        open it with: {command('ui', '--output', finished[0].parent)}"]
     if len(results) == 1:
         terminal.print(result_table(results[0]))
         lines[0] += f"  run {results[0].file.mlflow_run_id}"

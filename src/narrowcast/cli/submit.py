@@ -39,9 +39,11 @@ def submit(
     uploaded.
     For details, see docs/running-on-a-cluster.md.
     """  # noqa: D301 - click wants the character
+    from narrowcast.api.cluster_job import check_source
     from narrowcast.cluster.dashboard import reach
     from narrowcast.runs.capacity import check_capacity
 
+    check_source(source, overrides)
     dashboard = reach(address)
     check_capacity(source, overrides, dashboard)
     from narrowcast.cluster.ray_jobs import RayJobs

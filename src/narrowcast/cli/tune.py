@@ -76,6 +76,7 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
 
 
 def _run(file: StudyFile, output: Path, again: str) -> None:
+    from narrowcast.platform.config import command
     from narrowcast.platform.redaction import hide_secrets
     from narrowcast.tuning.study import prepare_study, run_study
     from narrowcast.tuning.study_display import StudyDisplay
@@ -92,9 +93,9 @@ def _run(file: StudyFile, output: Path, again: str) -> None:
     _print_result(file, result)
     for path in result.files:
         click.echo(path)
-    click.echo(f"MLflow  {hide_secrets(prepared.uri)}\n        look at it with: narrowcast ui --output {output}")
+    click.echo(f"MLflow  {hide_secrets(prepared.uri)}\n        look at it with: {command('ui', '--output', output)}")
     if result.best:
-        click.echo(f"        run the best again with: narrowcast run {result.folder / 'best.yaml'}")
+        click.echo(f"        run the best again with: {command('run', result.folder / 'best.yaml')}")
 
 
 def _print_result(file: StudyFile, result: StudyResult) -> None:
@@ -133,7 +134,9 @@ def _holdout_table(result: StudyResult, judged: Sequence[str]) -> Table:
     from narrowcast.tuning.study_settings import COSTS, final_costs, metric_names, trial_metrics
 
     seeds = len(result.holdout[0].seeds)
-    table = Table(title=f"Hold-out evaluation, {counted(seeds, 'new seed')}", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=f"Hold-out evaluation, {counted(seeds, 'new seed')}", title_justify="left", box=None, pad_edge=False
+    )
     names = metric_names(result.holdout[0].rows[0])
     costs = final_costs(result.holdout[0].rows[0])
     costs |= {metric_label(name): name for name in judged if name in COSTS and name not in costs.values()}
@@ -173,7 +176,8 @@ def _print_estimate(file: StudyFile) -> None:
     cost, settings, step = estimate(file, shared), file.settings, file.subject.steps.removesuffix("s")
     on_test = f", then {format_seconds(cost.holdout_seconds)} on test" if cost.holdout_seconds else ""
     click.echo(
-        f"\n{counted(cost.trials, 'trial')} x {counted(cost.steps, step)} x {counted(settings.seeds, 'seed')}, {settings.workers} at a time: one "
+        f"\n{counted(cost.trials, 'trial')} x {counted(cost.steps, step)} x "
+        f"{counted(settings.seeds, 'seed')}, {settings.workers} at a time: one "
         f"{step} takes {1000 * cost.step_seconds:.1f} ms here (up to "
         f"{1000 * cost.slowest_step_seconds:.1f}) and an "
         f"evaluation {1000 * cost.evaluation_seconds:.0f} ms, so about {format_seconds(cost.seconds)} without pruning"

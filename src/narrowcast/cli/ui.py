@@ -42,7 +42,7 @@ def ui(output: Path, port: int) -> None:
         except OSError as error:
             raise UserError(f"port {port} is taken ({error.strerror}); give another with --port") from error
     for name, place in pages_of_runs(uri).items():  # MLflow's first page is for something else
-        click.echo(f"{name}: http://127.0.0.1:{port}/{place}")
+        click.echo(f"runs of {name}: http://127.0.0.1:{port}/{place}")
     click.echo(f"MLflow UI on http://127.0.0.1:{port}/{EXPERIMENTS} (stop with Ctrl-C)")
     if (status := _serve(uri, port)) is not None:
         raise RunFailed(

@@ -6,7 +6,8 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, get_args
 
@@ -205,10 +206,19 @@ def _joined(problems: list[str]) -> list[str]:
     return list(merged.values())
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def command(*words: object) -> str:
+    """Return a command of narrowcast as a shell takes it, paths quoted."""
+    return shlex.join(["narrowcast", *map(str, words)])
+
+
+def suggest(word: str, known: Collection[str]) -> str:
     """The closest known word as a question, or nothing."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f'. Did you mean "{close[0]}"?' if close else ""
+    section, _, last = str(word).rpartition(".")
+    # Names of one section are compared without it: test.loss is not like test.f1.
+    beside = {each.rpartition(".")[2]: each for each in known if section and each.rpartition(".")[0] == section}
+    others = [each for each in known if each not in beside.values()]
+    close = difflib.get_close_matches(last, beside, n=1) or difflib.get_close_matches(str(word), others, n=1)
+    return f'. Did you mean "{beside.get(close[0], close[0])}"?' if close else ""
 
 
 def _locate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +14,20 @@ from narrowcast.platform.types import Arrays
 ModelFormat = Literal["safetensors", "torch"]
 
 
-def write_arrays(arrays: Arrays, path: str | Path, model_format: ModelFormat) -> Path:
-    """Write arrays as safetensors or as a torch state_dict and return the path; raise `UserError` if it fails."""
+def write_arrays(
+    arrays: Arrays, path: str | Path, model_format: ModelFormat, metadata: Mapping[str, str] | None = None
+) -> Path:
+    """Write arrays as safetensors or as a torch state_dict and return the path; raise `UserError` if it fails.
+
+    A state_dict has no place for metadata.
+    """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if model_format == "safetensors":
             from narrowcast.runs.outputs import write_model
 
-            write_model(arrays, path)
+            write_model(arrays, path, metadata)
         else:
             import torch
 

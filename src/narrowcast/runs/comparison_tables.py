@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from narrowcast.platform.client_statistics import CLIENTS, SPLITS, STATISTICS, parted
+from narrowcast.platform.client_statistics import CLIENTS, MEAN, SPLITS, STATISTICS, parted
 from narrowcast.platform.tracking import units
 from narrowcast.platform.tracking.metric_direction import is_better
 from narrowcast.platform.tracking.metric_labels import metric_label, metrics_of, primary_metric
@@ -32,6 +32,9 @@ def results_columns(comparison: Comparison) -> dict[str, Column]:
     groups = comparison.groups
     measured = [f"test.{each}" for each in measured_metrics(comparison.runs)]
     others = dict.fromkeys(name for run in comparison.runs for name in run.final if name not in measured)
+    # Where clients have models of their own, the metric of the global one says nothing of the method.
+    personal = [f"{name}.{MEAN}" for name in measured if any(run.file.personal for run in comparison.runs)]
+    personal = [name for name in personal if name in others]
     best = _best(groups)
 
     def column(head: str, cell: Callable[[SeedGroup], str], *, word: bool = False, usual: bool = True) -> Column:
@@ -40,7 +43,8 @@ def results_columns(comparison: Comparison) -> dict[str, Column]:
     def metric(name: str, *, usual: bool) -> Column:
         cells = [with_spread(name, *each.statistics(_final(name)), each.shares) for each in groups]
         bold = frozenset(place for place, of_group in best.items() if of_group == name)
-        return Column(metric_label(name).replace(" ", "\n", 1), cells, bold=bold, usual=usual)
+        label = f"{metric_label(parted(name)[0])} of clients" if name in personal else metric_label(name)
+        return Column(label.replace(" ", "\n", 1), cells, bold=bold, usual=usual)
 
     def mean_bits(name: str) -> Callable[[SeedGroup], str]:
         return lambda group: units.format_bits(_mean(group, lambda run: getattr(run, name)))
@@ -59,13 +63,14 @@ def results_columns(comparison: Comparison) -> dict[str, Column]:
         "seed": column("seed", lambda group: ", ".join(str(run.seed) for run in group.runs), usual=False),
         "rounds": column("rounds", lambda group: str(group.runs[0].file.rounds)),
         **{name: metric(name, usual=True) for name in measured},
+        **{name: metric(name, usual=True) for name in personal},
         "uplink_bits": column("uplink", mean_bits("uplink_bits")),
         "uplink_ratio": column("compression", compression),
         "downlink_bits": column("downlink", mean_bits("downlink_bits")),
         "total_bits": column("total", mean_bits("total_bits")),
         "simulated_seconds": column("simulated\ntime", mean_seconds("simulated_seconds")),
         "wall_seconds": column("wall\ntime", mean_seconds("wall_seconds")),
-        **{name: metric(name, usual=False) for name in others},
+        **{name: metric(name, usual=False) for name in others if name not in personal},
         **{
             path: column(path, lambda group, path=path: _short(group.settings.get(path)), word=True, usual=False)  # type: ignore[misc]
             for path in settings

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from narrowcast.platform.config import flatten, read_yaml, validate
+from narrowcast.platform.config import command, flatten, read_yaml, validate
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.redaction import has_hidden, hide_secrets
 from narrowcast.platform.tracking.journal import Journal, locked
@@ -45,7 +45,7 @@ def send_missing(folder: Path, uri: str | None) -> int:
         status = "FINISHED" if finished else cursor.status
         tags, costs = closing_entries(read_any_file(folder).model_dump()) if finished else ({}, {})
         if not (sender.close(_TIMEOUT_SECONDS, status) and close_run(folder, uri, sender.cursor, tags, costs)):
-            raise RunFailed(f"the store at {hide_secrets(uri)} went down again; try narrowcast sync {folder} later")
+            raise RunFailed(f"the store at {hide_secrets(uri)} went down again; later run: {command('sync', folder)}")
     return len(journal.rounds) - cursor.sent_rounds
 
 

@@ -18,6 +18,7 @@ from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.rows import rows_wire_bits
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.client_contracts import HasOwnModels, Personalises
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.disk import disk, make_folders, sync_all
 from narrowcast.platform.evaluation import model_sha256
@@ -64,6 +65,8 @@ def write_outputs(
         "data_sha256": task.data.digest,
         "model_sha256": model_sha256(experiment.algorithm, state),
         **frozen_entry(task),
+        **personal_entry(experiment),
+        **inputs_entry(task),
         "mlflow_run_id": run_id,
         "seed": experiment.seed,
         "git_commit": git_commit(),
@@ -74,6 +77,28 @@ def write_outputs(
     sync_all([*tables.values(), *drawn])
     write_atomically(folder / RESULT, json.dumps(result, indent=2).encode())
     return result
+
+
+def personal_entry(experiment: Experiment) -> dict[str, bool]:
+    """Return the entry of `result.json` that clients have models of their own, empty if they use the global one."""
+    return {"personal": True} if isinstance(experiment.algorithm, Personalises | HasOwnModels) else {}
+
+
+def inputs_entry(task: Task) -> dict[str, Any]:
+    """Return the entry of `result.json` with type, shape and range of the training samples' inputs, empty without."""
+    features = getattr(getattr(task.data, "train", None), "features", None)
+    named = features if isinstance(features, Mapping) else {"features": features}
+    arrays = {name: each for name, each in named.items() if isinstance(each, np.ndarray) and each.size}
+    inputs = {
+        name: {
+            "dtype": str(each.dtype),
+            "shape": list(each.shape[1:]),
+            "low": float(each.min()),
+            "high": float(each.max()),
+        }
+        for name, each in arrays.items()
+    }
+    return {"inputs": inputs} if inputs else {}
 
 
 def begin_plots(tables: Mapping[str, Path], title: str, shares: Declared) -> Callable[[], Mapping[str, bytes]]:
@@ -119,9 +144,10 @@ def touched_uplink_bits(journal: Journal, full: int) -> int | None:
     return sum(row["touched_bits"] for row in journal.rounds) or full
 
 
-def write_model(model: Arrays, path: Path) -> None:
-    """Write the global model's arrays by name to a safetensors file."""
-    write_atomically(path, save({name: np.asarray(values, order="C") for name, values in model.items()}))
+def write_model(model: Arrays, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the global model's arrays by name to a safetensors file, with metadata if there is some."""
+    arrays = {name: np.asarray(values, order="C") for name, values in model.items()}
+    write_atomically(path, save(arrays, dict(metadata) if metadata else None))
 
 
 def frozen_entry(task: Task) -> dict[str, str]:

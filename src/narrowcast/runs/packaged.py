@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from narrowcast.platform.config import not_a_mapping, read_yaml, suggest
+from narrowcast.platform.config import command, not_a_mapping, read_yaml, suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import plain_values
 from narrowcast.platform.overrides import apply_overrides
@@ -54,7 +54,7 @@ def read(name_or_path: str, folder: Traversable, what: str) -> tuple[str, str]:
         if (path / "config.yaml").is_file():
             raise UserError(
                 f"{path} is the folder of a run; to run its experiment again give {path}/config.yaml, to resume it use "
-                f"narrowcast run --resume {path.name} --output {path.parent}"
+                + command("run", "--resume", path.name, "--output", path.parent)
             ) from error
         article = "an" if what == "experiment" else "a"
         raise UserError(
@@ -75,19 +75,19 @@ def _refuse_other(word: str, what: str) -> None:
 
 
 def _is_a_study(origin: str, name: str) -> UserError:
-    return UserError(f"{origin} is a study, not an experiment; tune it with: narrowcast tune {name}")
+    return UserError(f"{origin} is a study, not an experiment; tune it with: {command('tune', name)}")
 
 
 def is_a_benchmark(origin: str, name: str) -> UserError:
     """Return the error for a benchmark in place of an experiment or a study."""
-    return UserError(f"{origin} is a benchmark of solvers; run it with: narrowcast benchmark {name}")
+    return UserError(f"{origin} is a benchmark of solvers; run it with: {command('benchmark', name)}")
 
 
 def is_an_experiment(origin: str, name: str) -> UserError:
     """Return the error for an experiment in place of a study."""
     return UserError(
-        f"{origin} is an experiment, not a study; run it with: narrowcast run {name}, or name it as experiment.base "
-        "in a study"
+        f"{origin} is an experiment, not a study; run it with: {command('run', name)}, or name it as "
+        "experiment.base in a study"
     )
 
 

@@ -193,9 +193,15 @@ class Result(FinishedRun[ResultFile]):
     def export(self, path: str | Path, model_format: ModelFormat = "safetensors") -> Path:
         """Write the trained global model to a file and return its path.
 
-        `safetensors` keeps the arrays by name; `torch` is a state_dict for `torch.load(path, weights_only=True)`.
+        `safetensors` keeps the arrays by name, with `inputs` as metadata; `torch` is a state_dict for
+        `torch.load(path, weights_only=True)`.
         """
-        return write_arrays(self.arrays(), path, model_format)
+        return write_arrays(self.arrays(), path, model_format, self.inputs)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the model takes, by name: type, shape and range; empty for runs of earlier versions and on ratings."""
+        return {name: str(each) for name, each in self.file.inputs.items()}
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the run by name.
@@ -224,7 +230,8 @@ class Result(FinishedRun[ResultFile]):
                 if name in self.final:
                     rows.append((metric_label(name), format_metric(name, self.final[name], shares) + peak))
                 if statistics := over_clients_text(name, self.final, shares):
-                    rows.append((f"{metric_label(name)} of clients", statistics))
+                    whose = "clients' own models" if self.file.personal else "clients"
+                    rows.append((f"{metric_label(name)} of {whose}", statistics))
         rows += [(goal(each, self.file), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits not in (None, self.full_uplink_bits):

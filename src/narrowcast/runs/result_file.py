@@ -26,12 +26,31 @@ class Best(BaseModel):
     round: int
 
 
+class Input(BaseModel):
+    """Inputs of a model: type, shape of a sample, and the range of the training samples."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return what a user of the exported model has to know, as text."""
+        shape = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+        if self.dtype == "uint8":  # as_input, which calls every module
+            return f"{shape} from 0 to 255, divided by 255 before the model: give it values from 0 to 1"
+        return f"{shape}, from {self.low:.4g} to {self.high:.4g} in the training samples"
+
+
 class ResultFile(BaseModel):
     """The content of `result.json`.
 
     `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
     the changed rows in float32, and for models without rows the former; None in runs of version 0.1.
-    `data_sha256` is None in runs of versions before 0.3.
+    `data_sha256` is None in runs of versions before 0.3. `personal` is true if clients have models of their own, and
+    `inputs` are what the model was trained on, by name, in runs on samples.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,6 +73,8 @@ class ResultFile(BaseModel):
     touched_uplink_bits: int | None = None
     simulated_seconds: float
     wall_seconds: float
+    personal: bool = False
+    inputs: Mapping[str, Input] = {}
     data_sha256: str | None = None
     model_sha256: str
     frozen_sha256: str | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from narrowcast.platform.config import command
 from narrowcast.platform.errors import UserError
 
 
@@ -29,7 +30,8 @@ def read_table(path: Path, needed: tuple[str, ...]) -> pa.Table:
 
 def finish_advice(folder: Path) -> str:
     """Return how to finish a run that was begun."""
-    return f"let it finish or resume it with: narrowcast run --resume {folder.name} --output {folder.parent}"
+    resume = command("run", "--resume", folder.name, "--output", folder.parent)
+    return f"let it finish or resume it with: {resume}"
 
 
 def first_line(error: Exception) -> str:

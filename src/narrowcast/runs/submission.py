@@ -84,15 +84,13 @@ def prepare(
     if isinstance(experiment, Experiment) and "backend" not in experiment.model_fields_set:
         overrides = [*overrides, "backend=ray"]  # on a cluster, a run that does not say otherwise is on Ray
         experiment = load(source, overrides)
-    files = {f"files/{place}-{path.name}": path for place, (_, path) in enumerate(_files_of(experiment))}
+    _, files = with_files(experiment)
     modules = plugins.files_of(experiment.plain())
     sha256 = _sha256([{**experiment.plain(), "name": ""}, output, _digests_of(files | modules)])
     name = name or f"{experiment.name}-{sha256[:8]}"
     experiment = load(source, [*overrides, f"name={json.dumps(name)}"])  # which refuses a name that is none
-    values = experiment.plain()
+    values, _ = with_files(experiment)
     values["tracking"]["uri"] = with_password(experiment.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI"))
-    for target, (path, _) in zip(files, _files_of(experiment), strict=True):
-        set_value(values, path, target)
     if isinstance(experiment, Experiment) and isinstance(experiment.backend, RayBackend):
         values["backend"]["address"] = None  # the cluster that the job is on
     command = shlex.join(["python", "-m", "narrowcast", "run", _CONFIG, "--continue", "--output", output])
@@ -199,6 +197,16 @@ def _of_several_runs(
     name = name or f"{values.get('name', Path(source).stem)}-{sha256[:8]}"
     words = shlex.join(["python", "-m", "narrowcast", command, _CONFIG, "--output", str(output)])
     return Submission(name, {**values, "name": name}, files, words, sha256, output, variables, None)
+
+
+def with_files(experiment: Experiment | Solve, folder: str = "") -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the plain values with the files that they name as files/... in a folder, and these files by that path."""
+    values, files = experiment.plain(), dict[str, Path]()
+    for place, (path, file) in enumerate(_files_of(experiment)):
+        target = f"files/{place}-{file.name}"
+        set_value(values, path, f"{folder}{target}")
+        files[target] = file
+    return values, files
 
 
 def _files_of(experiment: Experiment | Solve) -> list[tuple[str, Path]]:

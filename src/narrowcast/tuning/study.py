@@ -173,8 +173,8 @@ def _conclude(
     draw_study(prepared.client.study, records, file, chosen, plots)
     holdout: list[HoldoutEvaluation] = []
     if settings.holdout.trials:
-        trials = "the best trial" if len(best) == 1 else f"the best {len(best)} trials, each"
-        observe(f"hold-out evaluation of {trials} with {counted(settings.holdout.seeds, 'new seed')}")
+        of = "the best trial" if len(best) == 1 else f"the best {len(best)} trials, each"
+        observe(f"hold-out evaluation of {of} with {counted(settings.holdout.seeds, 'new seed')}")
         queue = HoldoutQueue(file, best, folder)
         dispatch(queue, pool, settings.workers)
         holdout, sent = queue.results(), store.states()

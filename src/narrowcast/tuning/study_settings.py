@@ -98,7 +98,9 @@ class StudySettings(Section):
         if on is None:
             raise ValueError(f"study.pruner.on is missing: one of {', '.join(self._metrics)}")
         if on not in self._metrics:
-            raise ValueError(f"study.pruner.on = {on!r}: should be an objective that is a metric: {', '.join(self._metrics)}")
+            raise ValueError(
+                f"study.pruner.on = {on!r}: should be an objective that is a metric: {', '.join(self._metrics)}"
+            )
         return self
 
     @property
@@ -128,6 +130,18 @@ class StudySettings(Section):
         only = next(iter(self.objectives)) if len(self.objectives) == 1 else None
         return getattr(self.pruner, "on", None) or only
 
+    def check_names(self, what: str, costs: Collection[str]) -> None:
+        """Raise `UserError` for an objective or constraint of an experiment that no data set can measure."""
+        for section in ("objectives", "constraints") if what == "experiment" else ():
+            for name in getattr(self, section):
+                if name.startswith("test."):
+                    raise _on_test(section, name)
+                if name not in costs and not name.startswith("validation."):
+                    raise UserError(
+                        f"study.{section}.{name}: should be a metric of validation, such as validation.accuracy, or "
+                        f"one of {', '.join(costs)}{suggest(name, costs)}"
+                    )
+
     def check_measured(
         self,
         what: str,
@@ -153,10 +167,7 @@ class StudySettings(Section):
                 if name in allowed:
                     continue
                 if name.startswith("test.") and name in measured:
-                    raise UserError(
-                        f"study.{section}.{name}: trials are chosen on validation; the best ones are measured on test "
-                        "afterwards (study.holdout)"
-                    )
+                    raise _on_test(section, name)
                 raise UserError(
                     f"study.{section}.{name}: no run of this {what} reports it; it reports "
                     f"{', '.join(allowed)}{suggest(name, allowed)}"
@@ -177,6 +188,13 @@ class StudySettings(Section):
             size = len(space.grid())
             return min(self.trials or size, size)
         return self.trials or 50
+
+
+def _on_test(section: str, name: str) -> UserError:
+    return UserError(
+        f"study.{section}.{name}: trials are chosen on validation; the best ones are measured on test afterwards "
+        "(study.holdout)"
+    )
 
 
 def metric_names(row: Mapping[str, Any]) -> list[str]:
