@@ -113,6 +113,7 @@ def test_a_field_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         (np.array([b"\xff", b"a"])[ROWS % 2], None, {}, "labels are bytes that are not UTF-8"),
         ((ROWS % 3).astype(object), None, {}, "Object arrays cannot be loaded"),
         (ROWS * 0.0, None, {}, "all samples are of one class"),
+        (np.array(["a", "", "b"])[ROWS % 3], None, {}, "sample 1 has no label; remove such samples"),
         (ROWS.astype(complex), None, {}, "labels are complex128"),
         (ROWS.astype("M8[s]"), None, {}, "labels are datetime64"),
         (np.ones((N, 2), int), None, {}, r"samples have labels of the shape \[60, 2\]; give one class"),
@@ -207,8 +208,22 @@ def test_missing_and_mixed_images_of_hugging_face_sets(tmp_path: Path) -> None:
     assert hub(tmp_path, {}, train=images(grey, grey)).train.features.shape == (2, 1, 4, 4)
     with pytest.raises(UserError, match="sample 1 has no image in column x; remove such samples"):
         hub(tmp_path, {}, train=images(grey, None))
+    with pytest.raises(UserError, match="image x of sample 0 cannot be read; replace it"):
+        hub(tmp_path, {}, train=images({"bytes": b"nonsense", "path": None}, grey))
     with pytest.raises(UserError, match=r"sample 1 has the shape \[1, 5, 4\]"):
         hub(tmp_path, {}, train=images(grey, Image.new("L", (4, 5))))
+
+
+@pytest.mark.parametrize("users", [np.where(ROWS == 4, np.nan, ROWS % 3), np.where(ROWS == 4, "", "u")])
+def test_a_missing_user_is_no_client(tmp_path: Path, users: Any) -> None:
+    with pytest.raises(UserError, match="sample 4 has no user; remove such samples"):
+        loaded(tmp_path, ROWS % 3, fields={"users": "who", "clients": None}, who=users)
+
+
+def test_features_without_values_are_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "e.npz", x=FEATURES[:, :0], y=ROWS % 3)
+    with pytest.raises(UserError, match=r"features have the shape \[60, 0\], with no values in a sample"):
+        NPZ(path=tmp_path / "e.npz", **WHOLE).load()
 
 
 def test_huge_numbers_are_one_line(tmp_path: Path) -> None:

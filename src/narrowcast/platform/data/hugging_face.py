@@ -131,8 +131,12 @@ class HuggingFace(OwnSamples):
         return np.asarray(values)
 
     def _images(self, split: Any, name: str, where: str) -> NDArray[Any]:
-        images = []
-        for sample, image in enumerate(split.select_columns([name])[name]):
+        images, column = [], split.select_columns([name])[name]
+        for sample in range(split.num_rows):
+            try:
+                image = column[sample]
+            except _UNREADABLE as error:
+                raise UserError(f"{where}: image {name} of sample {sample} cannot be read; replace it") from error
             if image is None:
                 raise UserError(f"{where}: sample {sample} has no image in column {name}; remove such samples")
             try:

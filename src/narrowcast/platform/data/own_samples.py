@@ -149,6 +149,8 @@ class OwnSamples(Classification):
             raise UserError(
                 f"{part.where}: features have the shape {list(features.shape)}, expected [samples, features] or more"
             )
+        if 0 in features.shape[1:]:
+            raise UserError(f"{part.where}: features have the shape {list(features.shape)}, with no values in a sample")
         if self.tokens:
             if features.dtype.kind not in "iu":
                 raise UserError(f"{part.where}: features are {features.dtype}, not whole numbers; omit data.tokens")
@@ -277,11 +279,21 @@ def _checked_labels(part: OwnPart, kinds: str, expected: str, dimensions: tuple[
             f"{part.where}: {len(labels)} samples have users of the shape {list(np.shape(part.users))}; "
             "give one user for each sample"
         )
+    users = np.asarray(() if part.users is None else part.users)
+    unknown = np.isnan(users) if users.dtype.kind == "f" else _is_empty(users)
+    for what, wrong in (("label", _is_empty(labels)), ("user", unknown)):
+        if len(missing := np.flatnonzero(wrong)):
+            raise UserError(f"{part.where}: sample {missing[0]} has no {what}; remove such samples")
     if labels.dtype.kind not in kinds:
         raise UserError(
             f"{part.where}: labels are {labels.dtype}; give {expected} for each sample, or set data.targets"
         )
     return labels
+
+
+def _is_empty(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which of the values are empty text, [n], none for other values."""
+    return values == "" if values.dtype.kind in "UT" else np.zeros(len(values), dtype=np.bool_)
 
 
 def _class_labels(part: OwnPart) -> NDArray[Any]:
