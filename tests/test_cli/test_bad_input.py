@@ -265,7 +265,7 @@ def test_what_is_missing_of_a_run_is_said_when_it_is_resumed(tmp_path: Path) -> 
     assert_refused(again, "run has finished round 1, but", "has no checkpoint any more; put one back")
     config = (tmp_path / "run" / "config.yaml").rename(tmp_path / "kept.yaml")
     again = narrowcast("run", "--resume", "run", "--output", tmp_path)
-    assert_refused(again, f"{tmp_path}/run has no config.yaml, which a run is resumed with; put it back")
+    assert_refused(again, f"{tmp_path}/run has no config.yaml any more; put it back")
     config.rename(tmp_path / "run" / "config.yaml")
     examples = Path(__file__).parents[2] / "docs" / "examples"
     other = narrowcast("run", examples / "own_everything.yaml", "--resume", "run", "--output", tmp_path)

@@ -51,8 +51,8 @@ def checked_store(config: RunConfig, output: Path) -> str:
 def check_resumable(folder: Path, changed: RunConfig | None) -> None:
     """Raise `UserError` unless the folder has a run, whose own classes are those of `changed`."""
     if not (folder / CONFIG).is_file():
-        if (folder / "journal.jsonl").is_file():
-            raise UserError(f"{folder} has no {CONFIG}, which a run is resumed with; put it back, or start again")
+        if Journal.read(folder).rounds:  # else it stopped before it wrote any
+            raise UserError(f"{folder} has no {CONFIG} any more; put it back, or start the run again")
         known = sorted(entry.parent.name for entry in folder.parent.glob(f"*/{CONFIG}"))
         raise UserError(f"no run at {folder}; runs in {folder.parent}: {', '.join(known) or 'none'}")
     if changed is not None:
