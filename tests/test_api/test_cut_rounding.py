@@ -71,7 +71,7 @@ def test_bad_input_is_one_line(small: nc.SolveResult, tmp_path: Path) -> None:
         output=tmp_path,
         progress=False,
     )
-    with pytest.raises(UserError, match="is no solve of MAXCUT"):
+    with pytest.raises(UserError, match="is not a solve of MAXCUT"):
         nc.round_cut(other)
 
 

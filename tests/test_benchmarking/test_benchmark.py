@@ -66,7 +66,7 @@ def test_every_instance_ends_in_its_own_way(file: Path, output: Path) -> None:
     result = again(file)
     rows = {row["instance"]: row for row in result.rows}
     assert [row["state"] for row in result.rows] == ["finished", "failed", "skipped", "finished"]
-    assert "is no matrix completion problem" in rows["grid.scaled_asd.seed-3"]["reason"]
+    assert "is not a matrix completion problem" in rows["grid.scaled_asd.seed-3"]["reason"]
     assert "AttributeError" in rows["matrix.cg.seed-3"]["reason"]
     assert rows["matrix.scaled_asd.seed-3"]["reached/test relative error ≤ 1e-06"] is True
     assert rows["matrix.cg.seed-3"]["reached/test relative error ≤ 1e-06"] is False

@@ -102,7 +102,7 @@ def test_a_bad_override(tmp_path: Path, override: str, phrase: str) -> None:
             ["run", "a-run"],
             "a-run is the folder of a run; to run its experiment again give a-run/config.yaml",
         ),
-        (["compare", "empty"], "empty: has no result.json, so it is no finished run; give the folder of a run"),
+        (["compare", "empty"], "empty: has no result.json, so it is not a finished run; give the folder of a run"),
         (["list", "codex"], 'nothing is listed under "codex"; known: '),
         (
             ["submit", "fedavg-digits", "--address", "nope"],

@@ -96,7 +96,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["schedule=buffered"], ["schedule = buffered: scolr as set here cannot count stale updates less; use fedavg"]),
         (
             ["targets={test.acc: 1}"],
-            ["targets.test.acc is no metric of this run; it measures test.hr@10, test.ndcg@10"],
+            ["targets.test.acc is not a metric of this run; it measures test.hr@10, test.ndcg@10"],
         ),
         (["rank"], ['"rank" is no override; write a.b=value, such as algorithm.rank=8']),
         (["algorithm={kind"], ["override algorithm, line 1, column ", "not valid YAML"]),
@@ -253,7 +253,7 @@ def test_a_malformed_tracking_uri(tmp_path: Path, uri: str, phrase: str) -> None
         (["run", "fedmf-ml1m", "--resume", "done"], ["algorithm.kind was 'scolr', now 'fedmf'"]),
         (["run", "--resume", "cut", "rounds=1"], ["cut has finished ", " rounds already and rounds = 1"]),
         (["compare", "done", "nope"], ["nope: no such folder"]),
-        (["compare", "done", "cut"], ["cut: has no result.json, so it is no finished run; ", "run --resume cut"]),
+        (["compare", "done", "cut"], ["cut: has no result.json, so it is not a finished run; ", "run --resume cut"]),
         (["compare", "done", "--plot", "x.docx"], ["x.docx: not the name of a figure; end it in one of .", ".png"]),
         (["sync", "mlartifacts"], ["mlartifacts holds no run that was tracked"]),
         (["sync", "done", "--tracking-uri", "http://[::1"], ["no MLflow store answers at http://[::1 ("]),

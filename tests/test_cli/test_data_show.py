@@ -74,7 +74,7 @@ def test_every_partition_is_drawn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], '"nothing" is no experiment, no file or folder, and no kind of data; kinds: ml-100k, '),
+        (["nothing"], '"nothing" is not an experiment, a file, a folder or a kind of data; kinds: ml-100k, '),
         (["no.csv"], "data.path = no.csv does not exist (looked for "),
         (["digits", "data.clinets=3"], "data.clinets"),
         (["digits", "rounds=3"], "rounds"),

@@ -94,7 +94,7 @@ def test_targets_summaries_and_reports_have_the_statistics(output: Path) -> None
     assert list(result.figures())[-1] == "client_metrics"
     page = result.report(output / "page.html").read_text()
     assert "Metrics of the clients" in page
-    with pytest.raises(UserError, match=r"targets.test.accuracy.mean is no metric of this run"):
+    with pytest.raises(UserError, match=r"targets.test.accuracy.mean is not a metric of this run"):
         run(output, "refused", {"targets": {"test.accuracy.mean": [0.5]}})
     with pytest.raises(UserError, match=r"targets.test.accuracy.mean = 80: the metric lies between 0 and 1"):
         run(output, "refused", {**BOTH, "targets": {"test.accuracy.variance": [80], "test.accuracy.mean": [80]}})

@@ -323,8 +323,8 @@ def break_last_rounds(folder: Path) -> None:
     ("break_run", "message"),
     [
         (break_missing_folder, "no such folder; give the folder of a run"),
-        (break_no_result, r"has no result\.json, so it is no finished run; .* --resume adaptive --output "),
-        (break_no_rounds, r"has no rounds\.parquet, so it is no finished run"),
+        (break_no_result, r"has no result\.json, so it is not a finished run; .* --resume adaptive --output "),
+        (break_no_rounds, r"has no rounds\.parquet, so it is not a finished run"),
         (break_cut_result, r"result\.json: unreadable .* --resume adaptive"),
         (break_result_key, r"result\.json: uplink_bits is missing"),
         (break_cut_rounds, r"rounds\.parquet: unreadable .*; run the experiment again"),

@@ -159,7 +159,7 @@ def test_a_solve_and_an_experiment_are_not_compared(tmp_path: Path, solved: nc.S
         ({"iterations": 0}, "iterations = 0"),
         ({"tolerance": -1}, "tolerance = -1"),
         ({"solver_seconds": 0}, "solver_seconds = 0"),
-        ({"targets": {"gap": [1]}}, "targets.gap is no metric of this run; it measures observed_error"),
+        ({"targets": {"gap": [1]}}, "targets.gap is not a metric of this run; it measures observed_error"),
         ({"solver.rank": 61, **SMALL}, "rank"),
         ({"algorithm.rank": 3}, "algorithm is unknown"),
         ({"problem": "digits"}, 'problem.kind = "digits" is unknown; known: synthetic_completion, rating_completion'),

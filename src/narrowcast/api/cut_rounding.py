@@ -180,7 +180,7 @@ def _solved(run: SolveResult | str | Path, output: Path) -> tuple[MaxCut, FloatA
     result = run if isinstance(run, SolveResult) else load_any(find_run(run, output))
     problem = result.config.problem_source.load() if isinstance(result, SolveResult) else None
     if not isinstance(result, SolveResult) or not isinstance(problem, MaxCut):
-        raise UserError(f"{result.name} is no solve of MAXCUT; give one, such as that of max-cut-g1")
+        raise UserError(f"{result.name} is not a solve of MAXCUT; give one, such as that of max-cut-g1")
     if problem.digest != result.file.problem_sha256:
         raise UserError(f"{result.name}: its graph has changed since the solve; solve it again")
     return problem, unit_vectors(result.answer()["vectors"]), float(result.final["bound"])

@@ -325,8 +325,8 @@ def benchmark(
         solvers: patterns of the solvers to use.
         backend: `local` for this process or `ray` for workers on Ray.
         address: a running Ray cluster to join; implies Ray.
-        retry: begin instances anew that failed, or whose solver did not take the problem.
-        output: folder of all runs and benchmarks. Calling `benchmark` again goes on with those that have not ended.
+        retry: restart instances that failed, or whose solver did not take the problem.
+        output: folder of all runs and benchmarks. Calling `benchmark` again continues with those that have not ended.
         progress: False for no output.
 
     """

@@ -23,9 +23,7 @@ from narrowcast.platform.errors import RunFailed
 @click.option("--workers", type=click.IntRange(1), help="Number of solves side by side; above 1 implies --backend ray.")
 @click.option("--backend", type=click.Choice(["local", "ray"]), help="Solve in this process, or on actors of Ray.")
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster to join (or auto); implies --backend ray.")
-@click.option(
-    "--retry", is_flag=True, help="Begin instances anew that failed, or whose solver did not take the problem."
-)
+@click.option("--retry", is_flag=True, help="Restart instances that failed, or whose solver did not take the problem.")
 @click.option(
     "--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs and benchmarks."
 )
@@ -43,7 +41,7 @@ def benchmark(
 ) -> None:
     """Solve every problem of a benchmark with each of its solvers: BENCHMARK is a YAML file, or a packaged one.
 
-    Each instance is a run of its own in OUTPUT/NAME. The same command goes on with a benchmark that was interrupted or
+    Each instance is a run of its own in OUTPUT/NAME. The same command continues a benchmark that was interrupted or
     killed; instances that have ended are not repeated. Without BENCHMARK the packaged ones are listed.
 
     \b
@@ -78,7 +76,7 @@ def benchmark(
         with BenchmarkDisplay(chosen.instances, prepared.left, terminal) as display:
             result = run_benchmark(prepared, display)
     except KeyboardInterrupt:
-        raise RunFailed("interrupted; the same command goes on") from None
+        raise RunFailed("interrupted; run the same command again to continue") from None
     for part in result.summary().fitting(terminal.width):
         terminal.print(part)
     click.echo(f"table   {folder / TABLE}")

@@ -17,6 +17,7 @@ from narrowcast.cli.terminal import FOLDER, console
 from narrowcast.platform.errors import RunFailed
 
 if TYPE_CHECKING:
+    from narrowcast.runs.text_table import TextTable
     from narrowcast.tuning.study_file import StudyFile
     from narrowcast.tuning.study_result import StudyResult
 
@@ -120,38 +121,38 @@ def _print_result(file: StudyFile, result: StudyResult) -> None:
     if result.elsewhere:
         click.echo(f"{result.elsewhere} trials are running in other processes; the last one evaluates on test")
     if result.holdout:
-        terminal.print(_holdout_table(result, [*objectives, *file.settings.constraints]))
+        terminal.print(f"Hold-out evaluation, {counted(len(result.holdout[0].seeds), 'new seed')}", highlight=False)
+        for part in _holdout_table(result, [*objectives, *file.settings.constraints]).fitting(terminal.width):
+            terminal.print(part)
 
 
-def _holdout_table(result: StudyResult, judged: Sequence[str]) -> Table:
+def _holdout_table(result: StudyResult, judged: Sequence[str]) -> TextTable:
     """Return the hold-out evaluations: mean and standard deviation of the metrics over the seeds, and mean costs.
 
     The costs are the bits of a trial, and those that trials are judged by, objectives and constraints.
     """
-    from narrowcast.platform.tracking.metric_labels import is_share, metric_label
-    from narrowcast.platform.tracking.units import counted
+    from narrowcast.platform.tracking.metric_labels import metric_label
+    from narrowcast.runs.text_table import Column, table_of, with_spread
     from narrowcast.tuning.study_result import format_value
     from narrowcast.tuning.study_settings import COSTS, final_costs, metric_names, trial_metrics
 
-    seeds = len(result.holdout[0].seeds)
-    table = Table(
-        title=f"Hold-out evaluation, {counted(seeds, 'new seed')}", title_justify="left", box=None, pad_edge=False
-    )
-    names = metric_names(result.holdout[0].rows[0])
-    costs = final_costs(result.holdout[0].rows[0])
+    held = result.holdout
+    costs = final_costs(held[0].rows[0])
     costs |= {metric_label(name): name for name in judged if name in COSTS and name not in costs.values()}
-    measured = (f"{metric_label(name)} (%)" if is_share(name, result.shares) else metric_label(name) for name in names)
-    for head in ("trial", *measured, *costs):
-        table.add_column(head, justify="right")
-    for each in result.holdout:
-        cells = []
-        for name in names:
-            mean, spread = (100 * value if is_share(name, result.shares) else value for value in each.metric(name))
-            shown = [f"{value:.2f}" if is_share(name, result.shares) else f"{value:.4g}" for value in (mean, spread)]
-            cells.append(" ± ".join(shown if seeds > 1 else shown[:1]))
-        spent = [format_value(cost, fmean(trial_metrics(row)[cost] for row in each.rows)) for cost in costs.values()]
-        table.add_row(str(each.trial.number), *cells, *spent)
-    return table
+
+    def cost(name: str) -> list[str]:
+        return [format_value(name, fmean(trial_metrics(row)[name] for row in each.rows)) for each in held]
+
+    return table_of(
+        [
+            Column("trial", [str(each.trial.number) for each in held]),
+            *(
+                Column(metric_label(name), [with_spread(name, *each.metric(name), result.shares) for each in held])
+                for name in metric_names(held[0].rows[0])
+            ),
+            *(Column(head, cost(name)) for head, name in costs.items()),
+        ]
+    )
 
 
 def _print_estimate(file: StudyFile) -> None:

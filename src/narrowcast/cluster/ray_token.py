@@ -51,7 +51,7 @@ def check_token() -> None:
     if folder.st_mode & 0o022 and not folder.st_mode & stat.S_ISVTX:
         raise UserError(
             f"others may replace Ray's token: {path.parent} has mode {stat.S_IMODE(folder.st_mode):o}; "
-            f"chmod 700 {path.parent}, and make the token anew"
+            f"chmod 700 {path.parent}, and make a new token"
         )
 
 

@@ -49,7 +49,7 @@ def data_source(named: str, overrides: Iterable[str]) -> DataSource:
     if section is None:
         if not Path(named).exists() and named not in packaged_experiments():
             raise UserError(
-                f'"{named}" is no experiment, no file or folder, and no kind of data; kinds: {", ".join(DATA.known())}'
+                f'"{named}" is not an experiment, a file, a folder or a kind of data; kinds: {", ".join(DATA.known())}'
             )
         return load_replicas(named, overrides)[0].data_source
     values = apply_overrides({"data": section}, overrides, Defaults(_DataSection, plugin_folders(named)))

@@ -272,13 +272,13 @@ def load_result(folder: Path) -> Result:
     for name in (RESULT, "rounds.parquet"):
         if not (folder / name).is_file():
             advice = finish_advice(folder) if (folder / CONFIG).is_file() else "give the folder of a run"
-            raise UserError(f"{folder}: has no {name}, so it is no finished run; {advice}")
+            raise UserError(f"{folder}: has no {name}, so it is not a finished run; {advice}")
     file = read_result(folder / RESULT)
     history = read_table(folder / "rounds.parquet", ("round", curves.UPLINK.column, curves.TIME.column))
     last = int(curves.column(history, "round").max(initial=0))
     if last != file.rounds:
         raise UserError(
             f"{folder}: rounds.parquet ends at round {last} and {RESULT} at round {file.rounds}, "
-            f"so it is no finished run; {finish_advice(folder)}"
+            f"so it is not a finished run; {finish_advice(folder)}"
         )
     return Result(folder, file, history)

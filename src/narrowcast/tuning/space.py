@@ -37,7 +37,7 @@ class _Range(_Dimension):
         if getattr(self, "log", False) and step not in (None, 1):
             raise ValueError("a logarithmic range has no step; leave out one of them")
         if step is not None and abs(round((high - low) / step) * step - (high - low)) > 1e-9 * (high - low):
-            raise ValueError(f"{high} is no whole number of steps of {step} above {low}; change high or step")
+            raise ValueError(f"{high} is not a whole number of steps of {step} above {low}; change high or step")
         return self
 
 
@@ -176,7 +176,7 @@ class Space:
         if not isinstance(choice, Choice) or other == path:
             known = [each for each, dimension in self.dimensions.items() if isinstance(dimension, Choice)]
             raise UserError(
-                f"space.{path}.when: {other} is no choice of this space; choices are "
+                f"space.{path}.when: {other} is not a choice of this space; choices are "
                 f"{', '.join(known) or 'none'}{suggest(other, known)}"
             )
         labels = choice.grid()

@@ -40,8 +40,8 @@ def open_storage(storage: str, timeout_seconds: float) -> BaseStorage:
         return cast(BaseStorage, _RetryingStorage(_connect(storage), timeout_seconds))
     except (ArgumentError, NoSuchModuleError) as error:
         raise UserError(
-            f'study.storage = "{shown}" is no database URL; write postgresql://user@host/name, sqlite:///file.db, or '
-            "the path of a journal file"
+            f'study.storage = "{shown}" is not a database URL; write postgresql://user@host/name, sqlite:///file.db, '
+            "or the path of a journal file"
         ) from error
     except ImportError as error:
         raise UserError(
@@ -76,7 +76,7 @@ def _open_journal(path: Path) -> BaseStorage:
         return storage
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} is no journal of a study ({error}); remove it, or give another study.storage"
+            f"{path} is not a journal of a study ({error}); remove it, or give another study.storage"
         ) from error
 
 

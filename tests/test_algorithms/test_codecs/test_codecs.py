@@ -202,7 +202,7 @@ class _Algorithm(BaseModel):
         (["entropy"], 'codec = ["entropy"]: "entropy" takes symbols; put a quantiser before it'),
         (["quantise", "cast"], '"quantise" gives symbols, but "cast" after it takes values'),
         (["cast", "entropy"], '"cast" gives bytes, but "entropy" after it takes symbols'),
-        (["rotate", "error_feedback"], '"error_feedback" must stand first'),
+        (["rotate", "error_feedback"], '"error_feedback" must come first'),
         (["rotate", "rotate"], "a codec may have each kind once"),
         ([{"kind": "quantise", "level": 3}], "codec.0.level is unknown; known here: kind, levels, norm_type, norms"),
         ([{"kind": "quantise", "levels": 0}], "codec.0.levels = 0: should be greater than or equal to 1"),

@@ -226,7 +226,7 @@ def test_a_rank_above_the_size_and_an_unknown_rank_are_refused() -> None:
         ScaledASD(rank=4).check(problem)
     with pytest.raises(UserError, match=r"^the rank of mine is not known; set solver.rank, 1 to 3$"):
         ScaledASD().init(problem, 0)
-    with pytest.raises(UserError, match=r"^\[\] is no matrix completion problem; choose another solver$"):
+    with pytest.raises(UserError, match=r"^\[\] is not a matrix completion problem; choose another solver$"):
         ScaledASD(rank=1).check([])
 
 

@@ -157,5 +157,5 @@ def test_bad_combinations_are_one_line() -> None:
         InFaceFrankWolfe(full_gain=1, partial_gain=0.5)
     with pytest.raises(UserError, match=r"solver\.radius is 3, but the trace of random_max_cut is its number"):
         Hazan(radius=3).check(RandomMaxCut(vertices=6, edges=8).load())
-    with pytest.raises(UserError, match="is no matrix completion problem"):
+    with pytest.raises(UserError, match="is not a matrix completion problem"):
         InFaceFrankWolfe().check(RandomMaxCut(vertices=6, edges=8).load())

@@ -193,7 +193,7 @@ def test_ranks_are_checked(caplog: pytest.LogCaptureFixture) -> None:
         BurerMonteiro(rank=41).check(CUT.load())
     with pytest.raises(UserError, match=r"solver.start_rank is 12; lower it to the rank 9"):
         BurerMonteiro(start_rank=12).check(CUT.load())
-    with pytest.raises(UserError, match="is no semidefinite program"):
+    with pytest.raises(UserError, match="is not a semidefinite program"):
         semidefinite_program_of(object())
 
 

@@ -195,5 +195,7 @@ def test_negative_diagonals_are_refused(sign: float) -> None:
 
 
 def test_other_problems_are_one_line() -> None:
-    with pytest.raises(UserError, match="completion is no semidefinite program; use problems such as sdpa or max_cut"):
+    with pytest.raises(
+        UserError, match="completion is not a semidefinite program; use problems such as sdpa or max_cut"
+    ):
         semidefinite_program_of(type("Other", (), {"name": "completion"})())

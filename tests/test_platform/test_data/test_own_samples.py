@@ -262,13 +262,13 @@ def test_bad_npz_files_are_user_errors(root: Path) -> None:
     path = write_npz(root / "bad.npz")
     content = path.read_bytes()
     path.write_bytes(content.replace(b"NUMPY", b"NUMPI"))
-    with pytest.raises(UserError, match=r"bad.npz: .*; write it anew with numpy.savez"):
+    with pytest.raises(UserError, match=r"bad.npz: .*; save it again with numpy.savez"):
         NPZ(path=path).load()
     path.write_bytes(content[:-40])
-    with pytest.raises(UserError, match=r"bad.npz: is no .npz file; write features and labels with numpy.savez"):
+    with pytest.raises(UserError, match=r"bad.npz: is not a .npz file; write features and labels with numpy.savez"):
         NPZ(path=path).load()
     np.save(root / "one.npy", IMAGES)
-    with pytest.raises(UserError, match=r"one.npy: is no .npz file; write features and labels with numpy.savez"):
+    with pytest.raises(UserError, match=r"one.npy: is not a .npz file; write features and labels with numpy.savez"):
         NPZ(path=root / "one.npy").load()
 
 

@@ -98,7 +98,7 @@ def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError) as caught:
         check_targets({"test.acuracy": (0.5,)}, ["test.loss", "test.accuracy"])
     assert str(caught.value) == (
-        "targets.test.acuracy is no metric of this run; it measures test.accuracy, test.loss. "
+        "targets.test.acuracy is not a metric of this run; it measures test.accuracy, test.loss. "
         'Did you mean "test.accuracy"?'
     )
 
@@ -173,6 +173,6 @@ def test_a_metric_whose_name_mlflow_refuses_is_a_target_too(tmp_path: Path) -> N
 
 
 def test_a_run_is_refused_whose_target_it_does_not_measure(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"targets.test.hr@10 is no metric of this run; it measures test.accuracy, "):
+    with pytest.raises(UserError, match=r"targets.test.hr@10 is not a metric of this run; it measures test.accuracy, "):
         prepare(load_experiment("fedavg-digits", ["targets={test.hr@10: 0.5}"]), tmp_path)
     assert list(tmp_path.iterdir()) == []

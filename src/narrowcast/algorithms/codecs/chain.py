@@ -210,7 +210,7 @@ def check_order(stages: Sequence[Stage]) -> None:
             raise ValueError(f'"{before.kind}" gives {before.gives}, but "{after.kind}" after it takes {after.takes}')
     for place, stage in enumerate(stages):
         if stage.kind == "error_feedback" and place:
-            raise ValueError('"error_feedback" must stand first, where its memory has the rows of the update')
+            raise ValueError('"error_feedback" must come first, where its memory has the rows of the update')
     kinds = [stage.kind for stage in stages]
     if len(set(kinds)) < len(kinds):
         raise ValueError(f"a codec may have each kind once, got {', '.join(kinds)}")

@@ -18,7 +18,7 @@ def check_completion(problem: Any, rank: int | None) -> None:
     """Raise `UserError` if the problem is no completion problem, or if its matrix has not this rank or is all 0."""
     if not isinstance(problem, Completion):
         raise UserError(
-            f"{getattr(problem, 'name', problem)!s:.60} is no matrix completion problem; choose another solver"
+            f"{getattr(problem, 'name', problem)!s:.60} is not a matrix completion problem; choose another solver"
         )
     least = min(problem.observed.rows, problem.observed.columns)
     if rank is None and problem.rank is None:

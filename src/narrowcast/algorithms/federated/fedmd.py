@@ -117,7 +117,7 @@ class FedMD(AlgorithmDefaults, BaseModel):
         if stateful := [stage.kind for stage in self.codec if stage.remembers]:
             raise UserError(
                 f"algorithm.codec has {stateful[0]}, which keeps state between rounds, but clients of {kind} send "
-                "outputs anew in every round; leave it out"
+                "outputs again in every round; leave it out"
             )
         check_networks(self.models, task, kind)
 

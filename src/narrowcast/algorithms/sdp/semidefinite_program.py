@@ -170,5 +170,5 @@ def semidefinite_program_of(problem: Any) -> SemidefiniteProgram:
     found = getattr(problem, "program", problem)
     if not isinstance(found, SemidefiniteProgram):
         name = getattr(problem, "name", problem)
-        raise UserError(f"{name!s:.60} is no semidefinite program; use problems such as sdpa or max_cut")
+        raise UserError(f"{name!s:.60} is not a semidefinite program; use problems such as sdpa or max_cut")
     return found

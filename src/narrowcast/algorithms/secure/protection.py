@@ -60,7 +60,7 @@ class Protection(Section):
     smallest_count: int = Field(
         1, ge=1, description="fewest clients of an item whose row is opened; for ckks and plain"
     )
-    keys: str | None = Field(None, description="folder of `narrowcast keys make`; null: made anew for the run")
+    keys: str | None = Field(None, description="folder of `narrowcast keys make`; null: made for the run")
 
     @field_validator("keys")
     @classmethod

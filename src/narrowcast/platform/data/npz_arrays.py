@@ -29,9 +29,9 @@ def npz_arrays(path: Path, content: str) -> Iterator[Any]:
     `content` is named by the advice: what to write with numpy.savez.
     """
     if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: is no .npz file; write {content} with numpy.savez")
+        raise UserError(f"{path}: is not a .npz file; write {content} with numpy.savez")
     with (
-        readable(path, _UNREADABLE, "write it anew with numpy.savez"),
+        readable(path, _UNREADABLE, "save it again with numpy.savez"),
         path.open("rb") as file,
         np.load(file, allow_pickle=False) as arrays,
     ):

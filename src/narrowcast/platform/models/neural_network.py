@@ -428,7 +428,7 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
         except Exception as error:
             raise UserError(
                 f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
-                f"{n} samples ({described(error)}); use another {noun}, or mend it"
+                f"{n} samples ({described(error)}); use another {noun}, or fix it"
             ) from error
         shapes = (1,) if section == "loss" else (1, 2)
         if not isinstance(values, Tensor) or values.ndim not in shapes or len(values) != n:
@@ -451,7 +451,7 @@ def _try_means(metric: Metric, means: FloatArray) -> None:
     except (TypeError, ValueError, IndexError) as error:
         raise UserError(
             f"model.metrics: of_means of {metric.name} returns no number of {len(means)} means "
-            f"({described(error)}); mend it"
+            f"({described(error)}); fix it"
         ) from error
 
 

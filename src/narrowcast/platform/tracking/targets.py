@@ -56,7 +56,7 @@ def check_targets(targets: Mapping[str, Sequence[float]], known: Iterable[str], 
     for name, values in targets.items():
         if name not in known:
             raise UserError(
-                f"targets.{name} is no metric of this run; it measures {', '.join(known)}{suggest(name, known)}"
+                f"targets.{name} is not a metric of this run; it measures {', '.join(known)}{suggest(name, known)}"
             )
         metric, statistic = parted(name)
         bounded = statistic not in (VARIANCE, CLIENTS) and metric.rpartition(".")[2] in shares
