@@ -16,6 +16,7 @@ from narrowcast.algorithms.local_training.graph_training import GraphTraining
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, Executor, LocalCall, Task
 from narrowcast.platform.data.block_model import BlockModel
+from narrowcast.platform.data.features import one_array
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.data.node_graph import NodeGraph
 from narrowcast.platform.data.rating_matrix import TRAIN, VALIDATION, RatingMatrix
@@ -112,7 +113,19 @@ def sequences(counts: np.ndarray) -> Samples:
     data, random = windows(counts), np.random.default_rng(0)
 
     def read(part: Labelled) -> Labelled:
-        return Labelled(part.features, random.integers(0, 7, part.features.shape))
+        return Labelled(part.features, random.integers(0, 7, one_array(part.features).shape))
+
+    return replace(data, train=read(data.train), validation=read(data.validation), test=read(data.test))
+
+
+def masked_tokens(counts: np.ndarray) -> Samples:
+    """Return texts of up to ten tokens out of seven, with masks of what is text, dealt to one client for each count."""
+    data, random = windows(counts), np.random.default_rng(0)
+
+    def read(part: Labelled) -> Labelled:
+        mask = np.arange(10) < random.integers(1, 11, (len(part), 1))
+        tokens = np.where(mask, one_array(part.features), 0)
+        return Labelled({"input_ids": tokens, "attention_mask": mask.astype(np.int64)}, part.labels)
 
     return replace(data, train=read(data.train), validation=read(data.validation), test=read(data.test))
 
@@ -136,6 +149,7 @@ def sample_sets(counts: np.ndarray) -> dict[str, Samples]:
         "labelled images": samples(counts),
         "windows of text": windows(counts),
         "tokens after each position": sequences(counts),
+        "tokens with a mask": masked_tokens(counts),
         "numbers": numbers(counts),
     }
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.platform.data.client_index import index_of_owners
+from narrowcast.platform.data.features import one_array
 from narrowcast.platform.data.image_folder import ImageFolder
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.seeds import generator
@@ -63,7 +64,7 @@ def _grey_of_classes(labels: IntArray, shares: NDArray[np.float64], random: np.r
 
 def _with_grey(images: Labelled, grey: BoolArray) -> Labelled:
     """Return the images with some of them in grey, which three equal channels hold."""
-    features = images.features.copy()
+    features = one_array(images.features).copy()
     luma = np.einsum("c,nchw->nhw", _LUMA, features[grey])
     features[grey] = np.rint(luma).astype(np.uint8)[:, None]
     return Labelled(features, images.labels)

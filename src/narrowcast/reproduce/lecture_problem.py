@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.experiment import Experiment, load_experiment
+from narrowcast.platform.data.features import one_array
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import start
@@ -44,7 +45,7 @@ class LeastSquaresProblem:
     def of(cls, data: Samples) -> LeastSquaresProblem:
         """Return the problem of a data set whose clients have equally many samples."""
         (m,) = set(data.examples.tolist())
-        features = np.hstack([data.train.features, np.ones((len(data.train), 1))], dtype=np.float64)
+        features = np.hstack([one_array(data.train.features), np.ones((len(data.train), 1))], dtype=np.float64)
         rows = features[data.order].reshape(data.n_clients, m, -1)
         targets = data.train.labels[data.order, 0].astype(np.float64).reshape(data.n_clients, m)
         transposed: FloatArray = 2 / m * rows.transpose(0, 2, 1)

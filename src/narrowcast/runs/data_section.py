@@ -13,6 +13,7 @@ from narrowcast.catalog import DATA
 from narrowcast.experiment import load_replicas, packaged_experiments
 from narrowcast.platform.config import plugin_folders, validate
 from narrowcast.platform.contracts import Dataset, DataSource
+from narrowcast.platform.data.features import described as shapes
 from narrowcast.platform.data.own_files import located
 from narrowcast.platform.data.partition import PARTITIONS
 from narrowcast.platform.data.samples import Samples
@@ -79,8 +80,7 @@ def described(data: Dataset) -> list[tuple[str, str]]:
     rows = [("name", data.name), ("source", getattr(data, "source", ""))]
     rows += [(name.replace("_", " "), f"{size:,}") for name, size in data.sizes.items()]
     if isinstance(data, Samples):
-        shape = ", ".join(["n", *map(str, data.train.features.shape[1:])])
-        rows.append(("features", f"[{shape}] {data.train.features.dtype}"))
+        rows.append(("features", shapes(data.train.features)))
         rows.append(("targets", data.targets))
         if data.targets == "classes":
             rows.append(("classes per client", _spread(classes_held(data))))

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from narrowcast.algorithms.federated.client_widths import affordable_widths, multiplications
 from narrowcast.platform.contracts import Model, Task
+from narrowcast.platform.data.features import Features, by_name, rows_of_inputs
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.module_parts import shapes_of
-from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
+from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _SHARED = ("loss", "metrics", "dtype")
@@ -81,9 +82,13 @@ class ClientNetworks:
         shapes = self._shapes(network)
         return self.packed({name: np.stack([each[name] for each in models]) for name in shapes})
 
-    def outputs(self, network: NeuralNetwork, parameters: Arrays, features: NDArray[Any]) -> NDArray[Any]:
+    def outputs(self, network: NeuralNetwork, parameters: Arrays, features: Features) -> NDArray[Any]:
         """Return the outputs of each client's network for n samples, [C, n, k]; parameters are [C, ...]."""
-        inputs = as_input(torch.from_numpy(np.array(features)), network.torch_dtype).split(_SAMPLES_AT_ONCE)
+        n_samples = len(next(iter(by_name(features).values())))
+        inputs = [
+            as_inputs(rows_of_inputs(features, slice(start, start + _SAMPLES_AT_ONCE)), network.torch_dtype)
+            for start in range(0, n_samples, _SAMPLES_AT_ONCE)
+        ]
         n_clients, found = len(next(iter(parameters.values()))), []
         for place in range(n_clients):
             module = network.loaded({name: values[place] for name, values in parameters.items()}, self.data)

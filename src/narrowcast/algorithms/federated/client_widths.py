@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from narrowcast.platform.data.features import rows_of_inputs
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.models.hidden_units import CountsMultiplications, HasHiddenUnits
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.module_parts import copy_of
-from narrowcast.platform.models.neural_network import NeuralNetwork, as_input, skeleton
+from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs, skeleton
 from narrowcast.platform.seeds import stream_keys, uniform_below
 from narrowcast.platform.types import FloatArray, IntArray
 
@@ -74,7 +75,7 @@ def multiplications(model: NeuralNetwork, data: Samples) -> int:
     """Return the floating-point operations of a network's forward pass on one sample."""
     from torch.utils.flop_counter import FlopCounterMode  # imports for a third of a second
 
-    features = as_input(torch.from_numpy(np.array(data.train.features[:1])), model.torch_dtype)
+    features = as_inputs(rows_of_inputs(data.train.features, slice(0, 1)), model.torch_dtype)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         call_module(copy_of(skeleton(model, data)), features)
     return int(counter.get_total_flops())

@@ -24,6 +24,7 @@ from narrowcast.algorithms.uploads.partial_sums import TensorSum, Weights, add_u
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
 from narrowcast.platform.client_contracts import OwnModel
 from narrowcast.platform.contracts import AlgorithmDefaults, Broadcast, Model, Task
+from narrowcast.platform.data.features import rows_of_inputs
 from narrowcast.platform.data.public_set import held_by
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
@@ -185,7 +186,7 @@ class FedMD(AlgorithmDefaults, BaseModel):
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train the networks of a chunk's clients, and send their outputs for the public samples of the round."""
         networks, n_clients = self._networks(task), len(chunk.clients)
-        features = task.data.public.features[self._rows(task, chunk.round_index)]
+        features = rows_of_inputs(task.data.public.features, self._rows(task, chunk.round_index))
         outputs = np.empty((n_clients, *broadcast[CONSENSUS].shape), broadcast[CONSENSUS].dtype)
         parameters, loss = np.empty_like(chunk.state[PARAMETERS]), np.empty(n_clients)
         examples, steps = np.empty(n_clients, np.int64), np.empty(n_clients, np.int64)
@@ -235,7 +236,8 @@ class FedMD(AlgorithmDefaults, BaseModel):
         yield replace(shared, data=labelled), np.where(new, self.public_epochs, 0)
         yield own, np.where(new, private if self.private_epochs is None else self.private_epochs, 0)
         if agreed:
-            taught = Labelled(task.data.public.features[self._rows(task, agreed)], np.array(broadcast[CONSENSUS]))
+            shown = rows_of_inputs(task.data.public.features, self._rows(task, agreed))
+            taught = Labelled(shown, np.array(broadcast[CONSENSUS]))
             digest = replace(
                 shared,
                 data=held_by(chunk.clients, task.data, taught),

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_call import Inputs, call_module
 from narrowcast.platform.models.module_parts import copy_of, trained_of
 
-Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""Map parameters [a, ...] and features [a, b, ...] of a clients to scores [a, b, K]."""
+Forward = Callable[[Mapping[str, Tensor], Inputs], Tensor]
+"""Map parameters [a, ...] and features [a, b, ...] each of a clients to scores [a, b, K]."""
 
 _ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.LeakyReLU, nn.SiLU, nn.Identity)
 _OF_LINEAR = ("weight", "bias")
@@ -69,7 +69,8 @@ def linear(layer: nn.Linear, name: str, parameters: Mapping[str, Tensor], inputs
     return torch.baddbmm(parameters[f"{name}.bias"].unsqueeze(1), inputs, weight)
 
 
-def _run_chain(layers: list[tuple[str, nn.Module]], parameters: Mapping[str, Tensor], features: Tensor) -> Tensor:
+def _run_chain(layers: list[tuple[str, nn.Module]], parameters: Mapping[str, Tensor], features: Inputs) -> Tensor:
+    assert isinstance(features, Tensor), "a chain takes no inputs by name"
     for name, layer in layers:
         if isinstance(layer, nn.Linear):
             features = linear(layer, name, parameters, features)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from narrowcast.algorithms.local_training.batched_module import gains_from_batching, layers_of, linear
 from narrowcast.platform.models.losses import CrossEntropy, Loss
+from narrowcast.platform.models.module_call import Inputs
 
 Tensors = dict[str, Tensor]
 Layers = Sequence[tuple[str, nn.Module]]
-ChainGradient = Callable[[Mapping[str, Tensor], Tensor, Tensor, Tensor], tuple[Tensors, Tensor]]
+ChainGradient = Callable[[Mapping[str, Tensor], Inputs, Tensor, Tensor], tuple[Tensors, Tensor]]
 """Map parameters [a, ...], features [a, b, ...], labels [a, b, ...] and weights [a, b] of a clients to the gradients of
 each client's weighted sum of losses, by parameter, and the losses [a, b]."""
 OutputGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -48,9 +49,14 @@ def chain_gradient(module: nn.Module, loss: Loss = _CROSS_ENTROPY) -> ChainGradi
     if any(type(layer) not in known or getattr(layer, "inplace", False) for _, layer in layers):
         return None
     at_outputs = _cross_entropy_gradient if type(loss) is CrossEntropy else partial(_loss_gradient, loss)
-    return lambda parameters, features, labels, weights: _gradient(
-        layers, at_outputs, parameters, features.flatten(2), labels, weights
-    )
+
+    def gradient(
+        parameters: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        assert isinstance(features, Tensor), "a chain takes no inputs by name"
+        return _gradient(layers, at_outputs, parameters, features.flatten(2), labels, weights)
+
+    return gradient
 
 
 def records_graph(module: nn.Module, loss: Loss) -> bool:

@@ -22,6 +22,7 @@ from narrowcast.algorithms.local_training.start_gradients import mean_gradients
 from narrowcast.algorithms.local_training.start_losses import mean_losses
 from narrowcast.algorithms.local_training.start_point import StartPoint
 from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.data.features import joined, signature
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.moving_statistics import OWN_LAYERS, packed
@@ -41,9 +42,9 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
     rows = (0, 1, 1, 0, 1, 1)  # leading client axes, whose length may differ
     # A rule's step has one learning rate.
     training = task.training if terms.rule else task.training.model_copy(update={"learning_rate": 1.0})
-    features, labels = task.data.train.features, task.data.train.labels
+    train = task.data.train
     return (
-        *(features.shape[1:], features.dtype, labels.shape[1:], labels.dtype, task.data.n_classes),
+        *(signature(train.features), signature(train.labels), task.data.n_classes),
         padded_batch(task),
         task.model,
         network_of(task).fixed_sha256(task.data),
@@ -227,7 +228,7 @@ def _check_memory(task: Task[Samples, NetworkTraining], n_clients: int) -> None:
     """Raise `MemoryError` if the features of whole clients do not fit: each is padded to the largest one."""
     if task.training.batch_size != "all":
         return
-    values = n_clients * padded_batch(task) * prod(task.data.train.features.shape[1:])
+    values = n_clients * padded_batch(task) * sum(prod(shape) for _, shape, _ in signature(task.data.train.features))
     features = network_of(task).torch_dtype.itemsize * values
     if features > psutil.virtual_memory().available:
         raise MemoryError(f"{features / 1e9:.0f} GB for the features of one step")
@@ -241,8 +242,8 @@ def _samples(calls: Sequence[LocalCall], order: IntArray) -> tuple[Labelled, Int
     taken = [call.task.data.train.take(_own(call.task.data, call.chunk.clients)) for call in calls]
     counts = _joined([call.task.data.examples[call.chunk.clients] for call in calls])
     rows = np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
-    joined = Labelled(_joined([each.features for each in taken]), _joined([each.labels for each in taken]))
-    return joined, np.concatenate([rows[client] for client in order])
+    together = Labelled(joined([each.features for each in taken]), _joined([each.labels for each in taken]))
+    return together, np.concatenate([rows[client] for client in order])
 
 
 def _own(data: Samples, clients: IntArray) -> IntArray:

@@ -35,9 +35,10 @@ from narrowcast.algorithms.local_training.local_optimizer import (
     along,
 )
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedule
+from narrowcast.platform.data.features import each_input
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_call import Inputs, call_module
 from narrowcast.platform.models.module_parts import copy_of, fixed_of, trained_of, with_values
 from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
@@ -82,11 +83,11 @@ class Steps:
 class StepBatch:
     """One step of the first `len(labels)` clients.
 
-    Shapes: features [a, b, ...]; labels [a, b, ...]; weights [a, b], a sample's share of the batch's mean, 0 for
+    Shapes: features [a, b, ...] each; labels [a, b, ...]; weights [a, b], a sample's share of the batch's mean, 0 for
     padding.
     """
 
-    features: Tensor
+    features: Inputs
     labels: Tensor
     weights: Tensor
 
@@ -104,11 +105,10 @@ class Loader:
     device: Device
     dtype: torch.dtype = torch.float32
 
-    def samples(self, places: IntArray) -> tuple[Tensor, Tensor]:
+    def samples(self, places: IntArray) -> tuple[Inputs, Tensor]:
         """Return the features and labels of the samples at these places of `own`."""
-        picked = self.data.take(self.own[places])
-        features, labels = (to_tensor(values, self.device) for values in (picked.features, picked.labels))
-        return as_input(features, self.dtype), as_target(labels, self.dtype)
+        rows = self.own[places]
+        return self._inputs(rows), as_target(to_tensor(self.data.labels[rows], self.device), self.dtype)
 
     def batches(self, schedule: BatchSchedule) -> Iterator[StepBatch]:
         """Yield the batch of each step; padding repeats a sample and has no weight."""
@@ -119,9 +119,13 @@ class Loader:
         start = 0
         for n_clients in schedule.active.tolist():
             batches = slice(start, start + n_clients)
-            features = as_input(to_tensor(self.data.features.take(rows[batches], axis=0), self.device), self.dtype)
-            yield StepBatch(features, labels[batches], weights[batches])
+            yield StepBatch(self._inputs(rows[batches]), labels[batches], weights[batches])
             start += n_clients
+
+    def _inputs(self, rows: IntArray) -> Inputs:
+        return each_input(
+            lambda values: as_input(to_tensor(values.take(rows, axis=0), self.device), self.dtype), self.data.features
+        )
 
 
 def train_network(
@@ -196,7 +200,7 @@ def gradients_of_module(module: nn.Module, loss: Loss, n_clients: int, steps: St
     return in_closed_form or _recorded(module, loss, n_clients, steps)
 
 
-SampleLosses = Callable[[Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
+SampleLosses = Callable[[Mapping[str, Tensor], Inputs, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 """Map values [a, ...], features and labels [a, b, ...] of a clients to the losses [a, b] and the parameters."""
 
 
@@ -208,7 +212,7 @@ def losses_of_module(
     # A shared tensor would be multiplied as one large product, which rounds differently from those of replicas.
     kept = of_each_client(frozen, n_clients)
 
-    def losses(values: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def losses(values: Mapping[str, Tensor], features: Inputs, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         parameters = together(values, rows_of(kept, slice(0, len(labels)))) if together else values
         return sample_losses(loss, forward(parameters, features), labels), parameters
 
@@ -225,7 +229,7 @@ def _recorded(module: nn.Module, loss: Loss, n_clients: int, steps: Steps) -> Ch
     losses_of = losses_of_module(module, loss, n_clients, steps.rebuild, steps.frozen)
 
     def gradient(
-        values: Mapping[str, Tensor], features: Tensor, labels: Tensor, weights: Tensor
+        values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
     ) -> tuple[Tensors, Tensor]:
         now = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
         losses, parameters = losses_of(now, features, labels)
@@ -269,7 +273,7 @@ def _train_each(
             for step in range(n_steps):
                 batch = int(step_starts[step]) + client
                 features, labels = loader.samples(schedule.samples[batch, : schedule.sizes[batch]])
-                features = _channels_last(features)
+                features = each_input(_channels_last, features)
                 parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
                 steps.draws.seed(client, step)
                 outputs = call_module(own_module, features, parameters if steps.rebuild else None)

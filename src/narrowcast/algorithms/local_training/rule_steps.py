@@ -24,8 +24,9 @@ from narrowcast.algorithms.local_training.network import (
     of_each_client,
     rows_of,
 )
+from narrowcast.platform.data.features import each_input
 from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.module_call import call_module
+from narrowcast.platform.models.module_call import Inputs, call_module
 from narrowcast.platform.types import FloatArray, LocalRule
 
 
@@ -99,7 +100,7 @@ def step_batches(
             size = int(schedule.sizes[place])
             features, labels = loader.samples(schedule.samples[place, :size])
             weights = torch.full((1, size), 1 / size, device=loader.device, dtype=loader.dtype)
-            batch = StepBatch(features.unsqueeze(0), labels.unsqueeze(0), weights)
+            batch = StepBatch(each_input(_with_client, features), labels.unsqueeze(0), weights)
             draws.seed(client, step)
             yield step, slice(client, client + 1), slice(place, place + 1), batch
 
@@ -118,16 +119,25 @@ def _parts(weights: Tensor, sizes: Tensor, n_parts: int) -> list[Tensor]:
     return found
 
 
+def _with_client(values: Tensor) -> Tensor:
+    """Return tensors [b, ...] with a client axis, [1, b, ...]."""
+    return values.unsqueeze(0)
+
+
+def _of_client(values: Tensor) -> Tensor:
+    return values[0]
+
+
 def gradient_of_one(module: nn.Module, loss: Loss, frozen: Tensors, steps: Steps) -> ChainGradient:
     """Return the gradient of one client, whose tensors have a leading axis of length 1."""
     kept = {name: tensor[0] for name, tensor in frozen.items()}
 
     def gradient(
-        values: Mapping[str, Tensor], features: Tensor, labels: Tensor, weights: Tensor
+        values: Mapping[str, Tensor], features: Inputs, labels: Tensor, weights: Tensor
     ) -> tuple[Tensors, Tensor]:
         now = {name: tensor[0].detach().requires_grad_() for name, tensor in values.items()}
         parameters = steps.rebuild(now, kept) if steps.rebuild else now
-        losses = loss.per_sample(call_module(module, features[0], parameters), labels[0])
+        losses = loss.per_sample(call_module(module, each_input(_of_client, features), parameters), labels[0])
         objective = (losses * weights[0]).sum() + decay_of_rebuilt(parameters, steps)
         gradients = torch.autograd.grad(objective, list(now.values()), materialize_grads=True)
         of_names = zip(now, gradients, strict=True)

@@ -25,13 +25,14 @@ from narrowcast.algorithms.local_training.local_optimizer import GradientDescent
 from narrowcast.algorithms.local_training.minibatch_schedule import BatchSize
 from narrowcast.algorithms.local_training.network import of_each_client
 from narrowcast.platform.contracts import LocalCall, Task
+from narrowcast.platform.data.features import each_input, rows_of_inputs
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.global_generators import isolated
 from narrowcast.platform.models.module_build import described
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.module_parts import trained_of
-from narrowcast.platform.models.neural_network import NeuralNetwork, as_input
+from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs
 from narrowcast.platform.section import Section
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, IntArray, LocalTerms, LocalUpdates
 
@@ -166,11 +167,12 @@ def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
     if network.all_trained:  # its parameters have no values yet
         trained = {name: torch.zeros_like(each) for name, each in trained.items()}
     some = task.data.train.take(np.arange(2) % len(task.data.train))
-    features = as_input(torch.from_numpy(some.features), network.torch_dtype)
+    features = as_inputs(some.features, network.torch_dtype)
     try:
         with torch.no_grad():
             forward, (one, two) = batched_forward(module), (of_each_client(trained, n) for n in (1, 2))
-            alone, together = forward(two, features.unsqueeze(1)), forward(one, features.unsqueeze(0))
+            alone = forward(two, each_input(lambda values: values.unsqueeze(1), features))
+            together = forward(one, each_input(lambda values: values.unsqueeze(0), features))
     except Exception as error:
         return described(error)
     if not torch.allclose(alone[:, 0], together[0], rtol=1e-3, atol=1e-5, equal_nan=True):
@@ -184,7 +186,7 @@ def _check_lone_samples(task: Task[Samples, NetworkTraining]) -> None:
     lone = int((counts == 1).sum() if size == "all" else ((counts > 0) & (counts % size == 1 % size)).sum())
     if network.all_trained or not lone:
         return
-    features = as_input(torch.from_numpy(np.array(task.data.train.features[:1])), network.torch_dtype)
+    features = as_inputs(rows_of_inputs(task.data.train.features, slice(0, 1)), network.torch_dtype)
     try:
         with isolated(0), torch.no_grad():
             call_module(deepcopy(callable_of(module_of(task), "cpu")), features)

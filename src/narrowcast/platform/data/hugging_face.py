@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from narrowcast.platform.data.own_samples import (
     natural_if_users,
     part_names,
     stacked,
+    with_images_alike,
 )
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
@@ -47,13 +47,18 @@ class HuggingFace(OwnSamples):
     """A data set that `save_to_disk` of Hugging Face's `datasets` wrote; needs `narrowcast[datasets]`.
 
     Features are a column of images, which become uint8 [channels, height, width], or of arrays of one shape, or several
-    columns of numbers side by side. Nothing is downloaded, and no code of the data set is run.
+    columns of numbers side by side; with `by_name` they are any columns, such as input_ids and attention_mask. Nothing
+    is downloaded, and no code of the data set is run.
     """
 
     kind: Literal["hugging_face"] = "hugging_face"
     path: Path = Field(description="folder that save_to_disk wrote")
     features: tuple[str, ...] = Field(
         min_length=1, description="column of images or arrays, or columns of numbers, which make up a vector"
+    )
+    by_name: bool = Field(
+        False,
+        description="each column of features is an input of its own, a keyword argument of the module",
     )
     labels: str = Field("label", description="column of the labels")
     users: str | None = Field(None, description="column of the users; partition is then natural unless it is given")
@@ -80,9 +85,8 @@ class HuggingFace(OwnSamples):
         with readable(path, _UNREADABLE, "write it with save_to_disk"):
             splits = self._splits(path, library.load_from_disk(str(path), keep_in_memory=True))
             parts = {part: self._part(f"{path} ({part})", split) for part, split in splits.items()}
-        if _kind(splits[TRAIN], self.features[0]) == "Image":
-            features = alike([each.features for each in parts.values()])
-            parts = {part: replace(parts[part], features=each) for part, each in zip(parts, features, strict=True)}
+        images = [name for name in self.features if _kind(splits[TRAIN], name) == "Image"]
+        parts = with_images_alike(parts, images if self.by_name else images and [""])
         classes = getattr(splits[TRAIN].features[self.labels], "names", None)
         return self._samples(path.name, str(path), parts, classes)
 
@@ -108,14 +112,22 @@ class HuggingFace(OwnSamples):
                 )
         if not split.num_rows:
             raise UserError(f"{where}: has no samples; leave it out, or fill it")
-        columns = [self._values(split, name, where) for name in self.features]
-        if len(columns) > 1:
-            for name, values in zip(self.features, columns, strict=True):
-                if values.ndim != 1:
-                    raise UserError(f"{where}: column {name} is no column of numbers; give it alone")
-        features = columns[0] if len(columns) == 1 and columns[0].ndim > 1 else np.stack(columns, axis=1)
+        columns = {name: self._values(split, name, where) for name in self.features}
         others = [_complete(split, name, where) for name in wanted[len(self.features) :]]
-        return OwnPart(where, features, *others)
+        return OwnPart(where, columns if self.by_name else self._vector(columns, where), *others)
+
+    def _vector(self, columns: Mapping[str, NDArray[Any]], where: str) -> NDArray[Any]:
+        """Return the one column of images or arrays, or columns of numbers side by side."""
+        first, *others = columns.values()
+        if not others and first.ndim > 1:
+            return first
+        for name, values in columns.items():
+            if values.ndim != 1:
+                raise UserError(
+                    f"{where}: column {name} is no column of numbers; give it alone, or set data.by_name if the module "
+                    "takes each column as a keyword argument"
+                )
+        return np.stack([first, *others], axis=1)
 
     def _values(self, split: Any, name: str, where: str) -> NDArray[Any]:
         """Return a column of images, arrays or numbers as one array."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from narrowcast.platform.data.classification import DEFAULT_CLIENTS, MOST_CLIENTS, Classification, check_labels
+from narrowcast.platform.data.features import rows_of_inputs
 from narrowcast.platform.data.fetch import find
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
@@ -55,7 +56,7 @@ class _IDX(Classification):
         numbers = np.full(N_CLASSES, -1)
         numbers[list(self.classes)] = np.arange(len(self.classes))
         rows = np.flatnonzero(numbers[samples.labels] >= 0)
-        return Labelled(samples.features[rows], numbers[samples.labels[rows]])
+        return Labelled(rows_of_inputs(samples.features, rows), numbers[samples.labels[rows]])
 
 
 class MNIST(_IDX):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from narrowcast.platform.data.npz_arrays import npz_arrays
@@ -22,7 +24,8 @@ class NPZ(OwnSamples):
     """Arrays `x_train`, `y_train`, `x_test`, `y_test`, as in Keras' mnist.npz, or just `x` and `y`.
 
     Also `x_validation` and `y_validation`, or `_valid`, `_val` or `_dev`. A line says which arrays are left out.
-    Features of uint8 are images with values 0 to 255. Arrays of Python objects are pickled, and refused.
+    `x_train.input_ids` and `x_train.attention_mask` are inputs by name, keyword arguments of the module. Features of
+    uint8 are images with values 0 to 255. Arrays of Python objects are pickled, and refused.
     """
 
     kind: Literal["npz"] = "npz"
@@ -45,11 +48,12 @@ class NPZ(OwnSamples):
 
     def _parts(self, path: Path, arrays: Any) -> dict[str, OwnPart]:
         stem = f"{self.features}_"
-        ends = [name.removeprefix(stem) for name in arrays.files if name.startswith(stem)]
-        suffixes = {part: f"_{end}" for part, end in part_names(ends, f"{path}: {stem}").items()}
+        ends = [name.removeprefix(stem).partition(".")[0] for name in arrays.files if name.startswith(stem)]
+        suffixes = {part: f"_{end}" for part, end in part_names(dict.fromkeys(ends), f"{path}: {stem}").items()}
         read, parts = set[str](), dict[str, OwnPart]()
         for part, end in ({TRAIN: ""} | suffixes).items():
-            names = [self.features + end, self.labels + end]
+            inputs = _inputs(arrays.files, self.features + end)
+            names = [*inputs.values(), self.labels + end]
             if self.users is not None and (part == TRAIN or self.users + end in arrays.files):
                 names.append(self.users + end)
             read |= {*names}
@@ -58,13 +62,27 @@ class NPZ(OwnSamples):
                     f"{path}: has no array {missing[0]}, only {', '.join(arrays.files) or 'nothing'}; name the arrays "
                     "with data.features, data.labels and data.users"
                 )
-            values, *others = (arrays[name] for name in names)
-            if self.channels_last:
-                if values.ndim not in (3, 4):
-                    raise UserError(f"{path}: {names[0]} has the shape {list(values.shape)}; omit data.channels_last")
-                values = np.moveaxis(values[..., np.newaxis] if values.ndim == 3 else values, -1, 1)
-            parts[part] = OwnPart(f"{path}: {names[0]}", values, *others)
+            others = [arrays[name] for name in names[len(inputs) :]]
+            if "" in inputs:
+                values = self._channels_first(arrays[names[0]], f"{path}: {names[0]}")
+                parts[part] = OwnPart(f"{path}: {names[0]}", values, *others)
+            else:
+                named = {name: arrays[stored] for name, stored in inputs.items()}
+                parts[part] = OwnPart(f"{path}: {self.features}{end}", named, *others)
         if unread := [name for name in arrays.files if name not in read]:
             shown = ", ".join(unread[:5]) + (", ..." if len(unread) > 5 else "")
             _log.warning("%s: left out: arrays %s", path, shown)
         return parts
+
+    def _channels_first(self, values: NDArray[Any], where: str) -> NDArray[Any]:
+        if not self.channels_last:
+            return values
+        if values.ndim not in (3, 4):
+            raise UserError(f"{where} has the shape {list(values.shape)}; omit data.channels_last")
+        return np.moveaxis(values[..., np.newaxis] if values.ndim == 3 else values, -1, 1)
+
+
+def _inputs(files: Sequence[str], stem: str) -> dict[str, str]:
+    """Return the arrays of a part's features by the names of inputs: those called `stem.name`, or `stem` by ""."""
+    named = {name.removeprefix(f"{stem}."): name for name in files if name.startswith(f"{stem}.")}
+    return {"": stem} if stem in files or not named else named

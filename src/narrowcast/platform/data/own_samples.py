@@ -18,6 +18,8 @@ from narrowcast.platform.data.classification import (
     Splits,
     hold_out,
 )
+from narrowcast.platform.data.features import Features, by_name, signature
+from narrowcast.platform.data.images import alike
 from narrowcast.platform.data.partition import Natural
 from narrowcast.platform.data.samples import Labelled, Samples, Targets
 from narrowcast.platform.errors import UserError
@@ -43,11 +45,12 @@ _log = logging.getLogger(__name__)
 class OwnPart:
     """Samples as they were read, whose place in messages is `where`.
 
-    Shapes: features [n, ...]; labels [n] or [n, k], numbers or text; users [n], if the samples have users.
+    Shapes: features [n, ...], or a mapping of such by name; labels [n] or [n, k], numbers or text; users [n], if the
+    samples have users.
     """
 
     where: str
-    features: NDArray[Any]
+    features: Features
     labels: NDArray[Any]
     users: NDArray[Any] | None = None
 
@@ -100,7 +103,8 @@ class OwnSamples(Classification):
         _check_alike(ready, parts)
         n_classes = len(known)
         if targets == "tokens":
-            n_classes = 1 + max(int(array.max()) for each in ready.values() for array in (each.features, each.labels))
+            texts = (array for each in ready.values() for array in (each.labels, *_texts(each.features, each.labels)))
+            n_classes = 1 + max(int(array.max()) for array in texts)
             if n_classes > _MOST_TOKENS:
                 raise UserError(
                     f"{train_part.where}: has the token {n_classes - 1}; number tokens from 0, up to {_MOST_TOKENS - 1}"
@@ -142,8 +146,10 @@ class OwnSamples(Classification):
         rows = np.flatnonzero(np.isin(numbers, chosen))
         return self.clients, train.take(rows), np.searchsorted(chosen, numbers[rows]), ids[chosen]
 
-    def _features(self, part: OwnPart) -> NDArray[Any]:
-        """Return features as uint8, float32 or, for tokens, int64."""
+    def _features(self, part: OwnPart) -> Features:
+        """Return features as uint8, float32 or, for tokens, int64; those with names as `_named_input` does."""
+        if isinstance(part.features, Mapping):
+            return {name: _named_input(values, f"{part.where}: {name}") for name, values in part.features.items()}
         features = np.asarray(part.features)
         if features.ndim < 2:
             raise UserError(
@@ -158,20 +164,53 @@ class OwnSamples(Classification):
         if features.dtype.kind not in "buif":
             raise UserError(f"{part.where}: features are {features.dtype}; convert them to numbers")
         if features.dtype != np.uint8:
-            with np.errstate(over="ignore"):  # what overflows is found below
-                features = features.astype(np.float32)
-            if len(wrong := np.argwhere(~np.isfinite(features.reshape(len(features), -1)))):
-                raise UserError(
-                    f"{part.where}: sample {wrong[0][0]} has a feature that is no finite float32 number; "
-                    "replace missing values"
-                )
+            features = _finite(features, part.where)
         return np.array(features, order="C")  # torch needs a writable array
+
+
+def _named_input(values: NDArray[Any], where: str) -> NDArray[Any]:
+    """Return an input with a name: images and bool as they are, other whole numbers as int64, fractions as float32.
+
+    Of uint8, arrays of three or more dimensions are images.
+    """
+    values = np.asarray(values)
+    if values.dtype.kind not in "buif":
+        raise UserError(f"{where} is {values.dtype}; convert it to numbers")
+    if not values.ndim:
+        raise UserError(f"{where} is a single number; give an array [samples, ...]")
+    if values.dtype.kind == "f":
+        values = _finite(values, where)
+    elif values.dtype.kind in "iu" and not (values.dtype == np.uint8 and values.ndim >= 3):
+        if values.dtype == np.uint64 and values.max(initial=0) > np.iinfo(np.int64).max:
+            raise UserError(f"{where} has whole numbers of 2^63 or more; number what they stand for from 0")
+        values = values.astype(np.int64)
+    return np.array(values, order="C")  # torch needs a writable array
+
+
+def _finite(features: NDArray[Any], where: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # what overflows is found below
+        numbers = features.astype(np.float32)
+    if len(wrong := np.argwhere(~np.isfinite(numbers.reshape(len(numbers), -1)))):
+        raise UserError(
+            f"{where}: sample {wrong[0][0]} has a feature that is no finite float32 number; replace missing values"
+        )
+    return numbers
 
 
 def natural_if_users(values: Any) -> Any:
     """Return the values of a section with `partition: natural` if it names users and no partition."""
     named = isinstance(values, Mapping) and values.get("users") is not None and "partition" not in values
     return {**values, "partition": Natural()} if named else values
+
+
+def with_images_alike(parts: Mapping[str, OwnPart], images: Iterable[str]) -> dict[str, OwnPart]:
+    """Return the parts with images of the same channels in all of them; `images` names inputs, "" the one array."""
+    found = dict(parts)
+    for name in images:
+        arrays = alike([np.asarray(by_name(part.features)[name]) for part in found.values()])
+        for (key, part), array in zip(list(found.items()), arrays, strict=True):
+            found[key] = replace(part, features={**by_name(part.features), name: array} if name else array)
+    return found
 
 
 def part_names(there: Iterable[str], where: str) -> dict[str, str]:
@@ -265,13 +304,14 @@ def _labels(part: OwnPart, targets: Targets, known: NDArray[Any]) -> NDArray[Any
 def _checked_labels(part: OwnPart, kinds: str, expected: str, dimensions: tuple[int, ...]) -> NDArray[Any]:
     """Return the labels; raise `UserError` if there are none, or they have another type or shape."""
     labels = part.labels
-    if not np.ndim(part.features):
-        raise UserError(f"{part.where}: features are a single number; give an array [samples, features] or more")
-    if labels.ndim not in dimensions or len(labels) != len(part.features):
-        raise UserError(
-            f"{part.where}: {len(part.features)} samples have labels of the shape {list(labels.shape)}; "
-            f"give {expected} for each sample"
-        )
+    for name, values in by_name(part.features).items():
+        if not np.ndim(values):
+            raise UserError(f"{part.where}: features are a single number; give an array [samples, features] or more")
+        if labels.ndim not in dimensions or len(labels) != len(values):
+            raise UserError(
+                f"{part.where}: {len(values)} samples {f'of {name} ' * bool(name)}have labels of the shape "
+                f"{list(labels.shape)}; give {expected} for each sample"
+            )
     if len(labels) == 0:
         raise UserError(f"{part.where}: has no samples; leave it out, or fill it")
     if part.users is not None and np.shape(part.users) != labels.shape[:1]:
@@ -327,12 +367,20 @@ def _numbers(part: OwnPart) -> NDArray[np.float32]:
 def _next_tokens(part: OwnPart) -> IntArray:
     """Return the token that follows each position, [n, length]."""
     labels = _checked_labels(part, "ui", "the token that follows each position", (2,)).astype(np.int64)
-    if labels.shape != np.shape(part.features) or min(labels.min(), np.min(part.features)) < 0:
+    texts = _texts(part.features, labels)
+    if not texts or min(int(array.min()) for array in (labels, *texts)) < 0:
+        got = ", ".join(f"{name} {list(np.shape(values))}".lstrip() for name, values in by_name(part.features).items())
         raise UserError(
-            f"{part.where}: labels are tokens {list(labels.shape)} for features {list(np.shape(part.features))}; "
+            f"{part.where}: labels are tokens {list(labels.shape)} for features {got}; "
             "both have one shape, and tokens are 0 or more"
         )
     return labels
+
+
+def _texts(features: Features, labels: IntArray) -> list[NDArray[Any]]:
+    """Return the features that are tokens of the positions that labels follow: whole numbers of the labels' shape."""
+    arrays = map(np.asarray, by_name(features).values())
+    return [each for each in arrays if each.shape == labels.shape and each.dtype.kind in "iu"]
 
 
 def _numbered(part: OwnPart, known: NDArray[Any]) -> IntArray:
@@ -354,9 +402,12 @@ def _numbered(part: OwnPart, known: NDArray[Any]) -> IntArray:
 def _check_alike(ready: Mapping[str, Labelled], parts: Mapping[str, OwnPart]) -> None:
     for key, each in ready.items():
         for what in ("features", "labels"):
-            got, expected = (getattr(samples, what) for samples in (each, ready[TRAIN]))
-            if got.shape[1:] != expected.shape[1:] or got.dtype != expected.dtype:
+            got, expected = (_of_a_sample(getattr(samples, what)) for samples in (each, ready[TRAIN]))
+            if got != expected:
                 raise UserError(
-                    f"{parts[key].where}: {what} of a sample are {list(got.shape[1:])} of {got.dtype}, those of the "
-                    f"training samples {list(expected.shape[1:])} of {expected.dtype}"
+                    f"{parts[key].where}: {what} of a sample are {got}, those of the training samples {expected}"
                 )
+
+
+def _of_a_sample(features: Features) -> str:
+    return ", ".join(f"{name} {list(shape)} of {np.dtype(of)}".lstrip() for name, shape, of in signature(features))

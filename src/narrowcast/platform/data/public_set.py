@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from narrowcast.platform.data.features import Features, described
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
@@ -62,8 +62,8 @@ def _other_set(name: Set, train: Labelled, n_classes: int) -> Labelled:
     kinds: dict[str, Any] = {"mnist": MNIST, "fashion-mnist": FashionMNIST, "cifar-10": CIFAR10}
     other: Samples = kinds[name](clients=1, validation_share=0.0).load()
 
-    def of(features: NDArray[Any], classes: int) -> str:
-        return f"{list(features.shape[1:])} {features.dtype} in {classes} classes"
+    def of(features: Features, classes: int) -> str:
+        return f"{described(features)} in {classes} classes"
 
     got, wanted = of(other.train.features, other.n_classes), of(train.features, n_classes)
     if got != wanted:

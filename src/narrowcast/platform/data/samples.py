@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.data.client_index import ClientIndex, index_of_owners
+from narrowcast.platform.data.features import Features, by_name, rows_of_inputs
 from narrowcast.platform.data.held_out import deal_alike
 from narrowcast.platform.types import IntArray
 
@@ -24,19 +25,25 @@ Targets = Literal["classes", "tokens", "numbers"]
 class Labelled:
     """n samples with their targets.
 
-    Shapes: features [n, ...], uint8 (0 to 255), float32, or int64 tokens. Labels are classes [n] int64, the tokens that
-    follow each position [n, length] int64, or numbers [n, k] float32.
+    Features are one array [n, ...], or a mapping of them by the names of the module's arguments. A module gets uint8 (0
+    to 255) scaled to 0 to 1, numbers with fractions in the type of its parameters, and other whole numbers and bool as
+    they are. Labels are classes [n] int64, the tokens that follow each position [n, length] int64, or numbers [n, k]
+    float32.
     """
 
-    features: NDArray[Any]
+    features: Features
     labels: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.features, Mapping):  # of an order, and of no caller's
+            object.__setattr__(self, "features", dict(sorted(self.features.items())))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: IntArray) -> Labelled:
         """Return a copy of the samples at `rows`."""
-        return Labelled(self.features[rows], self.labels[rows])
+        return Labelled(rows_of_inputs(self.features, rows), self.labels[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +145,12 @@ class Samples:
     def digest(self) -> str:
         """The sha256 of all content that a run can observe."""
         hasher = hashlib.sha256(f"{self.name}\0{self.n_classes}".encode())
-        arrays = [self.order, self.indptr]
+        arrays = [("", self.order), ("", self.indptr)]
         parts = (self.train, self.validation, self.test)
         for part in parts if self.public is None else (*parts, self.public):
-            arrays += [part.features, part.labels]
-        for array in arrays:
-            hasher.update(f"\0{array.dtype.str}\0{array.shape}".encode())
+            arrays += [*by_name(part.features).items(), ("", part.labels)]
+        for name, array in arrays:
+            hasher.update(f"{name}\0{array.dtype.str}\0{array.shape}".encode())
             hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from narrowcast.platform.contract_checks import method_of, naming, noun
 from narrowcast.platform.contracts import Dataset, DataSource
+from narrowcast.platform.data.features import by_name, described
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.data.node_graph import UNKNOWN, NodeGraph
 from narrowcast.platform.data.rating_matrix import RatingMatrix
@@ -106,10 +107,17 @@ def check_held_out(data: Dataset) -> None:
 
 def _check_samples(data: Samples, split: str) -> None:
     part: Labelled = getattr(data, split)
-    n_features, n_labels = len(part.features), len(part.labels)
-    _require(n_features == n_labels, f"{split} has {n_features} features and {n_labels} labels")
+    arrays, trained, n_labels = by_name(part.features), by_name(data.train.features), len(part.labels)
+    for name, values in arrays.items():
+        named = f"features {name}".rstrip()
+        _require(len(values) == n_labels, f"{split} has {len(values)} {named} and {n_labels} labels")
     if split != "train":
-        same = n_labels and np.shares_memory(part.features, data.train.features)
+        shapes = [{name: values.shape[1:] for name, values in each.items()} for each in (arrays, trained)]
+        _require(
+            shapes[0] == shapes[1],
+            f"{split} has features {described(part.features)} and train {described(data.train.features)}",
+        )
+        same = n_labels and any(np.shares_memory(values, trained[name]) for name, values in arrays.items())
         _require(not same, f"{split} and train are the same samples")
         owners = data.held_out_users.get(split, np.full(n_labels, -1))
         _require(len(owners) == n_labels, f"held_out_users has {len(owners)} {split} samples of {n_labels}")

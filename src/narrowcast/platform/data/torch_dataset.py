@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +11,15 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from narrowcast.platform import plugins
 from narrowcast.platform.data.images import SixteenBits, alike, pixels
-from narrowcast.platform.data.own_samples import TEST, TRAIN, VALIDATION, OwnPart, OwnSamples, stacked
+from narrowcast.platform.data.own_samples import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    OwnPart,
+    OwnSamples,
+    stacked,
+    with_images_alike,
+)
 from narrowcast.platform.data.samples import Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
@@ -24,7 +31,7 @@ class TorchDataset(OwnSamples):
 
     The factory returns one Dataset with `len`, or a mapping with those of `train`, `test` and `validation`. An item is
     (features, label), or (features, label, user), for the partition `natural`; features are tensors, arrays or PIL
-    images. All items are read once and kept in memory.
+    images, or a dict of them by the names of the module's arguments. All items are read once and kept in memory.
 
     Importing the factory runs its module's code, so name only code that you would run yourself.
     """
@@ -55,15 +62,13 @@ class TorchDataset(OwnSamples):
         if TRAIN not in datasets:
             raise UserError(f"{where} returned no train, only {', '.join(map(str, datasets)) or 'nothing'}")
         read = {name: _read(dataset, f"{where} ({name})", self.sixteen_bits) for name, dataset in datasets.items()}
-        parts = {name: part for name, (part, _) in read.items()}
-        if all(images for _, images in read.values()):
-            features = alike([part.features for part in parts.values()])
-            parts = {name: replace(parts[name], features=each) for name, each in zip(parts, features, strict=True)}
+        images = frozenset.intersection(*(images for _, images in read.values()))
+        parts = with_images_alike({name: part for name, (part, _) in read.items()}, images)
         return self._samples(self.factory.partition(":")[2], self.factory, parts)
 
 
-def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart, bool]:
-    """Return the samples of a Dataset, and whether their features were images."""
+def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart, frozenset[str]]:
+    """Return the samples of a Dataset, and the names of inputs that were images, "" for the one array."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{where} is {type(dataset).__name__}; it must be a Dataset with a length, not iterable only")
     items = []
@@ -77,10 +82,29 @@ def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart,
     if not items:
         raise UserError(f"{where}: has no samples; leave it out, or fill it")
     features, *others = zip(*items, strict=True)
-    images = all(map(_is_image, features))
     labels, *users = (_column(values, f"{where}: labels or users") for values in others)
-    arrays = [_array(value, f"{where}: sample {sample}", sixteen_bits) for sample, value in enumerate(features)]
-    return OwnPart(where, stacked(alike(arrays) if images else arrays, where), labels, *users), images
+    inputs, images = {}, frozenset[str]()
+    for name, values in _by_name(features, where).items():
+        arrays = [_array(value, f"{where}: sample {sample}", sixteen_bits) for sample, value in enumerate(values)]
+        if all(map(_is_image, values)):
+            arrays, images = alike(arrays), images | {name}
+        inputs[name] = stacked(arrays, f"{where}: {name}" if name else where)
+    return OwnPart(where, inputs.get("", inputs), labels, *users), images
+
+
+def _by_name(features: Sequence[Any], where: str) -> dict[str, list[Any]]:
+    """Return the values of each input of the samples; the name of the one input of samples without names is empty."""
+    if not isinstance(features[0], Mapping):
+        return {"": list(features)}
+    names = features[0].keys()
+    for sample, values in enumerate(features):
+        if not isinstance(values, Mapping) or values.keys() != names:
+            got = ", ".join(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+            raise UserError(
+                f"{where}: sample {sample} has the inputs {got}, and the first {', '.join(map(str, names))}; give all "
+                "samples the same"
+            )
+    return {str(name): [values[name] for values in features] for name in names}
 
 
 def _column(values: Sequence[Any], where: str) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -30,7 +30,7 @@ class Softmax(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return one linear layer on the flattened features."""
-        return nn.Sequential(nn.Flatten(), nn.Linear(_n_features(data), self.n_outputs(data)))
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(_shape(data, self.kind)), self.n_outputs(data)))
 
 
 class MLP(NeuralNetwork):
@@ -42,7 +42,7 @@ class MLP(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return alternating linear layers and ReLU on the flattened features."""
-        widths = (_n_features(data), *self.hidden)
+        widths = (prod(_shape(data, self.kind)), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
@@ -73,7 +73,7 @@ class CNN(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return two convolutions with pooling and two linear layers."""
-        depth, height, width = _image_shape(data)
+        depth, height, width = _image_shape(data, self.kind)
         first, second = self.channels
         return nn.Sequential(
             nn.Conv2d(depth, first, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),  # ReLU commutes with the maximum
@@ -111,7 +111,7 @@ class VGG9(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return convolutions in pairs, each pair followed by pooling, and three linear layers."""
-        depth, height, width = _image_shape(data)
+        depth, height, width = _image_shape(data, self.kind)
         layers: list[nn.Module] = []
         for place, (before, after) in enumerate(pairwise((depth, *self.channels))):
             layers += [nn.Conv2d(before, after, 3, padding=1), *([nn.MaxPool2d(2)] if place % 2 else []), nn.ReLU()]
@@ -160,6 +160,7 @@ class CharLSTM(NeuralNetwork):
 
     def module(self, data: Samples) -> nn.Module:
         """Return an embedding, an LSTM, and a linear layer on its last output, or on each if these are the targets."""
+        _shape(data, self.kind)
         if not data.n_classes:
             raise UserError(
                 f"model.kind = {self.kind} predicts tokens, but the targets of {data.name} are numbers; use mlp"
@@ -207,8 +208,8 @@ class CharLSTM(NeuralNetwork):
 class TorchModule(NeuralNetwork):
     """A user's torch module: `factory` is called with `arguments` and returns the module.
 
-    The module is called with a batch of features and returns scores [n, classes]; for other targets and losses, see
-    `NeuralNetwork`. Features are [n, channels, height,
+    The module is called with a batch of features, or with keyword arguments if the samples have inputs by name, and
+    returns scores [n, classes]; for other targets and losses, see `NeuralNetwork`. Features are [n, channels, height,
     width] float32 from 0 to 1 for image sets ([n, 1, 28, 28] for `mnist`, [n, 3, 32, 32] for `cifar-10`), [n, 64]
     float32 for `digits`, [n, 60] float32 for `synthetic`, [n, 80] int64 tokens for `shakespeare`. Modules with
     dropout are trained client by client, with keyed draws; modules with batch norm need `statistics`.
@@ -243,12 +244,19 @@ class TorchModule(NeuralNetwork):
         return f"model.factory = {self.factory}"
 
 
-def _n_features(data: Samples) -> int:
-    return prod(data.train.features.shape[1:])
+def _shape(data: Samples, kind: str) -> tuple[int, ...]:
+    """Return the shape of a sample; raise `UserError` if it has several inputs."""
+    features = data.train.features
+    if isinstance(features, Mapping):
+        raise UserError(
+            f"model.kind = {kind} takes one array, and {data.name} has inputs by name ({', '.join(features)}); use "
+            "model.kind = torch, whose module takes them as keyword arguments"
+        )
+    return features.shape[1:]
 
 
-def _image_shape(data: Samples) -> tuple[int, int, int]:
-    shape = data.train.features.shape[1:]
+def _image_shape(data: Samples, kind: str) -> tuple[int, int, int]:
+    shape = _shape(data, kind)
     if len(shape) != 3:
         raise UserError(
             f"{data.name} has features of shape {list(shape)}, but a convolution needs [channels, height, width]; "

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from narrowcast.platform.client_contracts import ClientSplit
 from narrowcast.platform.contracts import Dataset, Split
+from narrowcast.platform.data.features import Features, each_input, rows_of_inputs
+from narrowcast.platform.data.features import described as shapes
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.global_generators import isolated
@@ -23,7 +25,7 @@ from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_c
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
 from narrowcast.platform.models.module_build import build_module, described, seeded_draws, shapes_alone
-from narrowcast.platform.models.module_call import call_module, check_tensor, select_output
+from narrowcast.platform.models.module_call import Inputs, call_module, check_tensor, select_output
 from narrowcast.platform.models.module_parts import (
     arrays_of,
     copy_of,
@@ -64,8 +66,8 @@ class NeuralNetwork(Section):
     buffers are those that the seed gives in every process, and are never sent. A subclass may have a field `output`,
     see `select_output`.
     Inputs are as `as_input` gives them: images [n, channels, height, width] from 0 to 1, other features [n, features],
-    both in `dtype`, text [n, length] as int64 tokens. Outputs are scores [n, classes] for classes, scores
-    [n, length, tokens] for tokens, and predictions [n, k] for numbers.
+    both in `dtype`, text [n, length] as int64 tokens; or several of them by name. Outputs are scores [n, classes] for
+    classes, scores [n, length, tokens] for tokens, and predictions [n, k] for numbers.
     """
 
     loss: Annotated[Loss, LOSSES] | None = Field(
@@ -149,9 +151,9 @@ class NeuralNetwork(Section):
         with seeded_draws(seed):
             return build_module(lambda: self.module(data), self.torch_dtype, lambda: self._few(data.train), self.named)
 
-    def _few(self, samples: Labelled) -> Tensor:
+    def _few(self, samples: Labelled) -> Inputs:
         """Return two samples as the module takes them, perhaps one twice."""
-        return as_input(torch.from_numpy(samples.take(np.arange(2) % len(samples)).features), self.torch_dtype)
+        return as_inputs(samples.take(np.arange(2) % len(samples)).features, self.torch_dtype)
 
     def loaded(self, parameters: Arrays, data: Samples) -> nn.Module:
         """Return the module with these values of what is trained, in evaluation mode."""
@@ -242,14 +244,12 @@ class NeuralNetwork(Section):
         try:
             trial = self.trial(data)
             with torch.no_grad():
-                features = as_input(torch.from_numpy(some.features), self.torch_dtype)
-                outputs = check_tensor(module, call_module(module.eval(), features))
+                outputs = check_tensor(module, call_module(module.eval(), as_inputs(some.features, self.torch_dtype)))
         except UserError as error:
             raise UserError(f"{self.named}: {error}") from error
         except Exception as error:
-            shape = ", ".join(["n", *map(str, data.train.features.shape[1:])])
             raise UserError(
-                f"{self.named} does not take the features of {data.name}, a tensor [{shape}] "
+                f"{self.named} does not take the features of {data.name}, {shapes(data.train.features)} "
                 f"({described(error)}); the module must map it to {expected}"
             ) from error
         if outputs.shape[1:] != wanted:
@@ -386,7 +386,7 @@ class NeuralNetwork(Section):
             part: slice | IntArray = slice(start, start + _SAMPLES_AT_ONCE)
             part = part if rows is None else rows[part]
             with torch.no_grad(), self.evaluation_draws(data):
-                outputs = call_module(module, as_input(torch.from_numpy(np.array(samples.features[part])), dtype))
+                outputs = call_module(module, as_inputs(rows_of_inputs(samples.features, part), dtype))
                 targets = as_target(torch.from_numpy(np.array(samples.labels[part])), dtype)
                 values = {name: each.per_sample(outputs, targets).to(torch.float64) for name, each in parts}
             for name, of_samples in values.items():
@@ -489,8 +489,13 @@ def _with_fixed_values(model: NeuralNetwork, data: Samples, seed: int) -> tuple[
     return module.train(), fixed_sha256(module)
 
 
+def as_inputs(features: Features, dtype: torch.dtype) -> Inputs:
+    """Return copies of features as a module of this type takes them, by name if they have names."""
+    return each_input(lambda values: as_input(torch.from_numpy(np.array(values)), dtype), features)
+
+
 def as_input(features: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return features as a module of this type takes them: uint8 scaled to 0 to 1, tokens unchanged."""
+    """Return features as a module of this type takes them: uint8 scaled to 0 to 1, tokens and masks unchanged."""
     return features.to(dtype) / 255 if features.dtype == torch.uint8 else as_target(features, dtype)
 
 
