@@ -14,6 +14,7 @@ from narrowcast.platform.data.graph_npz import GraphNPZ
 from narrowcast.platform.data.hugging_face import HuggingFace
 from narrowcast.platform.data.ncf import NCF
 from narrowcast.platform.data.npz import NPZ
+from narrowcast.platform.data.torch_dataset import TorchDataset
 from narrowcast.platform.errors import UserError
 
 N = 60
@@ -224,6 +225,26 @@ def test_features_without_values_are_one_line(tmp_path: Path) -> None:
     np.savez(tmp_path / "e.npz", x=FEATURES[:, :0], y=ROWS % 3)
     with pytest.raises(UserError, match=r"features have the shape \[60, 0\], with no values in a sample"):
         NPZ(path=tmp_path / "e.npz", **WHOLE).load()
+
+
+def torch_dataset(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    name = f"data_of_{folder.name}_{len(body)}"
+    (folder / f"{name}.py").write_text(f"import numpy as np\nimport torch\ndef make():\n    return {body}\n")
+    monkeypatch.syspath_prepend(folder)
+    return TorchDataset(factory=f"{name}:make", **WHOLE).load()
+
+
+def test_items_of_torch_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "[(torch.ones(3, dtype=torch.bfloat16), torch.tensor(float(i % 2))) for i in range(9)]"
+    assert torch_dataset(tmp_path, body, monkeypatch).n_classes == 2
+    data = torch_dataset(
+        tmp_path, "{k: [(np.ones(3), i % 2) for i in range(4)] for k in ('train', 'val')}", monkeypatch
+    )
+    assert [len(data.train), len(data.validation)] == [4, 4]
+    with pytest.raises(UserError, match="sample 0 has a number, and sample 1 has text; give one"):
+        torch_dataset(tmp_path, "[(np.ones(3), 'a' if i == 1 else i) for i in range(4)]", monkeypatch)
+    with pytest.raises(UserError, match="sample 3 has None; remove such samples"):
+        torch_dataset(tmp_path, "[(np.ones(3), None if i == 3 else i % 2) for i in range(8)]", monkeypatch)
 
 
 def test_huge_numbers_are_one_line(tmp_path: Path) -> None:

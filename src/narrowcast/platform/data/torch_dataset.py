@@ -12,11 +12,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from narrowcast.platform import plugins
 from narrowcast.platform.data.images import SixteenBits, alike, pixels
 from narrowcast.platform.data.own_samples import (
-    TEST,
     TRAIN,
-    VALIDATION,
     OwnPart,
     OwnSamples,
+    part_names,
     stacked,
     with_images_alike,
 )
@@ -57,11 +56,12 @@ class TorchDataset(OwnSamples):
         except Exception as error:
             raise UserError(f"{where} failed: {plugins.said(error)}") from error
         datasets = dict(built) if isinstance(built, Mapping) else {TRAIN: built}
-        if unknown := [str(name) for name in datasets if name not in (TRAIN, VALIDATION, TEST)]:
+        names = part_names(map(str, datasets), where)
+        if unknown := [str(name) for name in datasets if name not in names.values()]:
             raise UserError(f"{where} returned {', '.join(unknown)}; it must return train, validation and test")
-        if TRAIN not in datasets:
+        if TRAIN not in names:
             raise UserError(f"{where} returned no train, only {', '.join(map(str, datasets)) or 'nothing'}")
-        read = {name: _read(dataset, f"{where} ({name})", self.sixteen_bits) for name, dataset in datasets.items()}
+        read = {part: _read(datasets[name], f"{where} ({name})", self.sixteen_bits) for part, name in names.items()}
         images = frozenset.intersection(*(images for _, images in read.values()))
         parts = with_images_alike({name: part for name, (part, _) in read.items()}, images)
         return self._samples(self.factory.partition(":")[2], self.factory, parts)
@@ -112,6 +112,10 @@ def _column(values: Sequence[Any], where: str) -> NDArray[Any]:
     if (missing := next((sample for sample, value in enumerate(values) if value is None), None)) is not None:
         raise UserError(f"{where}: sample {missing} has None; remove such samples")
     arrays = [np.asarray(_array(value, where)) for value in values]
+    text = [each.dtype.kind in "UT" for each in arrays]
+    if any(text) and not all(text):
+        number, words = text.index(False), text.index(True)
+        raise UserError(f"{where}: sample {number} has a number, and sample {words} has text; give one or the other")
     return stacked([each.reshape(()) if each.size == 1 else each for each in arrays], where)
 
 
@@ -122,7 +126,8 @@ def _is_image(value: Any) -> bool:
 def _array(value: Any, where: str, sixteen_bits: SixteenBits = "refuse") -> Any:
     """Return tensors and PIL images as arrays, without importing torch."""
     if hasattr(value, "detach"):
-        return value.detach().cpu().numpy()
+        tensor = value.detach().cpu()
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # NumPy has no bfloat16
     if not _is_image(value):
         return value
     try:
