@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import narrowcast as nc
+from command_line import assert_refused, narrowcast
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -100,6 +101,17 @@ def test_the_namespace_of_algorithms_lists_its_classes_as_the_others_do() -> Non
     assert repr(nc.algorithms).startswith("narrowcast.algorithms: FedAvg, FedProx, ")
     assert repr(nc.models).startswith("narrowcast.models: MatrixFactorisation, ")
     assert sys.modules["narrowcast.algorithms"] is nc.algorithms is narrowcast.algorithms
+
+
+def test_a_notebook_without_widgets_is_not_warned_of_them() -> None:
+    code = "import warnings, narrowcast as nc\nnc.run\nwarnings.warn('IProgress not found. Please update jupyter')"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_patterns_of_packaged_experiments_are_listed() -> None:
+    said = narrowcast("show", "fedavg-*")
+    assert [line.split()[0] for line in said.out.splitlines()] == ["experiment", "fedavg-digits"]
+    assert_refused(narrowcast("show", "fedprox*"), "no packaged experiment matches fedprox*; packaged: colr-ckks-ml1m")
 
 
 def test_a_notebook_shows_an_error_in_one_line_and_how_to_resume() -> None:

@@ -44,6 +44,8 @@ Overrides = Mapping[str, Any]
 Backend = Literal["local", "ray"]
 OnRound = Callable[[Mapping[str, Any]], None]
 logger = logging.getLogger(__name__)
+# Libraries that import tqdm for notebooks warn of missing widgets, which nothing here needs.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def run(

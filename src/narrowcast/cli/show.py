@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatchcase
 
 import click
 from rich.table import Table
 
 from narrowcast.cli.completion import experiments
 from narrowcast.cli.terminal import console
+from narrowcast.platform.errors import UserError
 
 
 @click.command()
@@ -17,17 +19,24 @@ from narrowcast.cli.terminal import console
 def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
     """List the packaged experiments and solves, or print EXPERIMENT, or a solve, with all defaults filled in.
 
+    A pattern such as 'fedavg-*' lists those whose names match.
+
     A benchmark is printed as its file has it.
     """
     from narrowcast.experiment import load_experiment, packaged_experiments
     from narrowcast.runs.packaged import SOLVES, names_solve, read_benchmark, summaries
 
-    if experiment is None:
+    pattern = experiment or "*"
+    if "*" in pattern:
+        known = {**packaged_experiments(), **summaries(SOLVES)}
+        if not (matching := [name for name in known if fnmatchcase(name, pattern)]):
+            raise UserError(f"no packaged experiment matches {pattern}; packaged: {', '.join(known)}")
         table = Table("experiment", "description", box=None, pad_edge=False)
-        for name, summary in {**packaged_experiments(), **summaries(SOLVES)}.items():
-            table.add_row(name, summary)
+        for name in matching:
+            table.add_row(name, known[name])
         console().print(table)
         return
+    assert experiment is not None
     from narrowcast.platform.config import write_yaml
     from narrowcast.solve_run import load_solve
 
