@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from narrowcast.platform.models.module_call import Inputs, call_module
+from narrowcast.platform.models.module_call import Inputs, call_module, has_half_types
 from narrowcast.platform.models.module_parts import copy_of, trained_of
 
 Forward = Callable[[Mapping[str, Tensor], Inputs], Tensor]
@@ -27,13 +27,13 @@ def layers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
 def gains_from_batching(module: nn.Module) -> bool:
     """Return whether the module is a chain of linear and elementwise layers; it batches into a few matrix products.
 
-    Not so a chain that has a layer or a weight twice, frozen or further parameters, parametrisations, hooks, a forward
-    pass of its own, or a flattening anywhere but before the first linear layer.
+    Not so a chain that has a layer or a weight twice, frozen or further parameters, half types, parametrisations,
+    hooks, a forward pass of its own, or a flattening anywhere but before the first linear layer.
     """
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
     kinds = [type(layer) for layer in module]
-    if any(kind not in (nn.Linear, nn.Flatten, *_ELEMENTWISE) for kind in kinds):
+    if has_half_types(module) or any(kind not in (nn.Linear, nn.Flatten, *_ELEMENTWISE) for kind in kinds):
         return False
     if nn.Linear in kinds and nn.Flatten in kinds[kinds.index(nn.Linear) :]:
         return False

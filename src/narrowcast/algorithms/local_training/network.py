@@ -38,7 +38,7 @@ from narrowcast.algorithms.local_training.minibatch_schedule import BatchSchedul
 from narrowcast.platform.data.features import each_input
 from narrowcast.platform.data.samples import Labelled
 from narrowcast.platform.models.losses import Loss
-from narrowcast.platform.models.module_call import Inputs, call_module
+from narrowcast.platform.models.module_call import Inputs, call_module, has_half_types
 from narrowcast.platform.models.module_parts import copy_of, fixed_of, trained_of, with_values
 from narrowcast.platform.models.neural_network import as_input, as_target
 from narrowcast.platform.types import FloatArray, IntArray, Rebuild
@@ -256,13 +256,15 @@ def _train_each(
     moved = {name: fixed_of(own_module)[name].clone() for name in steps.statistics}
     for parameter in trained_of(own_module).values():
         parameter.data = _channels_last(parameter.data)
+    supplied = steps.rebuild is not None or has_half_types(own_module)
     for client, n_steps in enumerate(schedule.steps):
         kept: Kept = {}
         mine = slice(client, client + 1)
         begin, frozen = rows_of(start, mine), {name: values[0] for name, values in rows_of(steps.frozen, mine).items()}
         leaves: Tensors
-        if steps.rebuild:
-            leaves = {name: _channels_last(tensor[0]).requires_grad_() for name, tensor in begin.items()}
+        if supplied:
+            trained = begin if steps.rebuild else trained_of(own_module)
+            leaves = {name: _channels_last(begin[name][0]).requires_grad_() for name in trained}
         else:
             leaves = dict(trained_of(own_module))
             torch._foreach_copy_([leaf.detach() for leaf in leaves.values()], [begin[name][0] for name in leaves])
@@ -276,7 +278,7 @@ def _train_each(
                 features = each_input(_channels_last, features)
                 parameters = steps.rebuild(leaves, frozen) if steps.rebuild else leaves
                 steps.draws.seed(client, step)
-                outputs = call_module(own_module, features, parameters if steps.rebuild else None)
+                outputs = call_module(own_module, features, parameters if supplied else None)
                 mean = loss.per_sample(outputs, labels).mean()
                 losses[batch] = mean.detach()
                 objective = mean + decay_of_rebuilt(parameters, steps)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.global_generators import isolated
-from narrowcast.platform.models.module_call import Inputs, call_module
+from narrowcast.platform.models.module_call import HALF_TYPES, Inputs, call_module, keep_half_types
 from narrowcast.platform.seeds import generator
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -48,8 +48,9 @@ def shapes_alone() -> Iterator[None]:
 
 
 def build_module(make: Callable[[], Any], dtype: torch.dtype, inputs: Callable[[], Inputs], named: str) -> nn.Module:
-    """Return what `make` returns as a module whose parameters and buffers are of `dtype`.
+    """Return what `make` returns as a module whose parameters and buffers are of `dtype`, or of the half types it has.
 
+    With `dtype` float64 half types become it too. Frozen parameters may also be whole numbers.
     Wrappers of `torch.compile` and of data parallelism are taken off. Lazy layers get their shapes from a forward pass
     on `inputs`. Raise `UserError`, which begins with `named`, if that fails, or for anything but a module.
     """
@@ -74,12 +75,15 @@ def build_module(make: Callable[[], Any], dtype: torch.dtype, inputs: Callable[[
         )
     if absent := [name for name, each in named_tensors(module).items() if each.is_meta]:
         raise UserError(f'{named} has {absent[0]} on the device "meta", without values; build it on the CPU')
-    if other := {each.dtype for each in module.parameters()} - {torch.float32, dtype}:
+    types = {each.dtype for each in module.parameters() if each.requires_grad or each.is_floating_point()}
+    if other := types - {torch.float32, dtype, *HALF_TYPES}:
         has, wanted = (str(each).removeprefix("torch.") for each in (other.pop(), dtype))
         advice = "set model.dtype = float64" if has == "float64" else "build it in float32"
         raise UserError(f"{named} has parameters of {has}, and model.dtype = {wanted}; {advice}")
     try:
-        module = module.to(dtype)
+        if dtype != torch.float32 or HALF_TYPES.isdisjoint(types):
+            module = module.to(dtype)
+        keep_half_types(module)
         if any(is_lazy(each) for each in named_tensors(module).values()):
             _dry_forward(module, inputs())
     except Exception as error:

@@ -9,13 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from narrowcast.platform.data.features import each_input
 from narrowcast.platform.errors import UserError
 
 Inputs = Tensor | Mapping[str, Tensor]
 """What a module is called with: one tensor, or keyword arguments by name, all [n, ...]."""
+HALF_TYPES = frozenset((torch.bfloat16, torch.float16))
+_HALF = "_narrowcast_half_types"
 Output = str | int | None
 """The part of a module's outputs that are its scores: a name, a place, or None if it returns a tensor alone."""
 
@@ -24,15 +28,45 @@ def call_module(module: nn.Module, inputs: Inputs, tensors: Mapping[str, Tensor]
     """Return the outputs of a module for inputs [n, ...]; `tensors` replace parameters and buffers of these names.
 
     A tensor that the module has under several names is replaced under all of them. Modules whose outputs are more than
-    a tensor have been given `select_output`.
+    a tensor have been given `select_output`. A module with half types, see `HalfTypes`, gets numbers in its types, and
+    its outputs are returned in float32.
     """
+    half: HalfTypes | None = vars(module).get(_HALF)
+    if half is not None:
+        inputs = each_input(lambda values: values.to(half.inputs) if values.is_floating_point() else values, inputs)
+        tensors = tensors and {name: each.to(half.of.get(name, each.dtype)) for name, each in tensors.items()}
     arguments, named = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
     outputs: Tensor
     if tensors is None:
         outputs = module(*arguments, **named)
     else:
         outputs = functional_call(module, dict(tensors), arguments, named)
-    return outputs
+    return outputs.to(torch.float32) if half is not None and isinstance(outputs, Tensor) else outputs
+
+
+@dataclass(frozen=True)
+class HalfTypes:
+    """The types of a module with parameters of bfloat16 or float16, in which it computes: `of` those that it trains.
+
+    What trains is held, stepped and sent in float32 all the same, so that small steps add up. Inputs with fractions
+    enter in the type of the module's first parameter.
+    """
+
+    inputs: torch.dtype
+    of: Mapping[str, torch.dtype]
+
+
+def keep_half_types(module: nn.Module) -> None:
+    """Let calls of the module, and of its copies, compute in its half types, if it has parameters of some."""
+    types = {name: each.dtype for name, each in module.named_parameters()}
+    if not HALF_TYPES.isdisjoint(types.values()):
+        floating = [each for each in types.values() if each.is_floating_point]
+        vars(module)[_HALF] = HalfTypes(floating[0], {name: each for name, each in types.items() if each in HALF_TYPES})
+
+
+def has_half_types(module: nn.Module) -> bool:
+    """Return whether the module computes in half types."""
+    return _HALF in vars(module)
 
 
 def select_output(module: nn.Module, output: Output) -> nn.Module:

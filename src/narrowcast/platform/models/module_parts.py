@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from narrowcast.platform.models.module_build import named_tensors
+from narrowcast.platform.models.module_call import HALF_TYPES
 from narrowcast.platform.types import Arrays
 
 
@@ -100,7 +101,11 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def arrays_of(module: nn.Module, names: Collection[str] | None = None) -> Arrays:
-    """Return the values of these tensors, by default of what clients train, as arrays of their own memory."""
+    """Return copies of these tensors, by default of what clients train, as arrays; half types as float32."""
     tensors = named_tensors(module)
     chosen = trained_of(module) if names is None else names
-    return {name: tensors[name].detach().numpy().copy() for name in chosen}
+    return {name: _as_sent(tensors[name].detach()).numpy().copy() for name in chosen}
+
+
+def _as_sent(values: Tensor) -> Tensor:
+    return values.to(torch.float32) if values.dtype in HALF_TYPES else values
