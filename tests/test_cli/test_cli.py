@@ -98,7 +98,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["targets={test.acc: 1}"],
             ["targets.test.acc is not a metric of this run; it measures test.hr@10, test.ndcg@10"],
         ),
-        (["rank"], ['"rank" is no override; write a.b=value, such as algorithm.rank=8']),
+        (["rank"], ['"rank" is not an override; write a.b=value, such as algorithm.rank=8']),
         (["algorithm={kind"], ["override algorithm, line 1, column ", "not valid YAML"]),
         (["--backend", "cloud"], ["'cloud' is not one of 'local', 'ray'"]),
         (["--bogus"], ["No such option '--bogus'"]),
