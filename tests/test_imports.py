@@ -33,6 +33,7 @@ OF_PLATFORM = {
         "secure_contracts",
         "solver_contracts",
         "seeds",
+        "global_generators",
         "errors",
         "kinds",
         "plugins",
