@@ -193,7 +193,7 @@ REFUSED: list[tuple[str, Fields, Fields, str]] = [
     ("broken", {"how": "frozen"}, {}, "has no parameter with requires_grad"),
     ("broken", {"how": "empty"}, {}, "has no parameter with requires_grad"),
     ("enormous", {}, {}, "memory"),
-    ("raises", {}, {}, r"does not take the features of digits, a tensor \[n, 64\] .KeyError: 'no such layer'"),
+    ("raises", {}, {}, r"does not take the features of digits, \[n, 64\] float32 .KeyError: 'no such layer'"),
 ]
 
 

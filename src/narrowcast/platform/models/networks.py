@@ -212,7 +212,8 @@ class TorchModule(NeuralNetwork):
     returns scores [n, classes]; for other targets and losses, see `NeuralNetwork`. Features are [n, channels, height,
     width] float32 from 0 to 1 for image sets ([n, 1, 28, 28] for `mnist`, [n, 3, 32, 32] for `cifar-10`), [n, 64]
     float32 for `digits`, [n, 60] float32 for `synthetic`, [n, 80] int64 tokens for `shakespeare`. Modules with
-    dropout are trained client by client, with keyed draws; modules with batch norm need `statistics`.
+    dropout are trained client by client, with keyed draws; modules with batch norm need `statistics`. Parameters with
+    `requires_grad` are trained and sent; frozen ones and buffers stay as the factory gives them under the run's seed.
 
     Importing the factory runs its module's code, so name only code that you would run yourself.
     """
