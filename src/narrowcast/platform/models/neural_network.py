@@ -241,6 +241,8 @@ class NeuralNetwork(Section):
         units = self.n_outputs(data)
         wanted = (some.labels.shape[1], units) if data.targets == "tokens" else (units,)
         expected = f"{'predictions' if data.targets == 'numbers' else 'scores'} [n, {', '.join(map(str, wanted))}]"
+        if data.targets == "tokens":
+            expected += ", or scores of more tokens"
         try:
             trial = self.trial(data)
             with torch.no_grad():
@@ -252,7 +254,8 @@ class NeuralNetwork(Section):
                 f"{self.named} does not take the features of {data.name}, {shapes(data.train.features)} "
                 f"({described(error)}); the module must map it to {expected}"
             ) from error
-        if outputs.shape[1:] != wanted:
+        knows_more = data.targets == "tokens" and outputs.shape[-1] > units  # a tokeniser's that the data do not have
+        if outputs.shape[1:] != ((*wanted[:-1], outputs.shape[-1]) if knows_more else wanted):
             raise UserError(f"{self.named} returns {list(outputs.shape)}, expected {expected}")
         self._check_trial(module, trial)
         _try_out(loss, metrics, outputs, as_target(torch.from_numpy(some.labels), self.torch_dtype))
