@@ -24,6 +24,7 @@ PUBLIC = {
     ("algorithms/channel/channel_random.py", "purpose"),
     ("algorithms/channel/cohort_split.py", "'bands'"),
     ("platform/data/classification.py", "part"),
+    ("platform/data/soundness.py", "'loading'"),
     ("platform/data/public_set.py", "'public samples'"),
     ("platform/data/diabetes.py", "'diabetes: test'"),
     ("platform/data/digits.py", "'digits: test'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 
 from narrowcast.platform.contract_checks import method_of, naming, noun
@@ -12,13 +14,20 @@ from narrowcast.platform.data.node_graph import UNKNOWN, NodeGraph
 from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.data.samples import Labelled, Samples
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.global_generators import isolated
 from narrowcast.platform.kinds import members
 from narrowcast.platform.plugins import is_own
+from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import IntArray
 
 
 class UnsoundDataError(ValueError):
     """A data set that contradicts itself; the text is a clause that says how."""
+
+
+def seeded_loading(seed: int | None) -> AbstractContextManager[None]:
+    """Let code of others that loads data draw from generators that are seeded by `data.seed`."""
+    return isolated(int(generator(seed or 0, "loading").integers(2**63)))
 
 
 def load_checked(source: DataSource) -> Dataset:
@@ -27,7 +36,8 @@ def load_checked(source: DataSource) -> Dataset:
         return source.load()
     method = method_of(source, "load")
     with naming(source, "load"):
-        data = source.load()
+        with seeded_loading(getattr(source, "seed", None)):
+            data = source.load()
         if missing := sorted(name for name in members(Dataset) if not hasattr(data, name)):
             raise UserError(
                 f"{method} returned {noun(data)}, which lacks {', '.join(missing)}; return a data set, such as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,9 +21,14 @@ from narrowcast.platform.data.own_samples import (
     with_images_alike,
 )
 from narrowcast.platform.data.samples import Samples
+from narrowcast.platform.data.soundness import seeded_loading
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.kinds import FOLDERS
 from narrowcast.platform.patterns import Factory
+
+_log = logging.getLogger(__name__)
+_COMPARED = 8
+"""Items that are read again, to find random ones."""
 
 
 class TorchDataset(OwnSamples):
@@ -30,7 +36,8 @@ class TorchDataset(OwnSamples):
 
     The factory returns one Dataset with `len`, or a mapping with those of `train`, `test` and `validation`. An item is
     (features, label), or (features, label, user), for the partition `natural`; features are tensors, arrays or PIL
-    images, or a dict of them by the names of the module's arguments. All items are read once and kept in memory.
+    images, or a dict of them by the names of the module's arguments. All items are read once and kept in memory;
+    random ones are drawn from `seed`.
 
     Importing the factory runs its module's code, so name only code that you would run yourself.
     """
@@ -51,6 +58,36 @@ class TorchDataset(OwnSamples):
     def load(self) -> Samples:
         """Return the samples partitioned across clients; raise `UserError` if the factory or an item fails."""
         where = f"data.factory = {self.factory}"
+        with seeded_loading(self.seed):
+            datasets = self._datasets(where)
+            read = {name: _read(dataset, f"{where} ({name})", self.sixteen_bits) for name, dataset in datasets.items()}
+            random = [name for name, dataset in datasets.items() if _first_items(dataset) != _first_items(dataset)]
+        if random:
+            self._check_keyed(where, random)
+        images = frozenset.intersection(*(images for _, images in read.values()))
+        parts = with_images_alike({name: part for name, (part, _) in read.items()}, images)
+        return self._samples(self.factory.partition(":")[2], self.factory, parts)
+
+    def _check_keyed(self, where: str, random: Sequence[str]) -> None:
+        """Warn of random items, which are read once; raise `UserError` if data.seed does not decide them."""
+        of_builds = []
+        for _ in range(2):
+            with seeded_loading(self.seed):
+                datasets = self._datasets(where)
+                of_builds.append([_first_items(datasets[name]) for name in random])
+        if of_builds[0] != of_builds[1]:
+            raise UserError(
+                f"{where} ({', '.join(random)}): items are random, by a generator that nothing seeds; draw from torch, "
+                "numpy.random or random, which are seeded by data.seed, or give the generator a seed"
+            )
+        _log.warning(
+            "%s (%s): items are random; each is read once, drawn from data.seed: draw in the module's forward for "
+            "other draws in each step",
+            where,
+            ", ".join(random),
+        )
+
+    def _datasets(self, where: str) -> dict[str, Any]:
         try:
             built = plugins.load(self.factory)(**self.arguments)
         except Exception as error:
@@ -61,10 +98,20 @@ class TorchDataset(OwnSamples):
             raise UserError(f"{where} returned {', '.join(unknown)}; it must return train, validation and test")
         if TRAIN not in names:
             raise UserError(f"{where} returned no train, only {', '.join(map(str, datasets)) or 'nothing'}")
-        read = {part: _read(datasets[name], f"{where} ({name})", self.sixteen_bits) for part, name in names.items()}
-        images = frozenset.intersection(*(images for _, images in read.values()))
-        parts = with_images_alike({name: part for name, (part, _) in read.items()}, images)
-        return self._samples(self.factory.partition(":")[2], self.factory, parts)
+        return {part: datasets[name] for part, name in names.items()}
+
+
+def _first_items(dataset: Any) -> list[Any]:
+    """Return the bytes of the first items, to compare them with another reading."""
+    return [_bytes_of(dataset[sample]) for sample in range(min(len(dataset), _COMPARED))]
+
+
+def _bytes_of(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _bytes_of(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_bytes_of(each) for each in value]
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value).tobytes()
 
 
 def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart, frozenset[str]]:
