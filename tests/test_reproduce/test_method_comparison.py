@@ -50,7 +50,13 @@ def test_every_cell_has_as_many_tries_on_a_seed_of_its_own(comparison: Compariso
     assert not any(each.test for each in planned)
 
 
-@pytest.mark.parametrize("comparison", [NARROW_LINKS, SERVER_OPTIMIZERS], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "comparison",
+    [
+        pytest.param(comparison, marks=pytest.mark.data(name), id=comparison.name)
+        for comparison, name in ((NARROW_LINKS, "mnist"), (SERVER_OPTIMIZERS, "mit-shakespeare"))
+    ],
+)
 def test_every_method_is_an_experiment_of_its_model_and_scaffold_has_half_of_the_rounds(comparison: Comparison) -> None:
     data = None
     for cell in comparison.cells:

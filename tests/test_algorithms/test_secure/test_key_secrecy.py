@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,7 +50,7 @@ sys.stdin.buffer.read()
 """
 
 
-def play_with_keys_here(scheme: str, output: Path | None) -> tuple[KeyStore, bytes]:
+def play_with_keys_here(scheme: str, output: Path | None, dumps: Path) -> tuple[KeyStore, Memory]:
     """Run with the clients' keys in this process; return them and the memory of the server's process."""
     settings = [
         "algorithm={kind: scolr, rank: 3, rank_policy: uniform}",
@@ -62,7 +65,7 @@ def play_with_keys_here(scheme: str, output: Path | None) -> tuple[KeyStore, byt
         assert server.stdin is not None
         assert server.stdout is not None
         serve(key_store, server.stdout, server.stdin)
-        memory = memory_of(server.pid)
+        memory = memory_of(server.pid, dumps / "server")
         server.stdin.close()
     assert server.returncode == 0
     return key_store, memory
@@ -71,19 +74,42 @@ def play_with_keys_here(scheme: str, output: Path | None) -> tuple[KeyStore, byt
 _BLOCK = bytes(2**20)
 
 
-def memory_of(pid: int) -> bytes:
+@dataclass(frozen=True)
+class Memory:
+    """What was in the writable memory of a process, kept in a file: beside it this process would grow by as much."""
+
+    path: Path
+
+    def __contains__(self, wanted: bytes) -> bool:
+        end = b""
+        with self.path.open("rb") as file:
+            while block := file.read(len(_BLOCK)):
+                if wanted in end + block:
+                    return True
+                end = block[-len(wanted) :]
+        return False
+
+
+@pytest.fixture
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for the memory of processes, some hundred MB each, which are not kept."""
+    folder = tmp_path_factory.mktemp("memory")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def memory_of(pid: int, path: Path) -> Memory:
     """Return the writable memory of a process without blocks of zeros: most of what threads reserve was never used."""
-    parts = []
     maps = Path(f"/proc/{pid}/maps").read_text()  # at once: of this process it grows with what is read
-    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory, path.open("wb") as kept:
         for line in maps.splitlines():
             span, access = line.split()[:2]
             start, stop = (int(each, 16) for each in span.split("-"))
             if access.startswith("rw") and "[v" not in line:
                 memory.seek(start)
                 blocks = (memory.read(min(len(_BLOCK), stop - place)) for place in range(start, stop, len(_BLOCK)))
-                parts.extend(block for block in blocks if block != _BLOCK[: len(block)])
-    return b"".join(parts)
+                kept.writelines(block for block in blocks if block != _BLOCK[: len(block)])
+    return Memory(path)
 
 
 def secret_key(key_store: KeyStore) -> bytes:
@@ -96,9 +122,9 @@ def files(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_server_cannot_decrypt() -> None:
-    key_store, memory = play_with_keys_here(SMALL_CKKS, None)
-    here = memory_of(os.getpid())
+def test_the_server_cannot_decrypt(dumps: Path) -> None:
+    key_store, memory = play_with_keys_here(SMALL_CKKS, None, dumps)
+    here = memory_of(os.getpid(), dumps / "here")
     public, opens = key_store.call("public", 1, {})["key"].tobytes(), secret_key(key_store)
     assert public[1000:1032] in memory, "the search finds what the server was given"
     assert opens in here, "and the key where it is, before it was looked at"
@@ -108,8 +134,8 @@ def test_the_server_cannot_decrypt() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_secret_is_written_down(tmp_path: Path) -> None:
-    key_store, memory = play_with_keys_here("{kind: masked, bits: 16}", tmp_path)
+def test_nothing_secret_is_written_down(tmp_path: Path, dumps: Path) -> None:
+    key_store, memory = play_with_keys_here("{kind: masked, bits: 16}", tmp_path, dumps)
     written = files(tmp_path)
     assert b"secure.kind" in written, "the search looks into the tracking store"
     assert b"participants" in written, "and into the checkpoint"

@@ -143,7 +143,7 @@ def test_rounds_played_again_are_charged_as_they_were() -> None:
 
 
 @pytest.mark.slow
-def test_the_server_never_holds_keys_made_offline(folder: Path) -> None:
+def test_the_server_never_holds_keys_made_offline(folder: Path, tmp_path: Path) -> None:
     secure = with_keys(SMALL_CKKS, folder)
     settings = ("model.hidden=[4]", "rounds=2", "clients_per_round=10", f"secure={secure}", "backend=local")
     command = [sys.executable, "-W", "ignore", "-c", SERVER, *settings]
@@ -151,7 +151,7 @@ def test_the_server_never_holds_keys_made_offline(folder: Path) -> None:
         assert server.stdin is not None
         assert server.stdout is not None
         assert server.stdout.readline() == b"played\n"
-        memory = memory_of(server.pid)
+        memory = memory_of(server.pid, tmp_path / "memory")
         server.stdin.close()
     key_store = KeyStore(scheme_of(secure))
     public = key_store.call("public", 0, {})["key"].tobytes()
@@ -168,6 +168,7 @@ def test_the_server_never_holds_keys_made_offline(folder: Path) -> None:
     ):
         assert secret not in memory
         assert secret.hex().encode() not in memory
+    memory.path.unlink()  # some hundred MB
 
 
 def test_a_power_cut_leaves_whole_keys_or_none(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_idx_sets(model: type[MNIST | FashionMNIST], name: str, pixels: float) -
 
 
 def test_a_million_clients_share_the_same_samples(root: Path) -> None:
-    write_idx(root / "mnist", train=60_000)
+    write_idx(root / "mnist", train=6000)
     data = MNIST(clients=1_000_000).load()
     check_dealt(data)
     assert data.n_clients == 1_000_000
