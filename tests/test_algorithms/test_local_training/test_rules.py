@@ -16,6 +16,7 @@ from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedul
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.networks import MLP, Softmax
+from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays, Chunk, FloatArray, Gradient, LocalTerms, LocalUpdates
 from per_client import make_task as make_factorisation
 from per_client import synthetic
@@ -204,18 +205,19 @@ def test_clients_may_start_from_parameters_of_their_own(execution: str) -> None:
 
 
 def test_a_rule_gives_the_same_in_any_chunk_and_in_runs_trained_together() -> None:
-    task = make_task(digits(COUNTS), Softmax())
-    server, own = task.model.init_server(task.data, 0), personal(task, np.linspace(0, 1, 8))
-    whole, some = train(task, server, rule=APFL(), own=own), {name: each[2:5] for name, each in own.items()}
-    part = train(task, server, EVERYONE[2:5], rule=APFL(), own=some)
-    assert all((whole.slots[name][2:5] == part.slots[name]).all() for name in part.slots)
-    terms = LocalTerms(rule=APFL(), own=own)
-    tasks = [task, make_task(digits(COUNTS), Softmax()), make_task(digits(COUNTS), Softmax(), learning_rate=0.3)]
-    calls = [LocalCall(server, Chunk(1, 0, EVERYONE, {}), each, terms) for each in tasks]
-    for call, got in zip(calls, task.training.train_together(calls), strict=True):
-        alone = call.task.training.train(server, call.chunk, call.task, terms)
-        assert all((got.slots[name] == alone.slots[name]).all() for name in alone.slots)
-        assert all((got.changes[name] == alone.changes[name]).all() for name in alone.changes)
+    with one_thread():  # as in the round loop
+        task = make_task(digits(COUNTS), Softmax())
+        server, own = task.model.init_server(task.data, 0), personal(task, np.linspace(0, 1, 8))
+        whole, some = train(task, server, rule=APFL(), own=own), {name: each[2:5] for name, each in own.items()}
+        part = train(task, server, EVERYONE[2:5], rule=APFL(), own=some)
+        assert all((whole.slots[name][2:5] == part.slots[name]).all() for name in part.slots)
+        terms = LocalTerms(rule=APFL(), own=own)
+        tasks = [task, make_task(digits(COUNTS), Softmax()), make_task(digits(COUNTS), Softmax(), learning_rate=0.3)]
+        calls = [LocalCall(server, Chunk(1, 0, EVERYONE, {}), each, terms) for each in tasks]
+        for call, got in zip(calls, task.training.train_together(calls), strict=True):
+            alone = call.task.training.train(server, call.chunk, call.task, terms)
+            assert all((got.slots[name] == alone.slots[name]).all() for name in alone.slots)
+            assert all((got.changes[name] == alone.changes[name]).all() for name in alone.changes)
 
 
 def test_rules_are_refused_with_momentum_and_for_matrix_factorisation() -> None:
