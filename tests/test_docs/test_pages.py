@@ -52,9 +52,9 @@ def channel_and_budgets(names: Names) -> None:
 def study_for_a_paper(names: Names) -> None:
     runs = {each.name: each for each in names["results"]}
     assert len(runs) == 12
-    assert all(each.final["test.rmse"] < 1.5 for each in runs.values())  # it starts at 3
+    assert all(each.final["test.rmse"] < 2 for each in runs.values())  # it starts at 3
     assert all(
-        runs[f"{name}-shared-seed-{seed}"].uplink_bits < runs[f"{name}-orthogonal-seed-{seed}"].uplink_bits
+        3 * runs[f"{name}-shared-seed-{seed}"].uplink_bits < runs[f"{name}-orthogonal-seed-{seed}"].uplink_bits
         for name in names["methods"]
         for seed in range(3)
     )
