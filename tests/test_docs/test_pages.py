@@ -77,6 +77,7 @@ QUICK = {
     "howto/diagnose-training",
     "howto/faster-runs",
     "index",
+    "install",
     "running-on-a-cluster",
 }
 """Pages that take less than ten seconds."""
