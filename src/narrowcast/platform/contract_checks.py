@@ -40,11 +40,14 @@ def naming(value: object, method: str, when: str = "") -> Iterator[None]:
 
 
 def check_arrays(arrays: Any, method: str) -> Arrays:
-    """Return the arrays; raise `UserError` unless they are a mapping of names to NumPy arrays."""
+    """Return the arrays; raise `UserError` unless they are a mapping of names to NumPy arrays.
+
+    NumPy's scalars count: its arithmetic returns them for arrays without axes.
+    """
     if not isinstance(arrays, Mapping):
         raise UserError(f"{method} returned {noun(arrays)}; return a mapping of names to NumPy arrays")
     for name, values in arrays.items():
-        if not isinstance(name, str) or not isinstance(values, np.ndarray):
+        if not isinstance(name, str) or not isinstance(values, np.ndarray | np.generic):
             raise UserError(f"{method} returned {noun(values)} for {name!r}; return a NumPy array")
     return arrays
 

@@ -318,7 +318,7 @@ def test_a_recorded_run_has_the_consensus_and_what_clients_measure_and_no_model(
     settings = {"data": data, "algorithm": "fedmd", "clients_per_round": 6, "rounds": 2, "evaluate_clients": "test"}
     result = nc.run("fedavg-digits", settings, backend="local", output=tmp_path, progress=False)
     labels = dict(result.summary())
-    assert labels["test accuracy of clients"].endswith("(6 clients)")
+    assert labels["test accuracy of clients' own models"].endswith("(6 clients)")
     assert "test accuracy" not in labels
     assert {name: values.shape for name, values in result.arrays().items()} == {CONSENSUS: (30, 10)}
     with pytest.raises(UserError, match="clients of fedmd have models of their own"):

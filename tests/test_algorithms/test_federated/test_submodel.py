@@ -12,7 +12,7 @@ from torch import nn
 
 from digits import digits, make_task, plain_client, relative_error, run, train
 from narrowcast.algorithms.codecs.dense import DensePayload
-from narrowcast.algorithms.federated.client_widths import relative_work
+from narrowcast.algorithms.federated.client_widths import multiplications, relative_work
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.submodel import Submodel
 from narrowcast.algorithms.federated.unit_slices import UnitSlices
@@ -23,7 +23,7 @@ from narrowcast.laws.rehearsal import windows
 from narrowcast.platform.contracts import Recipients, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import Units
-from narrowcast.platform.models.networks import CNN, MLP, CharLSTM
+from narrowcast.platform.models.networks import CNN, MLP, CharLSTM, TorchModule
 from narrowcast.platform.rounds import rounds
 from narrowcast.platform.run import Run
 from narrowcast.platform.types import Arrays, Chunk
@@ -235,6 +235,20 @@ def test_the_work_of_a_slice_is_its_share_of_the_multiplications() -> None:
         for units in (8, 4)
     )
     assert relative_work(lstm.model, (0.5,), lstm.data) == pytest.approx([half / whole])
+
+
+def attention() -> nn.Module:
+    """Attention of two heads over the eight rows of a digit, as eight tokens of width 8."""
+    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (8, 8)), layer, nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_the_multiplications_of_attention_count() -> None:
+    tokens, width, wide = 8, 8, 16
+    projections, scores_and_means = 4 * tokens * width**2, 2 * tokens**2 * width
+    expected = projections + scores_and_means + 2 * tokens * width * wide + tokens * width * 10
+    model = TorchModule(factory="test_submodel:attention")
+    assert multiplications(model, digits(COUNTS)) == 2 * expected
 
 
 @pytest.mark.parametrize("schedule", ["synchronous", "{kind: buffered, concurrency: 50, buffer_size: 50}"])

@@ -70,5 +70,5 @@ def test_the_size_of_a_batch_is_a_number_or_all() -> None:
 def test_full_batches_that_do_not_fit_say_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=10_000))
-    with pytest.raises(UnresumableFailure, match=r"lower chunk_size, or training.batch_size"):
+    with pytest.raises(UnresumableFailure, match=r"lower chunk_size, training.batch_size or training.epochs, and"):
         run(FedAvg(), make_task(digits(COUNTS), batch_size="all"))

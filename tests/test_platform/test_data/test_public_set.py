@@ -68,7 +68,10 @@ def test_more_than_there_are_is_refused() -> None:
 
 def test_a_set_of_other_features_is_refused(root: Path) -> None:
     write_idx(root / "fashion-mnist")
-    message = r"set = fashion-mnist: its samples are \[1, 28, 28\] uint8 in 10 classes, those of the clients \[64\]"
+    message = (
+        r"^data.public.set = fashion-mnist: its samples are \[n, 1, 28, 28\] uint8 in 10 classes, "
+        r"those of the clients \[n, 64\] float32 in 10 classes; use another$"
+    )
     with pytest.raises(UserError, match=message):
         Digits(public={"set": "fashion-mnist"}).load()  # type: ignore[arg-type]
 
