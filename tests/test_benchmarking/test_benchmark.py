@@ -34,7 +34,7 @@ problems:
   grid: {kind: 'poisson:Poisson', points: 12}
 solvers:
   scaled_asd: scaled_asd
-  cg: 'poisson:ConjugateGradients'
+  cg: 'unchecked:Unchecked'
 seeds: [3]
 solve: {iterations: 200, tolerance: 1e-8, spacing: 1.3}
 settings:
@@ -42,11 +42,25 @@ settings:
   grid.*: {tolerance: 1e-6}
 """
 
+UNCHECKED = """
+from typing import Literal
+
+from poisson import ConjugateGradients
+
+
+class Unchecked(ConjugateGradients):
+    kind: Literal["unchecked"] = "unchecked"
+
+    def check(self, problem: object) -> None:
+        pass
+"""
+
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("benchmark")
     shutil.copy(EXAMPLES / "poisson.py", folder)
+    (folder / "unchecked.py").write_text(UNCHECKED)
     (folder / "mixed.yaml").write_text(MIXED)
     return folder / "mixed.yaml"
 

@@ -14,6 +14,7 @@ from mlflow.entities import Run
 
 import narrowcast as nc
 from command_line import assert_refused, narrowcast, run_folders
+from narrowcast.platform import plugins
 from narrowcast.platform.disk import Disk, using
 from narrowcast.platform.tracking.journal import Journal, locked
 from narrowcast.platform.tracking.mlflow_run import Cursor, Sender
@@ -165,6 +166,10 @@ def test_a_module_beside_a_plugin_that_is_no_python_is_refused_before_anything_i
     said = narrowcast("run", tmp_path / "own.yaml", "--backend", "local", "--output", tmp_path / "runs")
     assert_refused(said, "broken_beside.py: not valid Python (invalid syntax")
     assert not (tmp_path / "runs").exists()
+    source = (tmp_path / "own_linear_model.py").resolve()
+    assert source in plugins.loaded()  # so that no later run of this process is refused for what this one imports
+    source.unlink()
+    assert source not in plugins.loaded()
 
 
 class FailingDisk(Disk):

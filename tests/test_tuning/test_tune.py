@@ -295,7 +295,8 @@ def test_the_packaged_studies_are_listed_and_whole() -> None:
     assert (said.status, said.err) == (0, "")
     for name in packaged_studies():
         assert name in said.out
-        assert load_study(name).settings.n_trials(load_study(name).space) >= 30
+        fewest = 12 if name == "fedavg-digits-fractions" else 30  # that study is a page's, done in a minute
+        assert load_study(name).settings.n_trials(load_study(name).space) >= fewest
 
 
 def test_metrics_are_in_percent_if_the_model_declares_them_as_shares() -> None:

@@ -57,11 +57,9 @@ class Defaults:
         field = self._field(values, keys)
         if field is None:
             return False
-        annotations = (field.annotation, *get_args(field.annotation))
-        return (
-            _registry(field) is not None
-            or dict[str, Any] in annotations
-            or any(isinstance(each, type) and issubclass(each, BaseModel) for each in _members(field.annotation))
+        return _registry(field) is not None or any(
+            each == dict[str, Any] or (isinstance(each, type) and issubclass(each, BaseModel))
+            for each in _members(field.annotation)
         )
 
     def _field(self, values: Any, keys: Sequence[str]) -> FieldInfo | None:

@@ -12,7 +12,8 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -149,9 +150,11 @@ def _is_installed(file: Path) -> bool:
 def loaded() -> list[Path]:
     """Return the file or folder of each top-level module that this process took plugins from, and of what they import.
 
-    Installed packages are left out: other machines have them installed too.
+    Installed packages are left out: other machines have them installed too. So are files that have been removed since,
+    and what a file imports that is not valid Python: an earlier run of this process may have been refused for them.
     """
-    return list(_with_imported(_loaded).values())
+    present = {top: source for top, source in _loaded.items() if source.exists()}
+    return list(_with_imported(present, _imports_if_valid).values())
 
 
 def files_of(values: Any, folders: Iterable[Path] = ()) -> dict[str, Path]:
@@ -165,7 +168,7 @@ def files_of(values: Any, folders: Iterable[Path] = ()) -> dict[str, Path]:
         found = (each for folder in places if (each := _source_in(folder, top)) is not None)
         if (source := _loaded.get(top) or next(found, None)) is not None:
             tops[top] = source
-    return {path: file for source in _with_imported(tops).values() for path, file in _files(source).items()}
+    return {path: file for source in _with_imported(tops, _imports).values() for path, file in _files(source).items()}
 
 
 def is_own(value: object) -> bool:
@@ -198,7 +201,7 @@ def _modules_in(values: Any) -> Iterator[str]:
         yield from (each for part in values for each in _modules_in(part))
 
 
-def _with_imported(tops: Mapping[str, Path]) -> dict[str, Path]:
+def _with_imported(tops: Mapping[str, Path], imports: Callable[[Path], set[str]]) -> dict[str, Path]:
     """Return these modules and those beside them that they import, at the top of a file or inside a function."""
     found: dict[str, Path] = {}
     queue = list(tops.items())
@@ -208,7 +211,7 @@ def _with_imported(tops: Mapping[str, Path]) -> dict[str, Path]:
             continue
         found[top] = source
         for file in _files(source).values():
-            names = _imports(file) if file.suffix == ".py" else ()
+            names = imports(file) if file.suffix == ".py" else ()
             queue += [(name, beside) for name in names if (beside := _source_in(source.parent, name)) is not None]
     return dict(sorted(found.items()))
 
@@ -228,6 +231,12 @@ def _imports(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
     return names
+
+
+def _imports_if_valid(file: Path) -> set[str]:
+    with suppress(UserError):
+        return _imports(file)
+    return set()
 
 
 def _files(source: Path) -> dict[str, Path]:

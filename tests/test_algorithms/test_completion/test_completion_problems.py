@@ -199,7 +199,10 @@ def test_entries_of_ones_own_are_read_from_tables_and_arrays(tmp_path: Path, suf
         ("row,column,value\n0,-1,2\n", r"entry 0 has the column -1.0; columns are whole numbers from 0 to 9999999$"),
         ("row,column,value\n0.5,1,2\n", r"entry 0 has the row 0.5; rows are whole numbers"),
         ("row,column,value\n", r"the matrix has no observed entry; give at least one$"),
-        ("row,value\n1,2\n", r"has no column 'column', only row, value; give the columns these names$"),
+        (
+            "row,value\n1,2\n",
+            r"has no column 'column', only row, value; give the columns these names, with commas between them$",
+        ),
         ("row,column,value\n9,1,2\n", r"an entry is in row 9, but rows are 0 to 4$"),
     ],
 )
@@ -214,7 +217,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path, conte
 def test_files_that_are_no_matrix_and_no_picture_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     path.write_text("no archive")
-    with pytest.raises(UserError, match=r"is no \.npz file; write row, column and value with numpy\.savez$"):
+    with pytest.raises(UserError, match=r"is not a \.npz file; write row, column and value with numpy\.savez$"):
         EntryCompletion(path=path).load()
     np.savez(path, row=np.arange(3), column=np.arange(3), value=np.eye(3))
     with pytest.raises(UserError, match=r"value float64 \(3, 3\); give three lists of numbers of one length$"):

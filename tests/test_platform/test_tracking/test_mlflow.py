@@ -209,11 +209,16 @@ def test_a_name_that_was_taken_meanwhile_is_refused(tmp_path: Path) -> None:
     assert load_checkpoint(first.folder / "checkpoint", RunState)[0].uplink_bits == result["uplink_bits"]
 
 
-def test_a_store_that_does_not_know_the_run_is_said(finished: TrackedRun, tmp_path: Path) -> None:
-    other = load("tracking.system_metrics=true", f"tracking.uri=sqlite:///{tmp_path}/other.db")
-    prepared = prepare_resume(finished.folder, other)
-    with pytest.raises(UserError, match=f"other.db cannot continue MLflow run {finished.run.info.run_id}"):
-        session.run(prepared, nothing)
+def test_a_store_that_does_not_know_the_run_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    played = run_tracked(tmp_path, load("tracking.system_metrics=true"))
+    store = f"sqlite:///{tmp_path}/other.db"
+    prepared = prepare_resume(played.folder, load("tracking.system_metrics=true", f"tracking.uri={store}"))
+    result = session.run(prepared, nothing)
+    assert f"other.db has no run {played.run.info.run_id}, or it was deleted" in caplog.text
+    again = TrackedRun(played.experiment, played.folder, result, MlflowClient(store))
+    assert_each_round_is_there_once(again)
+    assert again.run.info.status == "FINISHED"
+    assert result["model_sha256"] == played.result["model_sha256"]
 
 
 def test_the_page_of_the_runs_has_columns_and_charts_of_what_they_measured(finished: TrackedRun) -> None:

@@ -15,6 +15,7 @@ from packaging.version import Version
 import narrowcast
 from narrowcast.platform.tracking import mlflow_internals
 from narrowcast.platform.tracking.mlflow_internals import SystemMonitor
+from narrowcast.platform.tracking.mlflow_store import MLFLOW_SETTINGS
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
@@ -53,7 +54,7 @@ def test_sampling_continues_after_a_failed_call_and_a_resume(tmp_path: Path, mon
         return answer
 
     monkeypatch.setattr(MlflowClient, "log_batch", fail_once)
-    monitor = SystemMonitor(uri, run_id, resume=False)
+    monitor = SystemMonitor(uri, run_id, MLFLOW_SETTINGS.in_force, resume=False)
     assert logged.wait(60)
     monitor.finish()
     assert failed.is_set()
@@ -61,7 +62,7 @@ def test_sampling_continues_after_a_failed_call_and_a_resume(tmp_path: Path, mon
     assert first[0].step == 0
 
     logged.clear()
-    monitor = SystemMonitor(uri, run_id, resume=True)
+    monitor = SystemMonitor(uri, run_id, MLFLOW_SETTINGS.in_force, resume=True)
     assert logged.wait(60)
     monitor.finish()
     steps = [each.step for each in client.get_metric_history(run_id, "system/cpu_utilization_percentage")]
