@@ -119,9 +119,10 @@ def names_solve(source: str | Mapping[str, Any]) -> bool:
 def announcement(source: str, overrides: Sequence[str]) -> str:
     """Return what a run is in one line, before anything that takes seconds to import; empty if that is not readable."""
     try:
-        values = read_experiment(source)[0]
+        values, origin = read_values(source)  # whose former names are said when the run reads it
+        values = with_present_keys({"name": Path(origin).stem, **values})
         kinds = {section: _kind(values, section) for section in ("solver", "problem", *_SECTIONS, "backend")}
-        values = apply_overrides(values, with_new_names(overrides))
+        values = apply_overrides(values, [_renamed(each) for each in overrides])
     except UserError:
         return ""  # what is wrong is said when the file is validated
     kinds = {section: _kind(values, section) or former for section, former in kinds.items()}
@@ -158,13 +159,20 @@ def with_present_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_new_names(overrides: Iterable[str]) -> list[str]:
     """Return the overrides with keys of version 0.1 replaced by their present names."""
-    renamed = []
-    for override in overrides:
-        old = override.partition("=")[0].partition(".")[0]
-        if (new := _RENAMED.get(old)) is not None:
+    given = list(overrides)
+    for override in given:
+        if (new := _RENAMED.get(old := _top(override))) is not None:
             _announce(old, new, f"override {override}")
-        renamed.append(override if new is None else new + override.removeprefix(old))
-    return renamed
+    return [_renamed(each) for each in given]
+
+
+def _renamed(override: str) -> str:
+    old = _top(override)
+    return _RENAMED.get(old, old) + override.removeprefix(old)
+
+
+def _top(override: str) -> str:
+    return override.partition("=")[0].partition(".")[0]
 
 
 def _announce(old: str, new: str, origin: str) -> None:
