@@ -177,3 +177,11 @@ def test_a_place_beyond_the_end_is_refused() -> None:
 def test_a_field_of_a_backend_says_that_it_is_ray() -> None:
     """The default, which this process is, has no fields."""
     assert load_experiment(str(OWN), ["backend.actors=2"]).backend.kind == "ray"
+
+
+def test_a_named_kind_in_place_of_one_for_other_data_starts_the_section_over() -> None:
+    data = "data={kind: explicit_ratings, set: ml-latest-small}"
+    training = "training={kind: alternating_gradient, h_steps: 50}"
+    experiment = load_experiment("fedavg-digits", [data, "model=masked_factorisation", training, "algorithm=fedmavg"])
+    assert experiment.training.kind == "alternating_gradient"
+    assert load_experiment("fedavg-digits", ["training={kind: sgd, learning_rate: 1}"]).training.batch_size == 10

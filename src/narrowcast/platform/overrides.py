@@ -52,6 +52,13 @@ class Defaults:
         registry = _registry(field)
         return registry.default if registry is not None and registry.default else getattr(default, "kind", None)
 
+    def fields_at(self, values: Any, keys: Sequence[str], section: Mapping[str, Any]) -> set[str]:
+        """Return the fields that a section at these keys may have; those that it has if its class is not known."""
+        field = self._field(values, keys)
+        registry = None if field is None else _registry(field)
+        known = None if registry is None else registry.class_of(section, self.folders)
+        return {*(section if known is None else known.model_fields)}
+
     def is_section(self, values: Any, keys: Sequence[str]) -> bool:
         """Return whether the value at these keys has fields, rather than names of the user's, as `targets` has."""
         field = self._field(values, keys)
@@ -137,8 +144,13 @@ def _is_of_section(values: Any, keys: Sequence[str], value: Mapping[str, Any], d
         return False
     if present is None and isinstance(defaults.at(values, keys), list):
         return False  # the mapping stands for a list of one
-    kind = present if isinstance(present, str) else (present or {}).get("kind", defaults.kind_at(values, keys))
-    return "kind" not in value or value["kind"] == kind
+    if "kind" not in value:
+        return True
+    section: dict[str, Any] = {"kind": present} if isinstance(present, str) else present or {}
+    if value["kind"] != section.get("kind", defaults.kind_at(values, keys)):
+        return False
+    # A section that names no kind may have been written for another data set, and so for another kind.
+    return section.keys() - {"kind"} <= defaults.fields_at(values, keys, section | {"kind": value["kind"]})
 
 
 def set_value(values: Any, path: str, value: Any, defaults: Defaults | None = None) -> None:

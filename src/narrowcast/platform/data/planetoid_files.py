@@ -67,13 +67,16 @@ def read_features(path: Path) -> NDArray[np.float32]:
             raise UserError(f"{path}: has {type(found).__name__}, expected a sparse matrix; {_ADVICE}")
         n_rows, n_columns = (int(size) for size in found._shape)
         indptr, columns = (np.asarray(each, dtype=np.int64) for each in (found.indptr, found.indices))
-        values = np.asarray(found.data, dtype=np.float32)
+        with np.errstate(over="ignore"):  # refused below as not finite
+            values = np.asarray(found.data, dtype=np.float32)
         rises = indptr.shape == (n_rows + 1,) and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
         inside = columns.ndim == 1 and ((columns >= 0) & (columns < n_columns)).all()
         if not (0 < n_rows * n_columns <= _MOST_VALUES and rises and inside):
             raise UserError(f"{path}: is no matrix in compressed rows; {_ADVICE}")
         if not indptr[-1] == len(columns) == len(values):
             raise UserError(f"{path}: has {len(columns)} columns for {len(values)} values; {_ADVICE}")
+        if not np.isfinite(values).all():
+            raise UserError(f"{path}: has a value that is not finite in float32; {_ADVICE}")
         features = np.zeros((n_rows, n_columns), dtype=np.float32)
         features[np.repeat(np.arange(n_rows), np.diff(indptr)), columns] = values
     return features
