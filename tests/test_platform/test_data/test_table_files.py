@@ -235,6 +235,7 @@ def zipped(*names: str) -> bytes:
         (text().rpartition(",")[0].encode(), "Expected 4 columns, got 3"),
         (b"", "(?i)empty"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "content",  # archives have the time that they were made
 )
 def test_other_files_are_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "shop.csv").write_bytes(content)
