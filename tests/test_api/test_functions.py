@@ -219,7 +219,8 @@ def test_a_matrix_factorisation_gives_its_arrays_even_without_checkpoints(output
 def test_an_exported_model_has_the_accuracy_of_the_run(digits: nc.Result, tmp_path: Path, model_format: str) -> None:
     path = tmp_path / "new" / f"model.{model_format}"
     said = narrowcast("export", digits.folder, "--format", model_format, "--output", path)
-    assert (said.status, said.err, said.out) == (0, "", f"model   {path}\n")
+    inputs = "inputs  features: float32 [64], from 0 to 1 in the training samples\n"
+    assert (said.status, said.err, said.out) == (0, "", f"model   {path}\n{inputs}")
     state = load_file(path) if model_format == "safetensors" else torch.load(path, weights_only=True)
     module = digits.config.model.module(digits.config.data.load())  # type: ignore[attr-defined]
     module.load_state_dict(state)
@@ -320,13 +321,22 @@ def test_the_former_name_on_the_command_line(tmp_path: Path, words: tuple[str, .
     assert json.loads((tmp_path / "fedavg-digits" / "result.json").read_text())["backend"] == "local"
 
 
+def test_the_former_name_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text("data: {kind: digits, clients: 20}\nmodel: mlp\nalgorithm: fedavg\nrounds: 1\nexecutor: local\n")
+    said = narrowcast("run", file, "tracking.system_metrics=false", "--output", tmp_path)
+    assert (said.status, said.err) == (0, f"WARNING: {file}: executor is now called backend\n")
+    assert said.out.startswith("old: fedavg on digits, model mlp, 1 round, backend local\n")
+
+
 def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path) -> None:
     words = ("run", "fedavg-digits", "rounds=200", "--backend", "local", "tracking.system_metrics=false")
     command = [sys.executable, "-m", "narrowcast", *words, "--output", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert run.stderr is not None
-        assert run.stdout.readline() == "fedavg-digits: 200 rounds\n"
+        begun = "fedavg-digits: fedavg on digits, model mlp, 200 rounds, backend local\n"
+        assert run.stdout.readline() == begun
         run.stdout.close()  # as `| head -1` does
         assert run.stderr.read() == ""
         assert run.wait() == 0

@@ -161,11 +161,14 @@ class Lost(Loss):
     [
         ("data={kind: npz, path: scalar.npz}", "scalar.npz: x_train: features are a single number; give an array"),
         ("data={kind: npz, path: one_class.npz}", "one_class.npz: x_train: all samples are of one class; there have"),
-        ("model.metrics=[own:Words]", "model.metrics: of_means of words returns no number of 1 means (could not"),
+        (
+            "model.metrics=[own:Words]",
+            "model.metrics: of_means of words returns no number of 1 means (ValueError: could not",
+        ),
         ("model.metrics=[own:Percent]", 'model.metrics: "top.1 (%)" should have only letters, digits'),
         (
             "model.loss=own:Lost",
-            "model.loss: lost does not take outputs [2, 10] and targets [2] of 2 samples ('missing",
+            "model.loss: lost does not take outputs [2, 10] and targets [2] of 2 samples (KeyError: 'missing",
         ),
     ],
 )
@@ -222,7 +225,7 @@ def test_names_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     shell = BashComplete(cli, {}, "narrowcast", "_NARROWCAST_COMPLETE")
     for words, incomplete, wanted in (
         (["run"], "scolr-ml1", [("plain", "scolr-ml100k"), ("plain", "scolr-ml1m")]),
-        (["tune"], "fed", [("plain", "fedmf-ml1m-rates")]),
+        (["tune"], "fed", [("plain", "fedavg-digits-fractions"), ("plain", "fedmf-ml1m-rates")]),
         (["compare"], "m", [("plain", "mine")]),
         (["run", "--resume"], "m", [("plain", "mine")]),
         (["run"], "my", [("file", "my")]),

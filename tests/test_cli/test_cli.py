@@ -270,7 +270,7 @@ def test_what_cannot_be_done_with_a_run(runs: Path, words: list[str], phrases: l
 @pytest.mark.parametrize(
     ("name", "content", "phrases"),
     [
-        ("config.yaml", None, ["no run at ", "; runs in ", ": none"]),
+        ("config.yaml", None, ["done has no config.yaml any more; put it back, or start the run again"]),
         ("config.yaml", b"\x80", ["config.yaml: not a text in UTF-8 (byte 0); correct the file"]),
         (
             "config.yaml",
@@ -278,10 +278,8 @@ def test_what_cannot_be_done_with_a_run(runs: Path, words: list[str], phrases: l
             ["config.yaml: should be a mapping at the top, with a line KEY: VALUE"],
         ),
         ("config.yaml", b"rounds: [2\n", ["config.yaml, line 2, column 1: not valid YAML"]),
-        ("checkpoint/*", None, ["no checkpoint in ", "start it again"]),
+        ("checkpoint/*", None, ["done has finished round 2, but ", "no checkpoint any more", "start the run again"]),
         ("checkpoint/*", b"", [".safetensors is damaged ("]),
-        ("tracking.json", None, ["holds no run that was tracked"]),
-        ("tracking.json", b"[]", ["holds no run that was tracked"]),
     ],
 )
 def test_a_run_that_was_damaged(
@@ -295,6 +293,26 @@ def test_a_run_that_was_damaged(
             path.write_bytes(content)
     said = narrowcast("run", "--resume", "done", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
     assert_refused(said, *phrases)
+
+
+@pytest.mark.parametrize("content", [None, b"[]"])
+def test_a_run_without_its_tracking_file_goes_on_in_a_new_mlflow_run(
+    runs: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    folder = tmp_path / "done"
+    shutil.copytree(runs / "done", folder)
+    before = json.loads((folder / "result.json").read_text())
+    (folder / "tracking.json").unlink()
+    if content is not None:
+        (folder / "tracking.json").write_bytes(content)
+    said = narrowcast("run", "--resume", "done", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
+    assert said.status == 0, said.err
+    after = json.loads((folder / "result.json").read_text())
+    lost = f"{folder / 'tracking.json'} is missing or damaged; its rounds go to a new run, {after['mlflow_run_id']}"
+    assert said.err == f"WARNING: {lost}\n"
+    assert after["mlflow_run_id"] != before["mlflow_run_id"]
+    assert json.loads((folder / "tracking.json").read_text())["run_id"] == after["mlflow_run_id"]
+    assert after["model_sha256"] == before["model_sha256"]
 
 
 @pytest.mark.parametrize("content", [None, b"{}\n"])
@@ -325,7 +343,7 @@ def test_the_ui_says_where_the_runs_are_and_leaves_no_process(runs: Path, closed
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         page = "/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=narrowcast"
-        assert process.stdout.readline() == f"narrowcast: http://127.0.0.1:{closed_port}{page}\n"
+        assert process.stdout.readline() == f"runs of narrowcast: http://127.0.0.1:{closed_port}{page}\n"
         every = f"MLflow UI on http://127.0.0.1:{closed_port}/#/experiments?workflowType=machine_learning "
         assert process.stdout.readline().startswith(every)
         until = time.monotonic() + 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from narrowcast.experiment import load_experiment
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 RESULT_KEYS = {
     *("name", "algorithm", "data", "backend", "execution", "final", "best", "rounds", "uplink_bits", "downlink_bits"),
+    "data_sha256",
     *("full_uplink_bits", "simulated_seconds", "wall_seconds", "model_sha256", "mlflow_run_id", "seed", "git_commit"),
     "targets",
     "lower_is_better",
@@ -65,7 +65,8 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
     assert set(got["best"]) == METRICS
     expected = {"name": "whole", "algorithm": "scolr", "data": "ml-100k", "backend": "local", "rounds": 2, "seed": 0}
     assert {key: got[key] for key in expected} == expected
-    assert re.fullmatch(r"[0-9a-f]{64}", got["model_sha256"])
+    for digest in ("model_sha256", "data_sha256"):
+        assert re.fullmatch(r"[0-9a-f]{64}", got[digest])
     assert re.fullmatch(r"[0-9a-f]{32}", got["mlflow_run_id"])
 
     rounds, clients = pq.read_table(folder / "rounds.parquet"), pq.read_table(folder / "clients.parquet")
@@ -74,9 +75,11 @@ def test_a_run_prints_its_result_and_leaves_its_files(runs: Path) -> None:
     assert load_experiment(str(folder / "config.yaml")).name == "whole"
 
     lines = said.out.splitlines()
-    assert lines[0] == "whole: 2 rounds"
-    assert re.match(r"round 2/2  test HR@10 \d+\.\d\d %  loss ", lines[2])
-    table = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines[3:-1])
+    assert lines[0] == "whole: scolr on ml-100k, model matrix_factorisation, 2 rounds, backend local"
+    assert lines[1].startswith("ml-100k: recommendation, ")
+    assert lines[2] == "whole: 2 rounds"
+    assert re.match(r"round 2/2  test HR@10 \d+\.\d\d %  loss ", lines[4])
+    table = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines[5:-1])
     assert table["test HR@10"].startswith(f"{100 * got['final']['test.hr@10']:.2f} % (")
     assert f"({got['uplink_bits']:,} bits)" in table["uplink"]
     assert table["model sha256"] == got["model_sha256"][:12]
@@ -155,13 +158,12 @@ def test_an_interrupted_run_goes_on_to_the_same_end(runs: Path) -> None:
     assert torn == straight
 
 
-def test_a_run_that_cannot_write_fails_with_advice(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "low"
-    shutil.copytree(runs / "low", folder)
+def test_a_run_that_cannot_write_fails_with_advice(runs: Path) -> None:
+    folder = runs / "low"
     (folder / "result.json.part").mkdir()
-    words = ("run", "--resume", "low", "--output", tmp_path, f"tracking.uri=sqlite:///{runs}/mlflow.db")
+    words = ("run", "--resume", "low", "--output", runs)
     said = narrowcast(*words)
-    advice = f"make room, then resume the run [narrowcast run --resume low --output {tmp_path}]"
+    advice = f"make room, then resume the run [narrowcast run --resume low --output {runs}]"
     assert_refused(said, f"cannot write to {folder} (", advice, status=1)
     (folder / "result.json.part").rmdir()
     assert narrowcast(*words).status == 0

@@ -27,8 +27,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     x, y = random.random((200, 3)), random.random(200)
     np.savez(tmp_path / "sensors.npz", x=x, y=y, devices=np.arange(200) % 8)
     for part in ("train", "test"):
-        (tmp_path / "pets" / part / "cat").mkdir(parents=True)
-        Image.new("RGB", (4, 3)).save(tmp_path / "pets" / part / "cat" / "1.png")
+        for kind in ("cat", "dog"):
+            (tmp_path / "pets" / part / kind).mkdir(parents=True)
+            Image.new("RGB", (4, 3)).save(tmp_path / "pets" / part / kind / "1.png")
     (tmp_path / "mine.yaml").write_text("name: mine\ndata: {kind: digits, clients: 7}\nmodel: mlp\nalgorithm: fedavg\n")
     return tmp_path
 
@@ -44,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["sensors.npz", "data.clients=60", "data.partition=quantity"], {"targets": "numbers", "clients": "60"}),
         (["sensors.npz", "data.users=devices"], {"targets": "numbers", "clients": "8"}),
-        (["pets", "data.clients=2", "data.validation_share=0"], {"name": "pets", "clients without examples": "1"}),
+        (["pets", "data.clients=3", "data.validation_share=0"], {"name": "pets", "clients without examples": "1"}),
         ([f"{EXAMPLES}/own_everything.yaml", "data.clients=3"], {"name": "two_moons", "clients": "3"}),
     ],
 )
