@@ -23,7 +23,7 @@ NAMES = [
     *("peft LoRA on BERT", "peft LoRA on GPT-2", "LSTM, weight norm, dropout", "U-Net, dictionary of outputs"),
     *("frozen body in bfloat16", "torch encoder, positional table, a layer used twice"),
 ]
-HEADER_BITS = 80  # of a message, and of the client's number of examples
+MOST_HEADER_BITS = 96  # of a message, and of the client's number of examples, which takes one byte or more
 
 
 @pytest.fixture(scope="module")
@@ -59,5 +59,5 @@ def test_a_killed_actor_changes_nothing_and_uploads_are_what_trains(
     assert benchmark.final_sha256(experiment, RayBackend(actors=2), kill=True) == alone
     trained, _ = benchmark.trainable(experiment)
     if "statistics" not in module.model:
-        uploads = benchmark.ROUNDS * experiment.clients_per_round
-        assert alone[1] == uploads * (32 * trained + HEADER_BITS)
+        upload_bits = alone[1] / (benchmark.ROUNDS * experiment.clients_per_round)
+        assert 32 * trained < upload_bits <= 32 * trained + MOST_HEADER_BITS
