@@ -111,7 +111,10 @@ def _bytes_of(value: Any) -> Any:
         return {name: _bytes_of(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
         return [_bytes_of(each) for each in value]
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value).tobytes()
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        value = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor  # NumPy has no bfloat16
+    return np.asarray(value).tobytes()
 
 
 def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart, frozenset[str]]:
