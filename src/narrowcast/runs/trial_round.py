@@ -35,10 +35,11 @@ def try_round(experiment: Experiment, task: Task) -> None:
     """Train the client with the fewest examples for one epoch, and step the server; nothing of it is kept.
 
     Raise `UserError` if a class of the experiment breaks its contract. Experiments of classes of the package are not
-    tried, nor those whose clients train on a device that this machine lacks.
+    tried, nor those whose clients train in other processes, since a module can end the one that it is in, or on a
+    device that this machine lacks.
     """
-    unavailable = task.training.device == "cuda" and not torch.cuda.is_available()
-    if unavailable or not plugins.named_in(experiment.plain()) or not task.data.examples.any():
+    elsewhere = experiment.backend.kind != "local" or (task.training.device == "cuda" and not torch.cuda.is_available())
+    if elsewhere or not plugins.named_in(experiment.plain()) or not task.data.examples.any():
         return
     model, algorithm = task.model, experiment.algorithm
     with _tried(model, "init_server"):
