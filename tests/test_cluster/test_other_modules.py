@@ -13,7 +13,10 @@ import pytest
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.local_backend import LocalBackend
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [
+    *(pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared_ray")),
+    pytest.mark.timeout(900),  # each starts a driver and three hosts that import transformers
+]
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "other_modules.py"
 NAMES = [

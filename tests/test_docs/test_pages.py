@@ -98,6 +98,7 @@ def sessions() -> list[Any]:
     return cases
 
 
+@pytest.mark.timeout(1200)  # dozens of commands, on a machine that may do other things
 @pytest.mark.parametrize(("page", "with_data"), sessions())
 def test_a_page_is_done_as_written(
     page: Path,
