@@ -162,7 +162,13 @@ def same_with_kills(name: str, settings: list[str], kills: Mapping[int, str]) ->
     return alone
 
 
-@pytest.mark.parametrize("case", {**STATEFUL, **FACTORS, **OWN_NETWORKS, **FADING})
+@pytest.mark.parametrize(
+    "case",
+    [
+        *{**STATEFUL, **OWN_NETWORKS, **FADING},
+        *(pytest.param(case, marks=pytest.mark.data("ml-latest-small")) for case in FACTORS),
+    ],
+)
 def test_client_states_and_memories(case: str) -> None:
     last = same_with_kills(*{**STATEFUL, **FACTORS, **OWN_NETWORKS, **FADING}[case], A_HOST)[-1].state
     assert last is not None
