@@ -74,6 +74,7 @@ def test_a_line_that_was_cut_is_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.data("planetoid")
 def test_eight_networks_learn_cora(tmp_path: Path) -> None:
     """One seed of the report's setting; without training, accuracy is about 0.14."""
     path = tmp_path / "gist-cora.csv"
