@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from narrowcast.platform.errors import UserError
 
 CaseT = TypeVar("CaseT")
+DataT = TypeVar("DataT")
 Cases = Mapping[str, CaseT]
 """The cases on which a law is tried, by a label that says how they differ; empty for the only one."""
 
@@ -39,13 +40,19 @@ def title(law: Callable[..., None]) -> str:
     return law.__name__.replace("_", " ")
 
 
-def refused(reasons: Mapping[str, str]) -> UserError:
-    """Return the error of a class whose own check refuses every small data set, with its reasons by set."""
-    sets: dict[str, list[str]] = {}
-    for label, reason in reasons.items():
-        sets.setdefault(reason, []).append(label)
-    listed = "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in sets.items())
-    return UserError(f"it refuses every small data set; test it on yours with --data. {listed}")
+def on_each(sets: Mapping[str, DataT], cases_on: Callable[[DataT, str], Mapping[str, CaseT]]) -> dict[str, CaseT]:
+    """Return the cases on each small data set that a class takes; raise `UserError` with its reasons if on none."""
+    cases: dict[str, CaseT] = {}
+    reasons: dict[str, list[str]] = {}
+    for name, data in sets.items():
+        try:
+            cases |= cases_on(data, name)
+        except UserError as error:
+            reasons.setdefault(str(error), []).append(name)
+    if cases:
+        return cases
+    listed = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    raise UserError(f"it refuses every small data set; test it on yours with --data. {listed}")
 
 
 def judge(laws: Sequence[Callable[[CaseT], None]], cases: Cases[CaseT]) -> Iterator[Verdict]:

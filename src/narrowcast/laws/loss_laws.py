@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from narrowcast.laws.law import hold, refused
+from narrowcast.laws.law import hold, on_each
 from narrowcast.laws.rehearsal import N_CLIENTS, digest, sample_sets
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.losses import Loss
 from narrowcast.platform.models.sample_measures import SampleMeasure
 
@@ -36,16 +35,8 @@ class Scored:
 
 def cases(measure: SampleMeasure) -> dict[str, Scored]:
     """Return the loss or metric on each kind of targets that it takes; raise `UserError` with reasons if on none."""
-    scored: dict[str, Scored] = {}
-    reasons = {}
-    for name, data in sample_sets(np.full(N_CLIENTS, 3)).items():
-        try:
-            scored |= on_data(measure, data, name)
-        except UserError as error:
-            reasons[name] = str(error)
-    if not scored:
-        raise refused(reasons)
-    return scored
+    sets = sample_sets(np.full(N_CLIENTS, 3))
+    return on_each(sets, lambda data, name: on_data(measure, data, name))
 
 
 def on_data(measure: SampleMeasure, data: Samples, name: str = "") -> dict[str, Scored]:

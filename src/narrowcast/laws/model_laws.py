@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.laws.law import hold, refused
+from narrowcast.laws.law import hold, on_each
 from narrowcast.laws.rehearsal import (
     N_CLIENTS,
     digest,
@@ -25,7 +25,6 @@ from narrowcast.laws.rehearsal import (
 )
 from narrowcast.platform.client_contracts import MeasuresClients
 from narrowcast.platform.contracts import Dataset, Model, Split
-from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.hidden_units import HasHiddenUnits
 from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.types import Arrays, IntArray, LocalUpdates
@@ -68,16 +67,7 @@ def cases(model: Model) -> dict[str, Fitted]:
     sets: dict[str, Dataset] = dict(sample_sets(counts))
     if not isinstance(model, NeuralNetwork):
         sets |= {"interactions": interactions(counts), "ratings": rating_matrix(counts), "graph": graph()}
-    fitted: dict[str, Fitted] = {}
-    reasons = {}
-    for name, data in sets.items():
-        try:
-            fitted |= on_data(model, data, name)
-        except UserError as error:
-            reasons[name] = str(error)
-    if not fitted:
-        raise refused(reasons)
-    return fitted
+    return on_each(sets, lambda data, name: on_data(model, data, name))
 
 
 def on_data(model: Model, data: Dataset, name: str = "") -> dict[str, Fitted]:
