@@ -242,13 +242,12 @@ def test_a_benchmark_of_solvers_is_a_job(nodes: RayNodes, tmp_path: Path) -> Non
 
 
 def test_a_solve_is_a_job_with_the_answer_of_this_process(nodes: RayNodes, tmp_path: Path) -> None:
-    settings = ("iterations=60", "problem.roundings=20")
-    said = narrowcast(
-        "submit", "max-cut-g1", *settings, "--id", "cut", "--address", nodes.address, "--output", tmp_path / "runs"
-    )
+    problem = {"kind": "random_max_cut", "proof": "factorisation", "roundings": 20}
+    to = ("--address", nodes.address, "--output", tmp_path / "runs")
+    said = narrowcast("submit", "max-cut-g1", "iterations=60", f"problem={json.dumps(problem)}", "--id", "cut", *to)
     assert said.status == 0, said.err
     there = json.loads((tmp_path / "runs" / "cut" / "result.json").read_text())
-    here = nc.solve("max-cut-g1", dict(each.split("=") for each in settings), output=tmp_path, progress=False)
+    here = nc.solve("max-cut-g1", {"iterations": 60, "problem": problem}, output=tmp_path, progress=False)
     assert there["answer_sha256"] == here.file.answer_sha256
     assert there["final"] == here.final
     assert there["final"]["gap"] < 0.1

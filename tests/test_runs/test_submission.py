@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from command_line import assert_refused, narrowcast
 from narrowcast import __version__
+from narrowcast.api.cluster_job import check_source
 from narrowcast.cluster.dashboard import ClusterNode, Dashboard, normalise
 from narrowcast.cluster.node_probe import versions
 from narrowcast.cluster.preflight import judge, judge_nodes
@@ -25,6 +26,7 @@ from narrowcast.experiment import load_experiment
 from narrowcast.platform.errors import UserError
 from narrowcast.runs.capacity import check_capacity
 from narrowcast.runs.submission import Submission, _paths_in, prepare, with_password
+from studies import ONE_OBJECTIVE, RATES
 
 TRACE = "client,uplink_mbit_per_second,downlink_mbit_per_second,compute_speed\n0,1,1,1\n"
 
@@ -273,6 +275,28 @@ def test_a_solve_needs_no_client_hosts() -> None:
         with pytest.raises(UserError, match=r"backend\.actors = 2 with 1 CPU each"):
             check_capacity("fedavg-digits", ["backend=ray"], cluster)
         check_capacity("completion-ill-conditioned", (), cluster)
+
+
+BENCHMARK = "problems: {a: synthetic_completion}\nsolvers: {asd: asd, niht: niht}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("experiment: {base: fedavg-digits}\n" + ONE_OBJECTIVE + RATES, ("experiment.backend={kind: ray, actors: 9}",)),
+        (BENCHMARK, ("workers=2",)),  # which is on Ray there
+        (BENCHMARK + "backend: ray\nworkers: 2\n", ()),
+    ],
+    ids=("study", "benchmark", "benchmark on Ray"),
+)
+def test_studies_and_benchmarks_are_submitted_to_clusters_of_any_size(
+    text: str, overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    (file := tmp_path / "several.yaml").write_text(text)
+    with answering(200, json.dumps(TWO_CPUS)) as address:
+        check_source(str(file), overrides)
+        check_capacity(str(file), overrides, Dashboard(normalise(address), version("ray")))
+    assert prepare(str(file), overrides, name="several", output="/runs").values["name"] == "several"
 
 
 class Station(BaseModel):

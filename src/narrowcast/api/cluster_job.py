@@ -25,10 +25,10 @@ def check_source(source: str, overrides: Sequence[str]) -> None:
     What needs the data, which lie on the cluster, is checked there. An experiment is read when it is packed.
     """
     check_installed("aiohttp", "submit")
-    if read_benchmark(source, ()) is not None:
+    if (benchmark := read_benchmark(source, overrides)) is not None:
         from narrowcast.benchmarking.benchmark_file import load_benchmark
 
-        load_benchmark(source, overrides)
+        load_benchmark(source, [*overrides, *["backend=ray"] * ("backend" not in benchmark)])  # as on the cluster
     elif read_study(source, ()) is None:
         read_experiment(source)
     elif find_spec("optuna") is not None:  # submitting a study does not need it

@@ -18,7 +18,7 @@ def check_capacity(source: str, overrides: Sequence[str], dashboard: Dashboard) 
     Solves have none, and studies and benchmarks start their own workers, so these are not checked; invalid values are
     reported when the file is read.
     """
-    if names_solve(source) or read_study(source, overrides) or read_benchmark(source, overrides):
+    if read_study(source, overrides) or read_benchmark(source, overrides) or names_solve(source):
         return
     backend = apply_overrides(read_experiment(source)[0], with_new_names(overrides)).get("backend", {})
     try:

@@ -55,7 +55,8 @@ def test_a_checkpoint_in_the_middle_changes_nothing(fields: dict[str, Any]) -> N
 def test_a_killed_solve_resumes_to_the_same_answer(
     solver: dict[str, Any], iterations: int, killed_after: int, tmp_path: Path
 ) -> None:
-    settings = {"problem.roundings": 0, "solver": solver, "iterations": iterations, "tolerance": 0}
+    problem = {"kind": "random_max_cut", "proof": "factorisation", "roundings": 0}
+    settings = {"problem": problem, "solver": solver, "iterations": iterations, "tolerance": 0}
     settings |= {"evaluate_every": iterations}
     whole = nc.solve("max-cut-g1", settings, output=tmp_path / "whole", progress=False)
     words = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
