@@ -30,6 +30,7 @@ from narrowcast.platform.local_backend import LocalBackend
 from narrowcast.platform.models.networks import CNN
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.run import Run
+from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.state import start
 from narrowcast.platform.types import Arrays
@@ -67,7 +68,7 @@ def run(
 ) -> tuple[float, Arrays]:
     """Return the median seconds of the rounds after the first, and the global parameters at the end."""
     training = SGD(learning_rate=learning_rate, device=device)
-    task = Task(data, LogNormalFleet().profiles(data.examples, 0), CNN(), training, 0)
+    task = Task(data, LogNormalFleet().profiles(data.examples, 0), CNN(), training, 0, PrivateSeed.derived(0))
     plan = Plan(rounds=n_rounds, clients_per_round=clients, evaluate_every=n_rounds)
     prepared = Run(plan, algorithm, task)
     prepared.check()

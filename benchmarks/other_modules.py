@@ -336,8 +336,8 @@ MODULES: Mapping[str, Module] = {
 }
 
 
-def experiment_of(module: Module, folder: Path) -> Any:
-    """Return the experiment of a module on data in this folder."""
+def experiment_of(module: Module, folder: Path, **training: Any) -> Any:
+    """Return the experiment of a module on data in this folder, with further fields of its training."""
     from narrowcast.experiment import Experiment
 
     model = {"kind": "torch", "factory": f"other_modules:{module.factory}", "arguments": dict(module.arguments)}
@@ -348,13 +348,12 @@ def experiment_of(module: Module, folder: Path) -> Any:
         },
         model={**model, **module.model},
         algorithm="fedavg",
-        training={"kind": "sgd", "learning_rate": 0.05, "batch_size": 8, **module.training},
+        training={"kind": "sgd", "learning_rate": 0.05, "batch_size": 8, **module.training, **training},
     )  # fmt: skip
 
 
-def final_sha256(experiment: Any, backend: Any, *, kill: bool) -> tuple[str, int]:
-    """Run to the end, with one host killed after the first round if asked; return the sha256 and the uplink bits."""
-    from narrowcast.platform.evaluation import model_sha256
+def finished(experiment: Any, backend: Any, *, kill: bool = False) -> tuple[Any, int]:
+    """Run to the end, with one host killed after the first round if asked; return the state and the uplink bits."""
     from narrowcast.platform.run import Run
     from narrowcast.platform.state import start
 
@@ -365,6 +364,14 @@ def final_sha256(experiment: Any, backend: Any, *, kill: bool) -> tuple[str, int
         if kill and outcome.record.round == 1:
             _kill_a_host()
     assert state is not None, "the last round has a checkpoint"
+    return state, bits
+
+
+def final_sha256(experiment: Any, backend: Any, *, kill: bool) -> tuple[str, int]:
+    """Return the sha256 of the last model and the uplink bits of a run."""
+    from narrowcast.platform.evaluation import model_sha256
+
+    state, bits = finished(experiment, backend, kill=kill)
     return model_sha256(experiment.algorithm, state), bits
 
 

@@ -1,4 +1,4 @@
-"""Modules of torchvision, transformers and peft train alike in this process and on two actors, one of them killed."""
+"""Modules of torchvision, transformers and peft train alike here, on a GPU, and on two actors, one of them killed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.platform.local_backend import LocalBackend
+from narrowcast.platform.run import Run
+from narrowcast.platform.state import RunState, start
+from narrowcast.platform.types import FloatArray
 
 pytestmark = [
-    *(pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("shared_ray")),
-    pytest.mark.timeout(900),  # each starts a driver and three hosts that import transformers
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # each run on Ray starts a driver and three hosts that import transformers
+    pytest.mark.filterwarnings("ignore"),  # those of the libraries
 ]
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "other_modules.py"
@@ -26,11 +32,20 @@ NAMES = [
     *("peft LoRA on BERT", "peft LoRA on GPT-2", "LSTM, weight norm, dropout", "U-Net, dictionary of outputs"),
     *("frozen body in bfloat16", "torch encoder, positional table, a layer used twice"),
 ]
+ON_A_GPU = [
+    *NAMES,
+    *("torchvision ResNet-18, group norm", "torchvision ResNet-18, averaged batch norm"),
+    *("torchvision Swin, stochastic depth", "torchvision ConvNeXt, stochastic depth"),
+    "transformers DistilBERT, dropout, masks",
+    *("transformers Llama, rotary buffers", "lazy layer, dictionary of outputs", "spectral norm", "torch.compile"),
+]
+TOLERANCE = 1e-4
+"""What rounding may make of a round, relative to the change of the model."""
 MOST_HEADER_BITS = 96  # of a message, and of the client's number of examples, which takes one byte or more
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Iterator[ModuleType]:
+def zoo() -> Iterator[ModuleType]:
     """The benchmark as a module, from whose file the factories can be imported by name."""
     spec = importlib.util.spec_from_file_location("other_modules", FILE)
     assert spec is not None
@@ -44,23 +59,59 @@ def benchmark() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def data(benchmark: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(zoo: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    for kind, write in benchmark.DATA.items():
+    for kind, write in zoo.DATA.items():
         write(folder / f"{kind}.npz")
     return folder
 
 
-@pytest.mark.filterwarnings("ignore")  # those of the libraries
+def moved(experiment: Any, run: Run, state: RunState) -> FloatArray:
+    """Return the change of all values in a run's one round from this state."""
+    first = {name: values.copy() for name, values in experiment.algorithm.final(state.server).items()}
+    (outcome,) = LocalBackend().run(run, state)
+    last = experiment.algorithm.final(outcome.state.server)
+    return np.concatenate([np.ravel(last[name] - values) for name, values in first.items()])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_modules_train_on_a_gpu_as_on_a_cpu(name: str, zoo: ModuleType, data: Path) -> None:
+    """The control is a CPU that begins with values changed in their last digits, since deep modules amplify them.
+
+    A GPU draws other masks than a CPU, so that a module with dropout is compared with a second run there.
+    """
+    sgd = {"kind": "sgd", "learning_rate": 1e-3}  # Adam's first steps are signs, of which rounding decides some
+
+    def change(device: str, rounding: float = 0.0) -> FloatArray:
+        experiment = zoo.experiment_of(zoo.MODULES[name], data, device=device, **sgd)
+        experiment = experiment.model_copy(update={"rounds": 1, "evaluate_every": 1})
+        run = Run(experiment, experiment.algorithm, experiment.task(experiment.data_source.load()))
+        state, random = start(run), np.random.default_rng(0)
+        model = experiment.algorithm.final(state.server)
+        for tensor in model:
+            model[tensor][...] *= 1 + rounding * random.standard_normal(model[tensor].shape).astype(np.float32)
+        return moved(experiment, run, state)
+
+    experiment = zoo.experiment_of(zoo.MODULES[name], data)
+    on_cpu, on_gpu = change("cpu"), change("cuda")
+    size = np.linalg.norm(on_cpu)
+    control = np.linalg.norm(change("cpu", 1e-7) - on_cpu) / size
+    draws = experiment.model.trial(experiment.data_source.load()).draws
+    difference = np.linalg.norm(on_gpu - (change("cuda") if draws else on_cpu)) / size
+    assert difference <= max(10 * control, 2**-8 if "bfloat16" in name else TOLERANCE)
+    assert control < 0.1
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_killed_actor_changes_nothing_and_uploads_are_what_trains(
-    name: str, benchmark: ModuleType, data: Path
-) -> None:
-    module = benchmark.MODULES[name]
-    experiment = benchmark.experiment_of(module, data)
-    alone = benchmark.final_sha256(experiment, LocalBackend(), kill=False)
-    assert benchmark.final_sha256(experiment, RayBackend(actors=2), kill=True) == alone
-    trained, _ = benchmark.trainable(experiment)
+def test_a_killed_actor_changes_nothing_and_uploads_are_what_trains(name: str, zoo: ModuleType, data: Path) -> None:
+    module = zoo.MODULES[name]
+    experiment = zoo.experiment_of(module, data)
+    alone = zoo.final_sha256(experiment, LocalBackend(), kill=False)
+    assert zoo.final_sha256(experiment, RayBackend(actors=2), kill=True) == alone
+    trained, _ = zoo.trainable(experiment)
     if "statistics" not in module.model:
-        upload_bits = alone[1] / (benchmark.ROUNDS * experiment.clients_per_round)
+        upload_bits = alone[1] / (zoo.ROUNDS * experiment.clients_per_round)
         assert 32 * trained < upload_bits <= 32 * trained + MOST_HEADER_BITS

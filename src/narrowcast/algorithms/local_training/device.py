@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Device = Literal["cpu", "cuda"]
 ARRAY_TYPES: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -28,6 +29,14 @@ def to_tensor(values: NDArray[Any], device: Device) -> Tensor:
 def to_array(tensor: Tensor) -> NDArray[Any]:
     """Return the tensor as an array in main memory."""
     return np.asarray(tensor.cpu().numpy())
+
+
+def batched_attention(device: Device) -> AbstractContextManager[None]:
+    """Return a context in which attention is computed from its products.
+
+    The fused kernels of a GPU refuse the strides that clients trained together give them in the backward pass.
+    """
+    return sdpa_kernel(SDPBackend.MATH) if device == "cuda" else nullcontext()
 
 
 @contextmanager

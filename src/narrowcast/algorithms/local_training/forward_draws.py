@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from narrowcast.platform.contracts import LocalCall
 from narrowcast.platform.errors import UserError
@@ -70,6 +71,8 @@ def keyed_draws_only(call: LocalCall) -> Iterator[None]:
     ):
         yield
         return
+    if task.training.device == "cuda":
+        torch.cuda.init()  # the generators of its devices are then among those that are seeded and watched
     with isolated():
         before = states()
         yield

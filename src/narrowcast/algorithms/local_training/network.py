@@ -25,7 +25,14 @@ from narrowcast.algorithms.local_training.chain_gradients import (
     records_graph,
     sample_losses,
 )
-from narrowcast.algorithms.local_training.device import ARRAY_TYPES, Device, float32_products, to_array, to_tensor
+from narrowcast.algorithms.local_training.device import (
+    ARRAY_TYPES,
+    Device,
+    batched_attention,
+    float32_products,
+    to_array,
+    to_tensor,
+)
 from narrowcast.algorithms.local_training.forward_draws import NO_DRAWS, ForwardDraws
 from narrowcast.algorithms.local_training.local_optimizer import (
     GradientDescent,
@@ -182,7 +189,8 @@ def _train_batched(
         for step, batch in enumerate(loader.batches(schedule)):
             training = slice(0, batch.labels.shape[0])
             now = rows_of(values, training)
-            gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
+            with batched_attention(loader.device):
+                gradients, of_samples = gradients_of(now, batch.features, batch.labels, batch.weights)
             losses.append(of_samples)
             _step(now, start, gradients, kept, steps, training, step)
     except (Exception, SystemExit) as error:
