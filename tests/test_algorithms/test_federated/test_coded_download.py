@@ -13,11 +13,14 @@ import pytest
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.codecs.grid import GridPayload
 from narrowcast.algorithms.codecs.message_header import HEADER_BITS
+from narrowcast.algorithms.codecs.quantise import Quantise
 from narrowcast.algorithms.codecs.svd import SVD
 from narrowcast.algorithms.federated.adaptive_svd import AdaptiveSVD
 from narrowcast.algorithms.federated.coded_download import CodedDownload
+from narrowcast.algorithms.federated.colr import CoLR
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.federated.fedmf import FedMF
+from narrowcast.algorithms.federated.scolr import SCoLR
 from narrowcast.algorithms.local_training.streams import draw_samples
 from narrowcast.algorithms.secure.protection import Masked
 from narrowcast.algorithms.secure.secure_aggregation import SecureAggregation
@@ -37,6 +40,8 @@ STEP = 0.25
 GRIDS = {
     "fedmf": FedMF(download=CodedDownload(step=STEP, rows="touched")),
     "adaptive_svd": AdaptiveSVD(rank=2, download=CodedDownload(step=STEP, rows="touched")),
+    "colr": CoLR(rank=2, download=CodedDownload(step=STEP, rows="touched")),
+    "scolr": SCoLR(rank=4, download=CodedDownload(step=STEP, rows="touched")),
     "fedavg": FedAvg(download=CodedDownload(step=2**-6, rounding="nearest", history=3)),
     "fedmf-nearest": FedMF(rows="all", download=CodedDownload(step=STEP, rounding="nearest")),
 }
@@ -49,6 +54,8 @@ EXCEPT = {
     # A request is sent besides the upload, and may be all that is.
     "matrix_factorisation-fedmf": algorithm_laws.no_client_exceeds_its_budget,
     "matrix_factorisation-adaptive_svd": algorithm_laws.no_client_exceeds_its_budget,
+    "matrix_factorisation-colr": algorithm_laws.no_client_exceeds_its_budget,
+    "matrix_factorisation-scolr": algorithm_laws.no_client_exceeds_its_budget,
     # The numbers of the rounds in its history are no part of the model.
     "mlp-fedavg": algorithm_laws.updates_of_half_weight_move_the_server_half_as_far,
 }
@@ -61,7 +68,9 @@ def test_coded_downloads_keep_the_laws_of_algorithms(name: str, law: Callable[[T
         law(CASES[name])
 
 
-@pytest.mark.parametrize("algorithm", [FedMF(), AdaptiveSVD(rank=2)], ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    "algorithm", [FedMF(), AdaptiveSVD(rank=2), CoLR(rank=2), SCoLR(rank=4)], ids=lambda each: each.kind
+)
 def test_a_lossless_download_of_the_rows_is_no_codec(algorithm: Any) -> None:
     task, pulling = task_of(MODEL), algorithm.model_copy(update={"download": CodedDownload(rows="touched")})
     plain, pulled = run(PLAN, algorithm, task), run(PLAN, pulling, task)
@@ -73,7 +82,9 @@ def test_a_lossless_download_of_the_rows_is_no_codec(algorithm: Any) -> None:
         samples = draw_samples(task, ours.ledger.client, ours.record.round)
         rows = np.empty(len(samples.order), dtype=np.int64)
         rows[samples.order] = np.diff(samples.row_starts)
-        assert ours.ledger.downlink_bits.tolist() == [dense_wire_bits(8 * each) for each in rows.tolist()]
+        seeded = isinstance(algorithm, CoLR | SCoLR)
+        expected = [dense_wire_bits(8 * each, seed=seeded) for each in rows.tolist()]
+        assert ours.ledger.downlink_bits.tolist() == expected, "the basis costs its seed"
 
 
 def test_the_download_follows_from_its_bytes_and_the_public_seed_in_another_process() -> None:
@@ -187,6 +198,11 @@ def test_a_client_that_uploads_nothing_has_asked() -> None:
         (FedMF(rows="all", download=CodedDownload(rows="touched")), r"use algorithm\.rows = touched"),
         (FedMF(downlink_codec=(SVD(rank=1),), download=CodedDownload(step=1)), "are two ways down; leave out one"),
         (
+            CoLR(downlink_codec=(Quantise(levels=4),), download=CodedDownload(step=1)),
+            "are two ways down; leave out one",
+        ),
+        (SecureAggregation(GRIDS["colr"], Masked(), 6), r"use download\.rows = all"),
+        (
             AdaptiveSVD(rank=2, row_choice="strongest", download=CodedDownload(rows="touched")),
             r"row_choice = strongest uploads some of the rows",
         ),
@@ -198,8 +214,16 @@ def test_settings_that_exclude_each_other_are_refused(algorithm: Any, advice: st
         algorithm.check(task_of(MODEL))
 
 
+def test_a_network_of_low_rank_changes_has_no_coded_model() -> None:
+    with pytest.raises(
+        UserError, match=r"codes the downloads of an item matrix, not of mlp; use algorithm\.downlink_codec"
+    ):
+        GRIDS["colr"].check(task_of(MLP(hidden=(16,))))
+
+
 def test_a_whole_model_on_a_grid_goes_with_masks() -> None:
     SecureAggregation(GRIDS["fedmf-nearest"], Masked(), 6).check(task_of(MODEL))
+    SecureAggregation(CoLR(rank=2, download=CodedDownload(step=STEP)), Masked(), 6).check(task_of(MODEL))
 
 
 @pytest.mark.parametrize("download", ["{step: 1, rows: touched}", "{step: 1, rounding: nearest, history: 3}"])

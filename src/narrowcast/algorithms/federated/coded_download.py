@@ -25,6 +25,7 @@ from narrowcast.algorithms.codecs.indices import write_indices
 from narrowcast.algorithms.codecs.message_header import HEADER_BITS
 from narrowcast.algorithms.codecs.rows import RowLayout
 from narrowcast.algorithms.codecs.stage import Shapes
+from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.codecs.wire import varint
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.local_training.streams import draw_samples
@@ -89,8 +90,10 @@ class CodedDownload(Section):
         """Return whether clients of a round are sent different messages."""
         return self.rows == "touched" or self.history > 0
 
-    def check(self, kind: str, uploads: RowLayout) -> None:
-        """Raise `UserError` if clients ask for rows and upload all."""
+    def check(self, kind: str, uploads: RowLayout, downlink_codec: Stages) -> None:
+        """Raise `UserError` if clients ask for rows and upload all, or if changes are coded on their way down too."""
+        if downlink_codec:
+            raise UserError("algorithm.download and algorithm.downlink_codec are two ways down; leave out one")
         if self.rows == "touched" and uploads == "all":
             raise UserError(
                 f"algorithm.download.rows = touched: {kind} uploads all rows, so that its clients name none; use "

@@ -14,7 +14,6 @@ import numpy as np
 
 from narrowcast.algorithms.federated.low_rank import LowRank
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
-from narrowcast.algorithms.federated.shared_basis import basis_seed
 from narrowcast.platform.contracts import Broadcast, Task
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray
 
@@ -38,7 +37,7 @@ class CoLR(LowRank):
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send A of the last round and the seed of B, Algorithm 1, lines 2 to 6; Q itself to a newcomer."""
-        return self.form(server).broadcast(server, basis_seed(task.seed, round_index), first=round_index == 1)
+        return self.form(server).broadcast(server, task, round_index)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return A = mean of the clients' A_u (line 11), and Q + A B, which every client computes too (line 4)."""

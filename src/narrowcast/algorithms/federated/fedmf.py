@@ -68,9 +68,7 @@ class FedMF(SizesDownloads, BaseModel):
         """Raise `UserError` for models other than matrix factorisation, and for whole matrices in stateful codecs."""
         only_factorisation(self.kind, task)
         if self.download is not None:
-            self.download.check(self.kind, self.rows)
-            if self.downlink_codec:
-                raise UserError("algorithm.download and algorithm.downlink_codec are two ways down; leave out one")
+            self.download.check(self.kind, self.rows, self.downlink_codec)
         if self.rows == "all" and (remembers := [stage.kind for stage in self.codec if stage.remembers]):
             raise UserError(
                 f"algorithm.codec has {remembers[0]}, which keeps client state; use algorithm.rows = touched"

@@ -12,6 +12,7 @@ from narrowcast.algorithms.codecs.random_basis import BasisKind
 from narrowcast.algorithms.codecs.rows import RowLayout
 from narrowcast.algorithms.codecs.stages import Stages
 from narrowcast.algorithms.federated.coded_change import CodedChange
+from narrowcast.algorithms.federated.coded_download import Download, SizesDownloads
 from narrowcast.algorithms.federated.factorisation_checks import check_rank
 from narrowcast.algorithms.federated.low_rank_form import LowRankForm, UpdateSizes
 from narrowcast.algorithms.federated.low_rank_network import NetworkForm
@@ -19,16 +20,17 @@ from narrowcast.algorithms.federated.low_rank_rows import RowForm
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.sum_layout import SumLayout
 from narrowcast.algorithms.uploads.partial_sums import Aggregation, add_up
-from narrowcast.platform.contracts import AlgorithmDefaults, LocalCall, Task
+from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS, MatrixFactorisation
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, IntArray, LocalUpdates
 
 
-class LowRank(AlgorithmDefaults, BaseModel, ABC):
+class LowRank(SizesDownloads, BaseModel, ABC):
     """Changes of low rank in a basis that all clients of a round share.
 
-    The item matrix of matrix factorisation is handled by `RowForm`, the weights of a network by `NetworkForm`.
+    The item matrix of matrix factorisation is handled by `RowForm`, the weights of a network by `NetworkForm`. With
+    `download` clients are sent Q itself, as `CodedDownload` says, in place of the last round's mean of A.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +44,7 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
     codec: Stages = ()
     downlink_codec: Stages = Field((), description="codec of the mean of A on its way to clients that follow")
     server_learning_rate: ServerLearningRate = 1.0
+    download: Download = None
 
     @abstractmethod
     def choose_ranks(
@@ -74,6 +77,13 @@ class LowRank(AlgorithmDefaults, BaseModel, ABC):
                     f"algorithm.{field} has {stateful[0]}, which keeps state between rounds, but the basis of "
                     f"{self.kind} changes in every round; use it with fedmf{' or fedavg' * (field == 'codec')}"
                 )
+        if self.download is not None:
+            if not isinstance(task.model, MatrixFactorisation):
+                raise UserError(
+                    f"algorithm.download: {self.kind} codes the downloads of an item matrix, not of {task.model.kind}; "
+                    "use algorithm.downlink_codec"
+                )
+            self.download.check(self.kind, self.rows, self.downlink_codec)
         check_rank(self.rank, task.model)
 
     @property

@@ -32,8 +32,8 @@ class LowRankForm(Protocol):
         """Return the server state: the model's parameters, and A = 0 of the round before the first."""
         ...
 
-    def broadcast(self, server: Arrays, seed: int, *, first: bool) -> Broadcast:
-        """Return the parameters and the basis of this seed; A of the last round for clients that hold the rest."""
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
+        """Return the parameters and the basis of the round; A of the last one for clients that hold the rest."""
         ...
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:

@@ -24,7 +24,7 @@ from narrowcast.algorithms.codecs.dense import DensePayload, dense_wire_bits
 from narrowcast.algorithms.codecs.message_header import dtype_of
 from narrowcast.algorithms.codecs.random_basis import draw_basis
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
-from narrowcast.algorithms.federated.shared_basis import draw_components
+from narrowcast.algorithms.federated.shared_basis import basis_seed, draw_components
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, largest_weight
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.partial_sums import COMPONENT_WEIGHTS, TENSORS, WEIGHT, TensorSum, tensor_weights
@@ -78,9 +78,9 @@ class NetworkForm:
         update = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
         return {**model, **UPDATE.add(update), **self.algorithm.coded_change.init(shapes, dtype)}
 
-    def broadcast(self, server: Arrays, seed: int, *, first: bool) -> Broadcast:
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return all parameters for a newcomer; the last round's A and vectors for a client that holds the rest."""
-        model = self.final(server)
+        model, seed = self.final(server), basis_seed(task.seed, round_index)
         dtype = dtype_of(model)
         bases = {
             name: draw_basis(self.algorithm.basis, factor.rank, factor.short, seed, name, dtype)
@@ -91,7 +91,7 @@ class NetworkForm:
         return Broadcast(
             {**model, **BASIS.add(bases), **coded.broadcast(seed)},
             full=DensePayload.of(model, seed=seed),
-            update=None if first else update,
+            update=update if round_index > 1 else None,
         )
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:

@@ -16,8 +16,9 @@ from narrowcast.algorithms.channel.joint import head_bits
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.codecs.random_basis import draw_basis
 from narrowcast.algorithms.codecs.rows import RowsPayload
+from narrowcast.algorithms.federated.coded_download import before_requests, with_requests
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
-from narrowcast.algorithms.federated.shared_basis import draw_components
+from narrowcast.algorithms.federated.shared_basis import basis_seed, draw_components
 from narrowcast.algorithms.federated.sum_layout import Group, Part, SumLayout, row_sum_layout
 from narrowcast.algorithms.local_training.cohort import RowCohort
 from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT, RowSum
@@ -43,36 +44,39 @@ class RowForm:
         n_items = len(model[ITEM_FACTORS])
         update = np.zeros((n_items, self.algorithm.rank), dtype=np.float32)
         coded = self.algorithm.coded_change.init({_UPDATE: update.shape})
-        return {**model, _UPDATE: update, _CHANGED: np.zeros(n_items, dtype=bool), **coded}
+        held = {} if self.algorithm.download is None else self.algorithm.download.init(model)
+        return {**model, _UPDATE: update, _CHANGED: np.zeros(n_items, dtype=bool), **coded, **held}
 
-    def broadcast(self, server: Arrays, seed: int, *, first: bool) -> Broadcast:
+    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Return Q for a newcomer; the last round's rows of A for a client that holds the rest; B as its seed."""
-        item_factors = np.asarray(server[ITEM_FACTORS])
+        item_factors, seed = np.asarray(server[ITEM_FACTORS]), basis_seed(task.seed, round_index)
         n_items, dimension = item_factors.shape
         algorithm, changed = self.algorithm, np.flatnonzero(server[_CHANGED])
+        basis = {_BASIS: draw_basis(algorithm.basis, algorithm.rank, dimension, seed)}
+        if algorithm.download is not None:
+            sent = algorithm.download.broadcast(self.final(server), server, task, round_index, seed)
+            return replace(sent, arrays={**sent.arrays, **basis})
         update: Payload = algorithm.coded_change.message(server, seed) or RowsPayload(
             n_items, changed, np.asarray(server[_UPDATE])[changed], algorithm.rows, mask=False, seed=seed
         )
         return Broadcast(
-            {
-                ITEM_FACTORS: item_factors,
-                _BASIS: draw_basis(algorithm.basis, algorithm.rank, dimension, seed),
-                **algorithm.coded_change.broadcast(seed),
-            },
+            {ITEM_FACTORS: item_factors, **basis, **algorithm.coded_change.broadcast(seed)},
             full=RowsPayload(n_items, np.arange(n_items), item_factors, "all", mask=False, seed=seed),
-            update=None if first else update,
+            update=update if round_index > 1 else None,
         )
 
     def train(self, broadcast: Arrays, chunk: Chunk, task: Task) -> ChunkResult:
         """Train r_u components of A on each client with Q and B frozen, and send them."""
-        algorithm, cohort = self.algorithm, RowCohort.draw(chunk, task)
-        ranks, levels = algorithm.choose_ranks(partial(self._sizes, cohort), chunk, task)
+        algorithm = self.algorithm
+        cohort = RowCohort.draw(before_requests(algorithm.download, chunk), task)
+        ranks, levels = algorithm.choose_ranks(partial(self._sizes, cohort), cohort.chunk, task)
         components = draw_components(ranks, algorithm.rank, chunk.clients, task.seed, chunk.round_index)
         coding = row_coding(Codec(algorithm.codec), algorithm.rows, levels)
         sending = RowSending(algorithm.aggregation, algorithm.rows, coding)
         item_factors, basis = np.asarray(broadcast[ITEM_FACTORS]), np.asarray(broadcast[_BASIS])
         train = partial(cohort.train_components, item_factors, basis, components)
-        return train_and_send_rows(sending, cohort, components, train)
+        result = train_and_send_rows(sending, cohort, components, train)
+        return with_requests(algorithm.download, cohort, result)
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall | None:
         """Return None: rows are trained and summed by one program."""
@@ -85,12 +89,13 @@ class RowForm:
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays) -> Arrays:
         """Return A = server_learning_rate * mean of the clients' A, as clients decode it, and Q + A B."""
-        rows = RowSum.of(total)
-        mean = rows.mean() * np.float32(self.algorithm.server_learning_rate)
-        sent, coded = self.algorithm.coded_change.send({_UPDATE: mean}, server, broadcast)
+        rows, algorithm = RowSum.of(total), self.algorithm
+        mean = rows.mean() * np.float32(algorithm.server_learning_rate)
+        sent, coded = algorithm.coded_change.send({_UPDATE: mean}, server, broadcast)
+        held = {} if algorithm.download is None else algorithm.download.kept(self.final(server), server, broadcast)
         change = torch.from_numpy(sent[_UPDATE]) @ torch.from_numpy(np.array(broadcast[_BASIS]))
         item_factors = np.asarray(server[ITEM_FACTORS]) + change.numpy()
-        return {ITEM_FACTORS: item_factors, **sent, _CHANGED: rows.changed_rows(), **coded}
+        return {ITEM_FACTORS: item_factors, **sent, _CHANGED: rows.changed_rows(), **coded, **held}
 
     def final(self, server: Arrays) -> Arrays:
         """Return Q."""

@@ -19,7 +19,6 @@ from narrowcast.algorithms.federated.factorisation_checks import expected_rows, 
 from narrowcast.algorithms.federated.low_rank import LowRank
 from narrowcast.algorithms.federated.low_rank_form import UpdateSizes
 from narrowcast.algorithms.federated.rank_policy import RANK_POLICIES, RankPolicy, UniformRank
-from narrowcast.algorithms.federated.shared_basis import basis_seed
 from narrowcast.platform.contracts import Broadcast, RateDistortion, Task
 from narrowcast.platform.data.interactions import Interactions
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, FloatArray, IntArray
@@ -53,7 +52,7 @@ class SCoLR(LowRank):
 
     def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
         """Send A of the last round and the seed of B, Algorithm 2, lines 2 to 6; Q itself to a newcomer."""
-        return self.form(server).broadcast(server, basis_seed(task.seed, round_index), first=round_index == 1)
+        return self.form(server).broadcast(server, task, round_index)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return A = mean of the clients' S_u A_u (line 11), and Q + A B, which every client computes too (line 4)."""
