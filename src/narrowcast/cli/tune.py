@@ -124,6 +124,8 @@ def _print_result(file: StudyFile, result: StudyResult) -> None:
         terminal.print(f"Hold-out evaluation, {counted(len(result.holdout[0].seeds), 'new seed')}", highlight=False)
         for part in _holdout_table(result, [*objectives, *file.settings.constraints]).fitting(terminal.width):
             terminal.print(part)
+    for caution in result.cautions:
+        click.echo(caution)
 
 
 def _holdout_table(result: StudyResult, judged: Sequence[str]) -> TextTable:

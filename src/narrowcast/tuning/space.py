@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Annotated, Any, Literal
@@ -16,6 +17,11 @@ from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.field_roles import role_of
 from narrowcast.platform.section import Section
+
+_NEAR = 0.05
+"""Share of a continuous range that counts as its end."""
+_GRADED = 3
+"""Numbers that make a list a grid, in which an end may hide a better value beyond it."""
 
 
 class _Dimension(Section):
@@ -65,6 +71,12 @@ class FloatRange(_Range):
             return None
         return [float(f"{self.low + self.step * place:.12g}") for place in range(self._n_steps() + 1)]
 
+    def edge(self, drawn: Any) -> Any:
+        """Return the end that a value is at, of a continuous range the nearer one within `_NEAR` of it; else None."""
+        low, high, value = map(math.log if self.log else float, (self.low, self.high, drawn))
+        near = _NEAR * (high - low) if self.step is None else 1e-9 * (high - low)
+        return self.low if value - low <= near else self.high if high - value <= near else None
+
     def _n_steps(self) -> int:
         return round((self.high - self.low) / (self.step or 1))
 
@@ -93,6 +105,10 @@ class IntRange(_Range):
     def grid(self) -> list[Any] | None:
         """Return all values."""
         return list(range(self.low, self.high + 1, self.step))
+
+    def edge(self, drawn: Any) -> Any:
+        """Return the end that a value is at, None if it is inside."""
+        return drawn if drawn in (self.low, self.high) else None
 
     def value(self, drawn: Any) -> Any:
         """Return the experiment's value of a stored one."""
@@ -132,6 +148,13 @@ class Choice(_Dimension):
         """Return all values, as they are stored."""
         return list(self._by_label())
 
+    def edge(self, drawn: Any) -> Any:
+        """Return a value that is the least or largest of three numbers or more; else None."""
+        numbers = [value for value in self._by_label().values() if isinstance(value, int | float)]
+        graded = len(self.values) == len(numbers) >= _GRADED and not any(isinstance(value, bool) for value in numbers)
+        value = self.value(drawn)
+        return value if graded and value in (min(numbers), max(numbers)) else None
+
     def value(self, drawn: Any) -> Any:
         """Return the experiment's value of a stored one."""
         return self._by_label()[drawn]
@@ -145,6 +168,12 @@ Dimension = Annotated[
     Annotated[FloatRange | IntRange | Choice, Field(discriminator="kind")],
     BeforeValidator(_list_alone, json_schema_input_type=FloatRange | IntRange | Choice | tuple[Any, ...]),
 ]
+
+
+def edges(space: Space, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ends of the ranges and lists that drawn parameters are at, by path."""
+    found = {path: space.dimensions[path].edge(value) for path, value in drawn.items()}
+    return {path: end for path, end in found.items() if end is not None}
 
 
 class Space:

@@ -29,7 +29,7 @@ from narrowcast.tuning.study_client import StudyClient
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import JOURNAL, StudyFolder
 from narrowcast.tuning.study_plots import draw_study
-from narrowcast.tuning.study_result import StudyResult, why_no_trial_is_complete
+from narrowcast.tuning.study_result import StudyResult, cautions_on, why_no_trial_is_complete
 from narrowcast.tuning.study_trials import Observer, StudyTrials
 
 _JOIN_SECONDS = 10.0
@@ -181,4 +181,5 @@ def _conclude(
         for run in queue.tracked_runs(holdout):
             if sent.get(run.key) != run.state:
                 store.put(run)
-    return StudyResult(folder.path, records, best, front, holdout, 0, files, file.shares)
+    cautions = [] if len(settings.objectives) > 1 else cautions_on(file.space, chosen, settings.seeds)
+    return StudyResult(folder.path, records, best, front, holdout, 0, files, file.shares, cautions)

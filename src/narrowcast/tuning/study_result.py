@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 from narrowcast.platform.tracking.units import format_bits, format_seconds, format_short_seconds
+from narrowcast.tuning.space import Space, edges
 from narrowcast.tuning.study_settings import COSTS
 from narrowcast.tuning.trial_record import TrialRecord
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from narrowcast.tuning.holdout import HoldoutEvaluation
+
+COMPARABLE_SEEDS = 3
+"""Seeds of a trial, below which a comparison of tuned methods is partly one of luck."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,6 +40,8 @@ class StudyResult:
     files: Sequence[Path] = field(default_factory=tuple)
     shares: Declared = None
     """The metrics that are declared as shares."""
+    cautions: Sequence[str] = ()
+    """What to do before the chosen trial stands for its method in a comparison."""
 
     def __repr__(self) -> str:
         states = Counter(each.state for each in self.records)
@@ -49,6 +55,7 @@ class StudyResult:
                 f"{name} {format_metric(name, value, self.shares)}" for name, value in held.means().items()
             )
             lines.append(f"  hold-out evaluation of trial {held.trial.number}, {len(held.seeds)} new seeds: {means}")
+        lines += [f"  {caution}" for caution in self.cautions]
         return "\n".join(lines)
 
     @property
@@ -91,6 +98,7 @@ class StudyResult:
             "best": [_plain(each) for each in self.best_trials],
             "pareto_front": [_plain(each) for each in self.front],
             "holdout": [each.plain() for each in self.holdout],
+            "cautions": list(self.cautions),
         }
 
     def note(self, objectives: Mapping[str, str]) -> str:
@@ -108,7 +116,24 @@ class StudyResult:
             first = self.holdout[0]
             on_test = ", ".join(labelled(name, value, self.shares) for name, value in first.means().items())
             lines.append(f"Hold-out evaluation with {len(first.seeds)} new seeds: {on_test} on average.")
+        lines += self.cautions
         return "\n\n".join(lines)
+
+
+def cautions_on(space: Space, chosen: TrialRecord, seeds: int) -> list[str]:
+    """Return a line for each value of the chosen trial at the edge of its range, and one for fewer than three seeds."""
+    lines = [
+        f"{path} = {chosen.params[path]!r} is at the edge of its range, which ends at {end!r}; a better value may lie "
+        f"beyond it: widen space.{path}"
+        for path, end in edges(space, chosen.params).items()
+    ]
+    if seeds < COMPARABLE_SEEDS:
+        tried = "one seed" if seeds == 1 else f"{seeds} seeds"
+        lines.append(
+            f"each trial had {tried}; for a comparison of tuned methods choose on {COMPARABLE_SEEDS} or more "
+            f"(study.seeds={COMPARABLE_SEEDS})"
+        )
+    return lines
 
 
 def _plain(trial: TrialRecord) -> dict[str, Any]:
