@@ -37,8 +37,8 @@ def test_no_run_of_the_tables_is_missing() -> None:
 @pytest.mark.data("ml-latest-small")
 def test_the_central_solve_has_the_ratings_of_the_clients_and_its_row_is_what_it_gives() -> None:
     rows = Queue([fedmavg_items.STUDY], [RESULTS]).rows
-    central = fedmavg_central.CENTRAL
-    results = [rows[key_of(central.tuning(decay), 100)] for decay in fedmavg_central.DECAYS]
+    central = fedmavg_central.LEAST_SQUARES
+    results = [rows[key_of(central.tuning(decay), 100)] for decay in central.values]
     spec, seed = central.test(results), 3
     problem = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"]).problem_source.load()
     clients = fedmavg_items.cell("m = 10").test([{"final": {}}]).configured(seed, "one").data_source.load()

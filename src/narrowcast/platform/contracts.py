@@ -77,7 +77,11 @@ class Fleet(Protocol):
 
 
 class Model(Protocol):
-    """The model to train: a frozen pydantic model whose fields are its hyper-parameters."""
+    """The model to train: a frozen pydantic model whose fields are its hyper-parameters.
+
+    One that has predictions without training to be compared with has `baselines(data)` too, their metrics by name, such
+    as `{"popularity": {"test.hr@10": 0.45}}`.
+    """
 
     @property
     def kind(self) -> str:

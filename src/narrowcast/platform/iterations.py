@@ -15,11 +15,14 @@ from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.interruption import interruptible, stop_waits
 from narrowcast.platform.plugins import said
-from narrowcast.platform.solver_contracts import Problem, Solver, Status
+from narrowcast.platform.solver_contracts import Problem, Solver, Status, Work
 from narrowcast.platform.state import Interrupted
 from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, arrays_under
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays
+
+FREE_WORK = 1e10
+"""Multiplications of measurements, some seconds of them, that are allowed whatever the iterations take."""
 
 
 class Stopping(Protocol):
@@ -55,13 +58,17 @@ class Stopping(Protocol):
 
 @dataclass(frozen=True)
 class SolveState:
-    """Everything that the next iteration depends on, and the time of the solver so far, `init` included."""
+    """Everything that the next iteration depends on, and the time of the solver so far, `init` included.
+
+    `measured_work` is the work of all measurements so far, where the problem counts it.
+    """
 
     iteration: int
     arrays: Arrays
     solver_seconds: float
     residual: float = math.inf
     status: Status = "running"
+    measured_work: float = 0.0
 
     step_name: ClassVar[str] = ITERATION
 
@@ -73,7 +80,7 @@ class SolveState:
     def packed(self) -> tuple[Arrays, dict[str, str]]:
         """Return the tensors and the metadata of a checkpoint."""
         tensors = {f"solver/{name}": np.asarray(values, order="C") for name, values in self.arrays.items()}
-        numbers = {"solver_seconds": self.solver_seconds.hex(), "residual": float(self.residual).hex()}
+        numbers = {name: float(getattr(self, name)).hex() for name in ("solver_seconds", "residual", "measured_work")}
         return tensors, {ITERATION: str(self.iteration), "status": self.status, **numbers}
 
     @classmethod
@@ -85,6 +92,7 @@ class SolveState:
             solver_seconds=float.fromhex(metadata["solver_seconds"]),
             residual=float.fromhex(metadata["residual"]),
             status=cast(Status, metadata["status"]),
+            measured_work=float.fromhex(metadata.get("measured_work", "0")),  # states of version 0.2 have none
         )
 
 
@@ -131,6 +139,21 @@ def measured(problem: Problem, solver: Solver, state: SolveState) -> Mapping[str
     return metrics
 
 
+def work_of(problem: Problem, solver: Solver, state: SolveState) -> Work:
+    """Return the work of an iteration and of a measurement now, none where the problem does not count it."""
+    count = getattr(problem, "work", None)
+    return count(solver.answer(state.arrays)) if count is not None else Work(0, 0)
+
+
+def is_affordable(work: Work, state: SolveState) -> bool:
+    """Return whether measurements, with this one and that of the last iteration, are no more work than the iterations.
+
+    Beyond that, `FREE_WORK` is allowed.
+    """
+    measurements = state.measured_work + 2 * work.measurement
+    return work.measurement == 0 or measurements <= FREE_WORK + state.iteration * work.iteration
+
+
 def end_of(stopping: Stopping, state: SolveState) -> str | None:
     """Return why a solve ends with this state, such as `tolerance`, or None if it goes on."""
     if state.status != "running":
@@ -150,7 +173,8 @@ def iterations(
 ) -> Generator[Iteration, None, None]:
     """Run the iterations after `state` until one of the rules of `stopping` ends them; yield those that are recorded.
 
-    Measurements of the answer are not part of the time of the solver. Raise `Interrupted` if stopped between two
+    Measurements of the answer are not part of the time of the solver; those that are due but not affordable are left
+    out. Raise `Interrupted` if stopped between two
     iterations, and `RunFailed` if the residual is no longer finite, or if the solver diverges.
     """
     kept_at, recorded = host_time().monotonic(), state.iteration
@@ -166,8 +190,13 @@ def iterations(
                 began = time.perf_counter()
                 arrays, report = solver.step(problem, state.arrays)
                 seconds = time.perf_counter() - began
-                state = SolveState(
-                    state.iteration + 1, arrays, state.solver_seconds + seconds, float(report.residual), report.status
+                state = replace(
+                    state,
+                    iteration=state.iteration + 1,
+                    arrays=arrays,
+                    solver_seconds=state.solver_seconds + seconds,
+                    residual=float(report.residual),
+                    status=report.status,
                 )
                 wall += seconds
                 if not math.isfinite(state.residual) or state.status == "diverged":
@@ -178,7 +207,10 @@ def iterations(
                 ended = end_of(stopping, state) is not None
                 if ended or stopping.evaluates(state.iteration):
                     began = time.perf_counter()
-                    metrics = measured(problem, solver, state)
+                    work = work_of(problem, solver, state)
+                    if ended or is_affordable(work, state):
+                        metrics = measured(problem, solver, state)
+                        state = replace(state, measured_work=state.measured_work + work.measurement)
                     measured_for = time.perf_counter() - began
                     wall += measured_for
                 due = ended or bool(metrics) or stopping.records(state.iteration)

@@ -24,8 +24,23 @@ class Report:
     status: Status = "running"
 
 
+@dataclass(frozen=True)
+class Work:
+    """About how many multiplications an iteration and a measurement of its answer take.
+
+    They are counted, not timed, so that what is measured does not depend on the machine.
+    """
+
+    iteration: float
+    measurement: float
+
+
 class Problem(Described, Protocol):
-    """A problem that is loaded: its data, and how an answer is measured."""
+    """A problem that is loaded: its data, and how an answer is measured.
+
+    One whose measurements may take longer than iterations has a method `work(answer: Arrays) -> Work` too: the loop
+    then leaves out measurements that would take more of the run than its iterations.
+    """
 
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of an answer; those that depend on held-out data are named `test.metric`."""

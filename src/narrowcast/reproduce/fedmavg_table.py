@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.platform.models.rating_baselines import USER_MEAN
 from narrowcast.platform.tracking.run_plots import BLACK, BLUE, GREEN, ORANGE, VERMILLION, new_figure
 from narrowcast.platform.tracking.units import format_bits, format_seconds
 from narrowcast.reproduce import fedmavg_central, fedmavg_clustering
@@ -72,27 +73,44 @@ def item_runs(rows: Rows) -> dict[ItemCell, ItemRuns]:
     return found
 
 
-def central_runs(rows: Rows) -> ItemRuns | None:
-    """Return the central solves, None unless they are all finished."""
-    cell = fedmavg_central.CENTRAL
-    results = tried(rows, cell, fedmavg_central.DECAYS)
-    runs = finished(rows, cell.test(results), TEST_SEEDS) if results else []
-    return ItemRuns(cell.best(results), runs) if runs else None
+def central_runs(rows: Rows) -> dict[str, ItemRuns]:
+    """Return the central solves by name, of those that are all finished."""
+    found = {}
+    for cell in fedmavg_central.CENTRAL:
+        results = tried(rows, cell, cell.values)
+        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
+            found[cell.name] = ItemRuns(cell.best(results), runs)
+    return found
+
+
+def baseline_errors(rows: Rows) -> dict[str, tuple[float, ...]]:
+    """Return the root mean squared errors by seed of what takes no factors, by name."""
+    found = {cell.name: finished(rows, cell.run, TEST_SEEDS) for cell in fedmavg_central.BASELINES}
+    return {name: tuple(run["final"]["test.rmse"] for run in runs) for name, runs in found.items() if runs}
 
 
 def judge_items(rows: Rows) -> list[PaperVerdict]:
-    """Give the error and the traffic of every cell, and the differences of `_PAIRS`, seed by seed."""
-    found = item_runs(rows)
-    verdicts = []
+    """Give the error and the traffic of every cell, and the differences of `_PAIRS`, seed by seed.
+
+    What takes no factors comes first, then central solves. Every error is compared with the mean of each user, for
+    which nothing is sent.
+    """
+    found, baselines = item_runs(rows), baseline_errors(rows)
+    verdicts = [
+        PaperVerdict(name, "", mean_and_spread(errors, 4), _above(errors, baselines), by_seed=errors)
+        for name, errors in baselines.items()
+    ]
+    for name, each in central_runs(rows).items():
+        said = ", ".join(filter(None, (_above(each.errors, baselines), f"best value {each.decay:g}")))
+        verdicts.append(PaperVerdict(name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
     for cell, each in found.items():
         said = (
             f"uplink {format_bits(each.mean('uplink_bits'))}, downlink {format_bits(each.mean('downlink_bits'))}, "
             f"{format_seconds(each.mean('simulated_seconds'))} on the clock, decay {each.decay:g}"
         )
+        said = ", ".join(filter(None, (_above(each.errors, baselines), said)))
         verdicts.append(PaperVerdict(cell.name, "", mean_and_spread(each.errors, 4), said, by_seed=each.errors))
     by_name = {cell.name: each for cell, each in found.items()}
-    if (central := central_runs(rows)) is not None:
-        verdicts.insert(0, _central_verdict(central, found))
     pairs = [
         (by_name[one], by_name[other], f"{one} less {other}") for one, other in _PAIRS if {one, other} <= {*by_name}
     ]
@@ -107,17 +125,13 @@ def judge_items(rows: Rows) -> list[PaperVerdict]:
     return verdicts
 
 
-def _central_verdict(central: ItemRuns, found: Mapping[ItemCell, ItemRuns]) -> PaperVerdict:
-    """Give the error of the central solves, and the distance of the nearest federated cell from it, seed by seed."""
-    said = f"decay {central.decay:g}"
-    if found:
-        cell, nearest = min(found.items(), key=lambda each: float(np.mean(each[1].errors)))
-        interval = paired_interval(nearest.errors, central.errors)
-        said += (
-            f"; the nearest, {cell.name}, is {interval.mean:+.4f} ({interval.low:+.4f} to {interval.high:+.4f}) away"
-        )
-    name, shown = fedmavg_central.CENTRAL.name, mean_and_spread(central.errors, 4)
-    return PaperVerdict(name, "", shown, said, by_seed=central.errors)
+def _above(errors: Sequence[float], baselines: Mapping[str, Sequence[float]]) -> str:
+    """Return how far errors are from those of the mean of each user, seed by seed; empty for these and without them."""
+    reference = baselines.get(USER_MEAN)
+    if reference is None or list(errors) == list(reference):
+        return ""
+    interval = paired_interval(errors, reference)
+    return f"{interval.mean:+.4f} ({interval.low:+.4f} to {interval.high:+.4f}) from the mean of each user"
 
 
 def plot_items(rows: Rows, path: Path) -> None:
@@ -129,11 +143,13 @@ def plot_items(rows: Rows, path: Path) -> None:
         left.errorbar([float(np.mean(each.errors))], [-place], xerr=spread, color=colour, marker="o", capsize=3)
         right.plot([each.mean("uplink_bits") / 8e6], [-place], "o", color=colour)
         right.plot([each.mean("simulated_seconds")], [-place], "x", color=colour)
-    if (central := central_runs(rows)) is not None:
-        mean, spread = float(np.mean(central.errors)), float(np.std(central.errors, ddof=1))
-        left.axvspan(mean - spread, mean + spread, color=VERMILLION, alpha=0.2, linewidth=0)
-        left.axvline(mean, color=VERMILLION, linestyle="--", label="central")
-        left.legend(fontsize=7, frameon=False, loc="lower left")
+    lines = [(name, errors, ":") for name, errors in baseline_errors(rows).items()]
+    lines += [(name, each.errors, "--") for name, each in central_runs(rows).items()]
+    for (name, errors, style), colour in zip(lines, (BLACK, BLUE, ORANGE, VERMILLION), strict=False):
+        mean, spread = float(np.mean(errors)), float(np.std(errors, ddof=1))
+        left.axvspan(mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+        left.axvline(mean, color=colour, linestyle=style, label=name)
+    left.legend(fontsize=7, frameon=False, loc="lower left")
     left.set_yticks([-place for place in range(len(found))], [cell.name for cell in found], fontsize=7)
     right.set_yticks([-place for place in range(len(found))], [""] * len(found))
     left.set(xlabel="RMSE of held-out ratings")

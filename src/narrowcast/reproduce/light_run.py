@@ -14,7 +14,7 @@ from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
 from narrowcast.reproduce.client_ensemble import ensemble_of_clients
-from narrowcast.reproduce.light_solve import light_solve
+from narrowcast.reproduce.light_solve import BASELINES, light_baseline, light_solve
 from narrowcast.reproduce.results_csv import COUNTS, METRICS
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.runs.packaged import names_solve
@@ -73,6 +73,8 @@ class LightRun:
 
 def light_run(spec: RunSpec, seed: int, rounds: int | None = None, *, test: bool = True) -> dict[str, Any]:
     """Run a specification by itself and return its result."""
+    if spec.measure in BASELINES:
+        return light_baseline(spec, seed, test=test)
     if names_solve(spec.experiment):
         return light_solve(spec, seed, test=test)
     if spec.measure == "ensemble":

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from narrowcast.platform.iterations import begin, iterations
+from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.solve_run import load_solve
+
+BASELINES: Mapping[str, str] = {"user_mean": USER_MEAN, "biases": BIASES}
+"""The names of baselines by `RunSpec.measure`."""
+
+
+def light_baseline(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any]:
+    """Return the metrics of a baseline of a specification's problem as a result, for which nothing is sent."""
+    began = time.perf_counter()
+    solve = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"])
+    problem: Any = solve.problem_source.load()
+    found = problem.baselines()[BASELINES[spec.measure]]
+    return {
+        "rounds": 0,
+        "final": {name: each for name, each in found.items() if test or not name.startswith("test")},
+        "uplink_bits": 0,
+        "downlink_bits": 0,
+        "wall_seconds": round(time.perf_counter() - began, 2),
+    }
 
 
 def light_solve(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any]:

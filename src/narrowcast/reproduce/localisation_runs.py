@@ -27,15 +27,17 @@ SENSORS, ANCHORS, SEEDS = 25, 6, 5
 NOISES, RANGES = (0.0, 0.05, 0.2), (0.4, 0.55)
 STARTS = 5
 _ITERATIONS, _PROGRAM_ITERATIONS, _PROGRAM_RESIDUAL = 300, 60, 1e-6
-RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS = (
+RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS, TRUTH = (
     "relaxation, refined",
     "relaxation alone",
     "linear program of Biswas and Ye",
     "the same steps in the plane",
     "least_squares, five starts",
     "MDS on shortest paths",
+    "the same steps from the true places",
 )
-METHODS = (RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS)
+METHODS = (RELAXED, UNREFINED, PROGRAM, PLANE, SCIPY, MDS, TRUTH)
+"""The last is no method, since it knows the answer: it tells local minima of the stress from its noise."""
 COLUMNS = ("noise", "radio_range", "seed", "method", "cpu_seconds", "position_rmse", "stress", "gap")
 Row = Mapping[str, Any]
 
@@ -55,9 +57,12 @@ def solved(problem: Localisation, method: str, seed: int) -> Arrays:
             if report.residual <= _PROGRAM_RESIDUAL:
                 break
         return program.answer(state)
-    if method in (RELAXED, UNREFINED, PLANE):
-        solver = LiftedStress(dimensions=2 if method == PLANE else None, refine=method != UNREFINED)
+    if method in (RELAXED, UNREFINED, PLANE, TRUTH):
+        solver = LiftedStress(dimensions=2 if method in (PLANE, TRUTH) else None, refine=method != UNREFINED)
         state = solver.init(problem, seed)
+        if method == TRUTH:
+            assert problem.network.truth is not None
+            state = {**state, "lifted": problem.network.truth, "positions": problem.network.truth}
         for _ in range(_ITERATIONS):
             state, report = solver.step(problem, state)
             if report.status != "running":

@@ -254,9 +254,9 @@ def _channel(ablation: Ablation) -> Plan:
 def _untuned(name: str, runs: Sequence[RunSpec], seeds: int) -> Plan:
     def plan(rows: Rows) -> Iterator[Planned]:
         del rows
-        for seed in range(seeds):
+        for place in range(seeds):
             for run in runs:
-                yield Planned(name, run, seed)
+                yield Planned(name, run, run.first_seed + place)
 
     return plan
 
@@ -298,11 +298,12 @@ STUDIES: Mapping[str, Plan] = {
     ),
     fedmavg_items.STUDY: _in_turn(
         [
-            _cells(fedmavg_items.STUDY, cells, decays, fedmavg_items.TEST_SEEDS)
-            for cells, decays in (
-                ((fedmavg_central.CENTRAL,), fedmavg_central.DECAYS),
-                (fedmavg_items.CELLS, fedmavg_items.DECAYS),
-            )
+            _untuned(fedmavg_items.STUDY, [cell.run for cell in fedmavg_central.BASELINES], fedmavg_items.TEST_SEEDS),
+            *(
+                _cells(fedmavg_items.STUDY, (cell,), cell.values, fedmavg_items.TEST_SEEDS)
+                for cell in fedmavg_central.CENTRAL
+            ),
+            _cells(fedmavg_items.STUDY, fedmavg_items.CELLS, fedmavg_items.DECAYS, fedmavg_items.TEST_SEEDS),
         ]
     ),
     fedmavg_clustering.STUDY: _untuned(

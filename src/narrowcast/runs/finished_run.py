@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +34,16 @@ class RunFile(Protocol):
     @property
     def final(self) -> Mapping[str, float]:
         """The metrics of the last evaluation."""
+        ...
+
+    @property
+    def baselines(self) -> Mapping[str, Mapping[str, float]]:
+        """The metrics of predictions that take no training, by the names of the predictions."""
+        ...
+
+    @property
+    def shares(self) -> tuple[str, ...] | None:
+        """The metrics that are shown in percent, None where that follows from their names."""
         ...
 
     @property
@@ -78,6 +89,11 @@ class FinishedRun(ABC, Generic[FileT_co]):
         return self.file.final
 
     @property
+    def baselines(self) -> Mapping[str, Mapping[str, float]]:
+        """The metrics of predictions that take no training, by their names, such as the mean of each user's ratings."""
+        return self.file.baselines
+
+    @property
     def wall_seconds(self) -> float:
         """Measured duration of the rounds or iterations."""
         return self.file.wall_seconds
@@ -104,6 +120,19 @@ class FinishedRun(ABC, Generic[FileT_co]):
     @abstractmethod
     def summary(self) -> list[tuple[str, str]]:
         """Return the summary as pairs of a label and a formatted value."""
+
+    def baseline_rows(self) -> list[tuple[str, str]]:
+        """Return the baselines as pairs of a label and their metrics."""
+        shares = self.file.shares
+        return [
+            (
+                f"baseline: {name}",
+                ", ".join(
+                    f"{metric_label(each)} {format_metric(each, value, shares)}" for each, value in found.items()
+                ),
+            )
+            for name, found in self.baselines.items()
+        ]
 
     @abstractmethod
     def provenance(self) -> list[tuple[str, str]]:

@@ -60,6 +60,7 @@ def write_outputs(
         "backend": experiment.backend.kind,
         "execution": task.training.mode(task),
         **measured(journal, experiment, task),
+        **baselines_entry(experiment.model, task.data),
         "lower_is_better": None if (lower := declared_by(experiment.model)) is None else sorted(lower),
         "shares": shares,
         "data_sha256": task.data.digest,
@@ -82,6 +83,13 @@ def write_outputs(
 def personal_entry(experiment: Experiment) -> dict[str, bool]:
     """Return the entry of `result.json` that clients have models of their own, empty if they use the global one."""
     return {"personal": True} if isinstance(experiment.algorithm, Personalises | HasOwnModels) else {}
+
+
+def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:
+    """Return the entry of `result.json` with the metrics of a model's or problem's baselines, empty without any."""
+    baselines = getattr(measuring, "baselines", None)
+    found = {} if baselines is None else {name: dict(each) for name, each in baselines(*data).items() if each}
+    return {"baselines": found} if found else {}
 
 
 def inputs_entry(task: Task) -> dict[str, Any]:

@@ -232,6 +232,7 @@ class Result(FinishedRun[ResultFile]):
                 if statistics := over_clients_text(name, self.final, shares):
                     whose = "clients' own models" if self.file.personal else "clients"
                     rows.append((f"{metric_label(name)} of {whose}", statistics))
+        rows += self.baseline_rows()
         rows += [(goal(each, self.file), target_cost(each)) for each in self.targets]
         compression = units.format_compression(self.uplink_bits, self.full_uplink_bits)
         if self.touched_uplink_bits not in (None, self.full_uplink_bits):

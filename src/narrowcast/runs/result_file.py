@@ -49,6 +49,7 @@ class ResultFile(BaseModel):
 
     `full_uplink_bits` is the uplink if each upload were the whole model in float32. `touched_uplink_bits` is that of
     the changed rows in float32, and for models without rows the former; None in runs of version 0.1.
+    `baselines` are metrics of predictions that take no training, by their names.
     `data_sha256` is None in runs of versions before 0.3. `personal` is true if clients have models of their own, and
     `inputs` are what the model was trained on, by name, in runs on samples.
     """
@@ -64,6 +65,7 @@ class ResultFile(BaseModel):
     final: Mapping[str, float]
     best: Mapping[str, Best]
     targets: tuple[Reached, ...] = ()
+    baselines: Mapping[str, Mapping[str, float]] = {}
     lower_is_better: tuple[str, ...] | None = None
     shares: tuple[str, ...] | None = None
     uplink_bits: int

@@ -8,18 +8,20 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from rich.console import Console
 
 from narrowcast.platform.config import suggest
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.tracking import units
 from narrowcast.runs.finished_run import FinishedRun
 from narrowcast.runs.run_settings import settings_of
-from narrowcast.runs.text_table import Column, TextTable, table_of
+from narrowcast.runs.text_table import Column, TextTable, table_of, with_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,7 +102,32 @@ class RunComparison(ABC, Generic[RunT]):
                     f'no column "{name}"; usual ones are {usual}; others are metrics and settings by dotted path'
                     f"{suggest(name, known)}"
                 )
-        return table_of([Column("run", self.row_labels(), word=True), *(known[name] for name in names)], self.caption)
+        baselines = self._baseline_rows()
+        columns = {"run": Column("run", self.row_labels(), word=True), **{name: known[name] for name in names}}
+        return table_of(
+            [
+                replace(column, cells=[*column.cells, *(row.get(name, units.NOT_KNOWN) for row in baselines)])
+                for name, column in columns.items()
+            ],
+            self.caption,
+        )
+
+    def _baseline_rows(self) -> list[dict[str, str]]:
+        """Return a row for each baseline on each data set, its cells by column; several data seeds are averaged."""
+        found: dict[tuple[str, str], dict[Any, RunT]] = {}
+        for run in self.runs:
+            for name, metrics in run.baselines.items():
+                found.setdefault((name, getattr(run.file, self.section)), {}).setdefault(tuple(metrics.items()), run)
+        rows = []
+        for (name, on), each in found.items():
+            row = {"run": f"baseline: {name}", self.section: on}
+            runs = list(each.values())
+            for metric in runs[0].baselines[name]:
+                values = [run.baselines[name].get(metric, np.nan) for run in runs]
+                spread = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
+                row[metric] = with_spread(metric, float(np.mean(values)), spread, runs[0].file.shares)
+            rows.append(row)
+        return rows
 
     @property
     def caption(self) -> str:

@@ -23,7 +23,7 @@ from narrowcast.platform.tracking.metric_direction import Declared, declared_by,
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.platform.tracking.second_process import FIGURES, begin
 from narrowcast.platform.types import Arrays
-from narrowcast.runs.outputs import git_commit, write_model, write_plots
+from narrowcast.runs.outputs import baselines_entry, git_commit, write_model, write_plots
 from narrowcast.runs.run_folder import ANSWER, ITERATIONS, RESULT
 from narrowcast.solve_run import Solve
 
@@ -49,6 +49,7 @@ def write_solve_outputs(
         "residual": state.residual,
         "final": {name: value for name, value in journal.final_metrics().items() if math.isfinite(value)},
         "best": journal.best_metrics(lower),
+        **baselines_entry(problem),
         "targets": targets_of(solve.targets, journal.rounds, lower),
         "lower_is_better": None if lower is None else sorted(lower),
         "shares": None if shares is None else sorted(shares),

@@ -57,7 +57,8 @@ class TargetCost(BaseModel):
 class SolveFile(BaseModel):
     """The content of a solve's `result.json`.
 
-    `stopped_by` is `tolerance`, `iterations`, `solver_seconds`, or what the solver said of itself.
+    `stopped_by` is `tolerance`, `iterations`, `solver_seconds`, or what the solver said of itself. `baselines` are
+    metrics of predictions that take no solver, by their names.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -74,6 +75,7 @@ class SolveFile(BaseModel):
     final: Mapping[str, float]
     best: Mapping[str, BestOfSolve]
     targets: tuple[TargetCost, ...] = ()
+    baselines: Mapping[str, Mapping[str, float]] = {}
     lower_is_better: tuple[str, ...] | None = None
     shares: tuple[str, ...] | None = None
     solver_seconds: float
@@ -137,6 +139,7 @@ class SolveResult(FinishedRun[SolveFile]):
         """Return the summary as pairs of a label and a formatted value."""
         file, shares = self.file, self.file.shares
         rows = [(metric_label(name), format_metric(name, value, shares)) for name, value in file.final.items()]
+        rows += self.baseline_rows()
         for each in file.targets:
             goal = f"{metric_label(each.metric)} {relation(each.metric, file.lower_is_better)} {each.value:g}"
             rows.append((goal, _cost(each)))

@@ -14,6 +14,7 @@ from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.entry_completion import EntryCompletion
 from narrowcast.algorithms.completion.image_completion import ImageCompletion
 from narrowcast.algorithms.completion.rating_completion import RatingCompletion
+from narrowcast.algorithms.completion.scaled_asd import ScaledASD
 from narrowcast.algorithms.completion.soft_impute import SoftImpute
 from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
@@ -48,8 +49,10 @@ def test_symmetric_problems_are_observed_with_their_mirror_images() -> None:
     assert whole.count == 100
 
 
-def test_metrics_are_those_of_the_dense_matrices() -> None:
-    problem = SyntheticCompletion(rows=30, columns=20, rank=2, fraction=0.4).load()
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.5])
+def test_metrics_are_those_of_the_dense_matrices(noise: float) -> None:
+    """The observed error is that of the noisy values, all others are those of the matrix without noise."""
+    problem = SyntheticCompletion(rows=30, columns=20, rank=2, fraction=0.4, noise=noise).load()
     assert isinstance(problem.truth, tuple)
     whole = problem.truth[0] @ problem.truth[1].T
     random = np.random.default_rng(0)
@@ -58,9 +61,10 @@ def test_metrics_are_those_of_the_dense_matrices() -> None:
     seen = np.zeros((30, 20), dtype=bool)
     seen[problem.observed.row_of_entries(), problem.observed.indices] = True
     found = problem.measure({"left": left, "right": right})
+    values = problem.observed.values
     assert found == pytest.approx(
         {
-            "observed_error": np.linalg.norm(error[seen]) / np.linalg.norm(whole[seen]),
+            "observed_error": np.linalg.norm((left @ right.T)[seen] - values) / np.linalg.norm(values),
             "test.relative_error": np.linalg.norm(error) / np.linalg.norm(whole),
             "test.unseen_error": np.linalg.norm(error[~seen]) / np.linalg.norm(whole[~seen]),
             "test.column_sum_error": np.linalg.norm(error.sum(axis=0)),
@@ -68,6 +72,28 @@ def test_metrics_are_those_of_the_dense_matrices() -> None:
     )
     dense = Completion("dense", "here", problem.observed, truth=whole).measure({"left": left, "right": right})
     assert dense == pytest.approx(found)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.5])
+def test_a_fit_of_the_noise_is_not_an_error_of_zero_on_unseen_entries(noise: float) -> None:
+    problem = SyntheticCompletion(rows=120, columns=90, rank=3, fraction=0.4, noise=noise).load()
+    assert isinstance(problem.truth, tuple)
+    solver = ScaledASD()
+    state = solver.init(problem, 0)
+    for _ in range(200):
+        state, _ = solver.step(problem, state)
+    answer = solver.answer(state)
+    whole, seen = problem.truth[0] @ problem.truth[1].T, np.zeros((120, 90), dtype=bool)
+    seen[problem.observed.row_of_entries(), problem.observed.indices] = True
+    wanted = np.linalg.norm((answer["left"] @ answer["right"].T - whole)[~seen]) / np.linalg.norm(whole[~seen])
+    assert problem.measure(answer)["test.unseen_error"] == pytest.approx(wanted, rel=1e-9)
+    assert 0.3 * noise < wanted < noise
+
+
+def test_a_matrix_that_is_observed_whole_has_no_unseen_error() -> None:
+    problem = SyntheticCompletion(rows=9, columns=7, rank=2, fraction=1, noise=0.1).load()
+    found = problem.measure({"left": np.zeros((9, 1)), "right": np.zeros((7, 1))})
+    assert "test.unseen_error" not in found and found["test.relative_error"] == pytest.approx(1)
 
 
 def test_noise_is_relative_to_the_entries() -> None:

@@ -151,6 +151,44 @@ def test_exact_steps_never_raise_the_residual(solver: FactorSolver, easy: Comple
     assert (np.diff(residuals) <= 1e-15).all()
 
 
+def best_fit(problem: Completion, rank: int) -> float:
+    """Return the least residual of a rank over six starts of alternating least squares, each row by itself."""
+    observed, least = problem.observed, np.inf
+    mask = np.zeros((observed.rows, observed.columns), dtype=bool)
+    mask[observed.row_of_entries(), observed.indices] = True
+    values = np.zeros(mask.shape)
+    values[mask] = observed.values
+    for seed in range(6):
+        right = np.random.default_rng(seed).standard_normal((observed.columns, rank))
+        for _ in range(150):
+            left = np.stack([np.linalg.lstsq(right[m], v[m])[0] for m, v in zip(mask, values, strict=True)])
+            right = np.stack([np.linalg.lstsq(left[m], v[m])[0] for m, v in zip(mask.T, values.T, strict=True)])
+        least = min(least, float(np.linalg.norm((left @ right.T - values)[mask])))
+    return least
+
+
+@pytest.mark.parametrize(("rank", "noise"), [(1, 0.0), (2, 0.0), (2, 0.2), (3, 0.2)])
+def test_solvers_end_at_the_best_fit_of_a_rank_that_leaves_a_residual(rank: int, noise: float) -> None:
+    problem = SyntheticCompletion(rows=60, columns=40, rank=3, fraction=0.5, condition=2, noise=noise, seed=3).load()
+    least = best_fit(problem, rank)
+    for solver in (ScaledASD(rank=rank), NIHT(rank=rank), CGIHT(rank=rank), ALPS(rank=rank), R3MC(rank=rank)):
+        state, _ = solve(solver, problem, 600)
+        answer = solver.answer(state)
+        assert answer["left"].shape == (60, rank) and answer["right"].shape == (40, rank)
+        assert np.linalg.norm(problem.observed.residual(**answer)) == pytest.approx(least, rel=1e-6), solver.kind
+
+
+@pytest.mark.parametrize("solver", [NIHT(), CGIHT()], ids=lambda each: each.kind)
+def test_thresholding_never_leads_away_from_the_data(solver: FactorSolver) -> None:
+    sparse = SyntheticCompletion(rows=300, rank=2, fraction=0.06, condition=2, seed=1).load()
+    state, norms = solver.init(sparse, 0), list[float]()
+    for _ in range(60):
+        norms.append(float(np.linalg.norm(sparse.observed.residual(**solver.answer(state)))))
+        state, _ = solver.step(sparse, state)
+    assert (np.diff(norms) <= 1e-12 * norms[0]).all()
+    assert norms[-1] < 0.3 * sparse.observed.norm < norms[0]
+
+
 @pytest.mark.parametrize("solver", [FGD, AFGD])
 def test_factors_of_positive_semidefinite_matrices_are_one(solver: type[FGD | AFGD], easy: Completion) -> None:
     problem = SyntheticCompletion(rows=70, rank=3, fraction=0.5, symmetric=True).load()

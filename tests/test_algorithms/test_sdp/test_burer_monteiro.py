@@ -246,6 +246,41 @@ def test_constraints_that_nothing_satisfies_together_are_one_line(rows: str, tmp
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "1\n1\n2\n1\n0 1 2 2 1\n1 1 1 1 1\n",  # X_11 is 1, and -X_22 falls for ever
+        "1\n1\n2\n1\n0 1 1 2 1\n1 1 1 1 1\n",  # -2 X_12 falls as the root of X_22, along no direction
+        "2\n1\n3\n1 1\n0 1 2 3 1\n1 1 1 1 1\n2 1 1 2 0.5\n",
+    ],
+)
+def test_an_unbounded_program_is_one_line(rows: str, tmp_path: Path) -> None:
+    (tmp_path / "x.dat-s").write_text(rows)
+    problem = SDPAFile(path=tmp_path / "x.dat-s").load()
+    with pytest.raises(
+        UserError, match=r"^x is unbounded: along a positive semidefinite matrix of trace 1 the"
+    ) as said:
+        solved(BurerMonteiro(), problem)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_bounded_program_without_a_bound_on_the_trace_is_solved_and_not_called_unbounded(
+    scale: float, tmp_path: Path
+) -> None:
+    """-2 X_12 + X_22 with X_11 = b is least at X_12 = X_22 = b, where it is -b; y = -1 proves it."""
+    rows = f"1\n1\n2\n{scale}\n0 1 1 2 1\n0 1 2 2 -1\n1 1 1 1 1\n"
+    (tmp_path / "x.dat-s").write_text(rows)
+    problem = SDPAFile(path=tmp_path / "x.dat-s").load()
+    assert problem.trace_bound is None
+    random = np.random.default_rng(0)
+    for size in (1e-9, 1.0, 1e9):
+        problem.check_bounded(size * random.normal(size=(2, 2)))
+    problem.check_bounded(np.zeros((2, 2)))
+    state = solved(BurerMonteiro(), problem)
+    assert problem.objective(state["vectors"]) == pytest.approx(-scale, rel=1e-3)
+
+
 def test_infeasibility_is_proved_for_the_trace_that_is_stated_and_no_larger_one(tmp_path: Path) -> None:
     (tmp_path / "x.dat-s").write_text("2\n1\n2\n1 0.001\n1 1 1 2 1\n2 1 2 2 1\n")
     problem = SDPAFile(path=tmp_path / "x.dat-s").load()  # X_12 = 1/2 and X_22 = 1/1000 need X_11 >= 250

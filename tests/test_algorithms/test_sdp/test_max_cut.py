@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import narrowcast as nc
 from narrowcast.algorithms.sdp.certificate import is_bounded_below, least_eigenvalue_bound
 from narrowcast.algorithms.sdp.max_cut import MaxCutFile, RandomMaxCut, TorusMaxCut
 from narrowcast.algorithms.sdp.max_cut_problem import MaxCut
@@ -242,12 +241,34 @@ def test_bad_combinations_are_one_line() -> None:
         Mixing().check(type("Other", (), {"name": "completion"})())
 
 
-def test_the_gap_of_a_cut_that_is_worth_nothing_is_no_rounding_error(tmp_path: Path) -> None:
-    """With negative weights alone the best cut is empty, and bound and relaxation are 0 but for rounding."""
+def complete(tmp_path: Path, weight: float) -> MaxCut:
+    """Return the problem of eight vertices that are all joined by edges of one weight."""
     edges = [(i, j) for i in range(1, 9) for j in range(i + 1, 9)]
-    lines = [f"8 {len(edges)}", *(f"{i} {j} -1" for i, j in edges)]
-    (tmp_path / "negative.txt").write_text("\n".join(lines) + "\n")
-    solve = {"problem": {"kind": "max_cut", "path": str(tmp_path / "negative.txt")}, "targets": {}}
-    last = list(nc.iterations("max-cut-g1", {**solve, "iterations": 300, "tolerance": None}))[-1]
-    assert abs(last.metrics["bound"]) < 1e-4
-    assert 0 <= last.metrics["gap"] < 0.1
+    lines = [f"8 {len(edges)}", *(f"{i} {j} {weight:g}" for i, j in edges)]
+    (tmp_path / "complete.txt").write_text("\n".join(lines) + "\n")
+    return MaxCutFile(path=tmp_path / "complete.txt", proof="factorisation").load()
+
+
+def test_the_gap_of_a_cut_that_is_worth_nothing_is_no_rounding_error(tmp_path: Path) -> None:
+    """With negative weights alone the best cut is empty, its vectors are equal, and both values are 0."""
+    problem = complete(tmp_path, -1)
+    metrics = problem.measure({"vectors": np.tile(np.eye(1, 4), (8, 1))})
+    assert metrics["relaxation"] == pytest.approx(0, abs=1e-12)
+    assert 0 <= metrics["bound"] < 1e-8 and 0 <= metrics["gap"] < 1e-8
+    assert metrics["cut"] == metrics["mean_cut"] == 0
+    assert problem.proves({"vectors": np.tile(np.eye(1, 4), (8, 1))}, 1e-8)
+
+
+@pytest.mark.parametrize("weight", [-1.0, -0.01, 0.001, 1.0, 50.0])
+def test_the_gap_is_relative_to_one_plus_the_bound(tmp_path: Path, weight: float) -> None:
+    problem = complete(tmp_path, weight)
+    vectors = solved(Mixing(rank=3), problem, 2)["vectors"]
+    weights = weight * (1 - np.eye(8))
+    relaxation = float((weights * (1 - vectors @ vectors.T)).sum()) / 4
+    dual = np.linalg.norm(weights @ vectors, axis=1)
+    least = float(np.linalg.eigvalsh(weights + np.diag(dual))[0])
+    bound = weights.sum() / 4 + (dual.sum() + 8 * max(0.0, -least)) / 4
+    gap = problem.measure({"vectors": vectors})["gap"]
+    assert gap == pytest.approx((bound - relaxation) / (1 + abs(bound)), rel=1e-6, abs=1e-9)
+    assert problem.proves({"vectors": vectors}, gap * (1 + 1e-4) + 1e-9)
+    assert not problem.proves({"vectors": vectors}, gap * (1 - 1e-3) - 1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,23 @@ def test_one_triangle_is_the_same_matrix_as_both() -> None:
     for triangle in (np.triu, np.tril):
         half = constraints_from(np.array([triangle(each) for each in matrices]))
         assert half.digest == both.digest
+
+
+def test_mirror_images_that_differ_by_rounding_are_one_entry_and_others_are_said_to_all_digits() -> None:
+    random = np.random.default_rng(5)
+    factors = random.normal(size=(SIDE, 40)) * 10.0 ** random.uniform(-3, 3, 40)
+    product = np.array([[float(sum(a * b for a, b in zip(x, y, strict=True))) for y in factors] for x in factors])
+    turned = np.tril(product) + np.triu([[sum(x[::-1] * y[::-1]) for y in factors] for x in factors], 1)
+    assert (turned != turned.T).any()
+    upper = constraints_from(np.triu(turned)[None])
+    assert constraints_from(turned[None]).digest == upper.digest
+    for wrong in (1 + 1e-9, 1.0001):
+        moved = turned.copy()
+        moved[1, 0] = moved[0, 1] * wrong
+        with pytest.raises(UserError, match=r"^entry \(1, 2\) of matrix 1 is ") as raised:
+            constraints_from(moved[None])
+        said = [float(each) for each in re.findall(r"-?\d+\.\d+(?:e[-+]\d+)?", str(raised.value))]
+        assert said == [moved[0, 1], moved[1, 0]]
 
 
 def test_every_dual_point_bounds_every_feasible_matrix() -> None:

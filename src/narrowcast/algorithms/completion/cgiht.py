@@ -6,7 +6,7 @@ from typing import Literal
 
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.factor_solver import State
-from narrowcast.algorithms.completion.niht import HardThresholding, exact_step, in_span
+from narrowcast.algorithms.completion.niht import HardThresholding, exact_step, grows, in_span
 from narrowcast.platform.types import FloatArray
 
 _LARGEST = 1e3
@@ -18,7 +18,9 @@ class CGIHT(HardThresholding):
     d <- D - b d with b = <P(U U'D), P(U U'd)> / ||P(U U'd)||^2, then X <- H_k(X + a d), a being exact along U U'd; P is
     the restriction to the observed entries. The gradient is exact: only the direction differs from NIHT's.
 
-    Source: Blanchard, Tanner and Wei, Information and Inference 4(4), 2015, algorithm 1 (CGIHT).
+    Source: Blanchard, Tanner and Wei, Information and Inference 4(4), 2015, algorithm 1 (CGIHT). Differs from the
+    paper: 1. where the residual would grow, the step is NIHT's, and the next direction conjugate to it: former
+    residuals that no matrix of the rank fits led away from the best fit.
     """
 
     kind: Literal["cgiht"] = "cgiht"
@@ -38,5 +40,7 @@ class CGIHT(HardThresholding):
             conjugate = top / bottom if abs(top) < _LARGEST * bottom else 0.0
             direction = residual - conjugate * direction
             image = slope - conjugate * image
-        step = exact_step(image, residual)
-        return {**self.thresholded(problem, state, step * direction), "direction": direction}
+        new = self.thresholded(problem, state, exact_step(image, residual) * direction)
+        if grows(new, state):
+            new, direction = self.lowered(problem, state), residual
+        return {**new, "direction": direction}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,9 @@ from narrowcast.algorithms.completion.nuclear_ball import ball_metrics
 from narrowcast.algorithms.completion.nuclear_norm_program import nuclear_norm_program
 from narrowcast.algorithms.completion.observed import ObservedMatrix
 from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram
+from narrowcast.platform.data.rating_matrix import RatingMatrix
+from narrowcast.platform.models.rating_baselines import rating_baselines
+from narrowcast.platform.solver_contracts import Work
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 LOWER_IS_BETTER = (
@@ -41,7 +44,7 @@ class Completion:
     Where it is not, `held_out` has entries to test with, and `validation` others to choose a solver's settings by.
     `rank` is the rank of the matrix where that is known, `peak` the largest possible value, which a PSNR is relative
     to. Ratings have an `offset` and may have `biases` of rows [m] and columns [n], which were subtracted from the
-    observed values, and `bounds`, to which predictions are clipped.
+    observed values, and `bounds`, to which predictions are clipped; `ratings` are all of them, for its `baselines`.
 
     `program` is the semidefinite program of least nuclear norm, for solvers of those; their answer is `vectors` V
     [m + n, k], `left` above `right`.
@@ -59,6 +62,7 @@ class Completion:
     offset: float = 0.0
     biases: tuple[FloatArray, FloatArray] | None = None
     bounds: tuple[float, float] | None = None
+    ratings: RatingMatrix | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -77,6 +81,17 @@ class Completion:
         return {"rows": observed.rows, "columns": observed.columns, "observed": observed.count, **known}
 
     @cached_property
+    def _observed_truth(self) -> ObservedMatrix:
+        """The true values at the observed entries: the observed matrix itself unless that has noise."""
+        observed, truth = self.observed, self.truth
+        assert truth is not None
+        if isinstance(truth, tuple):
+            values = observed.sampled(*truth)
+        else:
+            values = truth[observed.row_of_entries(), observed.indices]
+        return observed if np.array_equal(values, observed.values) else replace(observed, values=values)
+
+    @cached_property
     def program(self) -> SemidefiniteProgram:
         """The program of the matrix of least nuclear norm that has the observed entries exactly."""
         return nuclear_norm_program(self.name, self.source, self.observed)
@@ -88,15 +103,26 @@ class Completion:
         entries = np.column_stack([rows, observed.indices, observed.values])
         return {"entries": entries, "sizes": np.array([[observed.rows, observed.columns]])}
 
+    def baselines(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of predictions that take no factors, by name; none where the entries are no ratings."""
+        found = {} if self.ratings is None else rating_baselines(self.ratings)
+        return {
+            name: {each: metrics[each] for each in metrics if each.endswith("rmse")} for name, metrics in found.items()
+        }
+
+    def work(self, answer: Arrays) -> Work:
+        """Return the work of an answer of `vectors`, whose bound is proved; measurements of others take no proof."""
+        return self.program.work(answer) if "vectors" in answer else Work(0, 0)
+
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of factors `left` and `right`.
 
         `observed_error`: the relative error on the observed entries. With the whole matrix known,
-        `test.relative_error` is the relative Frobenius error, `test.unseen_error` that on the other entries, and
-        `test.column_sum_error` the Euclidean norm of the errors of the column sums, which Engels and Morse's programs
-        report as the Frobenius distance. `test.psnr` in dB where values have a peak. With held-out entries
-        `test.rmse` and, relative to their norm, `test.unseen_error`; with entries for validation `validation.rmse`. An
-        answer that has a `radius` is measured as one over the ball of that nuclear norm too
+        `test.relative_error` is the relative Frobenius error, `test.unseen_error` that on the other entries, both of
+        the matrix without noise, and `test.column_sum_error` the Euclidean norm of the errors of the column sums, which
+        Engels and Morse's programs report as the Frobenius distance. `test.psnr` in dB where values have a peak. With
+        held-out entries `test.rmse` and, relative to their norm, `test.unseen_error`; with entries for validation
+        `validation.rmse`. An answer that has a `radius` is measured as one over the ball of that nuclear norm too
         (`nuclear_ball.ball_metrics`), and one of `vectors` has the metrics of `program`.
         """
         observed = self.observed
@@ -108,11 +134,14 @@ class Completion:
         found = {"observed_error": residual / max(observed.norm, np.finfo(float).tiny)}
         if self.truth is not None:
             error, norm, sums = self._whole_errors(left, right)
+            true = self._observed_truth
+            seen_error = residual if true is observed else float(np.linalg.norm(true.residual(left, right)))
             unseen, unseen_norm = (
-                math.sqrt(max(whole**2 - seen**2, 0.0)) for whole, seen in ((error, residual), (norm, observed.norm))
+                math.sqrt(max(whole**2 - seen**2, 0.0)) for whole, seen in ((error, seen_error), (norm, true.norm))
             )
             found["test.relative_error"] = error / norm if norm else error
-            found["test.unseen_error"] = unseen / unseen_norm if unseen_norm else unseen
+            if observed.count < observed.rows * observed.columns:
+                found["test.unseen_error"] = unseen / unseen_norm if unseen_norm else unseen
             found["test.column_sum_error"] = sums
             if self.peak is not None:
                 rmse = error / math.sqrt(observed.rows * observed.columns)

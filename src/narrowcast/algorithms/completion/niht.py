@@ -15,6 +15,8 @@ from narrowcast.platform.types import FloatArray
 
 _LARGEST = 1e3
 """Of step sizes, as in the authors' program."""
+_HALVINGS = 12
+"""Most of one step."""
 
 
 class HardThresholding(FactorSolver):
@@ -42,22 +44,40 @@ class HardThresholding(FactorSolver):
         residual = observed.residual(left, right)
         return {"left": left, "right": right, "basis": u[:, :rank], "block": block, "residual": residual}
 
+    def lowered(self, problem: Completion, state: State) -> State:
+        """Return the arrays after the exact step along the residual, halved while the residual would grow."""
+        residual = state["residual"]
+        step = exact_step(in_span(problem.observed, state["basis"], residual), residual)
+        new = self.thresholded(problem, state, step * residual)
+        for _ in range(_HALVINGS):
+            if not grows(new, state):
+                break
+            step /= 2
+            new = self.thresholded(problem, state, step * residual)
+        return new
+
 
 class NIHT(HardThresholding):
     """Takes the step along the residual that is exact within the current column space, and thresholds the rank.
 
     X <- H_k(X + a D), a = ||U U'D||^2 / ||P_Omega(U U'D)||^2.
 
-    Source: Tanner and Wei, SIAM J. Sci. Comput. 35(5), 2013, algorithm 1 (NIHT with row-space projection).
+    Source: Tanner and Wei, SIAM J. Sci. Comput. 35(5), 2013, algorithm 1 (NIHT with row-space projection). Differs from
+    the paper: 1. a is halved while the residual would grow, as in Blumensath and Davies, IEEE J. Sel. Top. Signal
+    Process. 4(2), 2010, where thresholding leaves the space that a is exact in; without that a residual may grow beyond
+    the data.
     """
 
     kind: Literal["niht"] = "niht"
 
     def iterate(self, problem: Completion, state: State) -> State:
         """Return the arrays after one step."""
-        residual = state["residual"]
-        step = exact_step(in_span(problem.observed, state["basis"], residual), residual)
-        return self.thresholded(problem, state, step * residual)
+        return self.lowered(problem, state)
+
+
+def grows(new: State, state: State) -> bool:
+    """Return whether the residual of a new state is larger."""
+    return bool(np.linalg.norm(new["residual"]) > np.linalg.norm(state["residual"]))
 
 
 def in_span(observed: ObservedMatrix, basis: FloatArray, values: FloatArray) -> FloatArray:

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
-from narrowcast.algorithms.completion.rating_biases import biases_of
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
+from narrowcast.platform.data.rating_biases import biases_of
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
 
@@ -65,5 +65,6 @@ class RatingCompletion(Section):
             else None,
             offset=mean,
             biases=biases,
-            bounds=(float(train.values.min()), float(train.values.max())),
+            bounds=matrix.training_range,
+            ratings=matrix,
         )

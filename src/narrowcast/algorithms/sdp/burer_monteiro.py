@@ -105,12 +105,14 @@ class BurerMonteiro(Section):
     def step(self, problem: Any, state: Arrays) -> tuple[Arrays, Report]:
         """Return the state after one minimisation and one update of the multipliers.
 
-        Raise `UserError` where the violations prove that nothing satisfies the constraints.
+        Raise `UserError` where the violations prove that nothing satisfies the constraints, or V that the objective is
+        unbounded.
         """
         program, iteration = semidefinite_program_of(problem), int(state["iteration"])
         lagrangian = AugmentedLagrangian(program, state["dual"], float(state["penalty"]))
         start = self._perturbed(lagrangian, state)
         vectors = self._minimised(lagrangian, start, iteration)
+        program.check_bounded(vectors)
         violations = program.violations(vectors)
         dual = state["dual"] - state["penalty"] * violations
         violation = float(np.linalg.norm(violations))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,7 +20,13 @@ _DENSE = 64
 """Sides up to which the dense eigenvalues are computed; Lanczos needs fewer vectors than the matrix has rows."""
 _LANCZOS_TOLERANCES = (1e-9, 1e-7, 1e-5)
 """Relative to the largest row sum; the next one is tried if Lanczos does not converge."""
-_LANCZOS_VECTORS = 48
+LANCZOS_VECTORS = 48
+SYMMETRIC: Mapping[str, Any] = {
+    "permc_spec": "MMD_AT_PLUS_A",
+    "diag_pivot_thresh": 0.0,
+    "options": {"SymmetricMode": True},
+}
+"""Of SuperLU, so that rows and columns are eliminated in one order and pivots are those of L D L'."""
 _LEAST_MARGIN = 1e-11
 """Relative to the largest row sum, the first margin that a factorisation is tried with."""
 
@@ -92,9 +99,8 @@ def _has_positive_pivots(matrix: csr_array) -> bool:
     from scipy.sparse import csc_array
     from scipy.sparse.linalg import splu
 
-    options = {"SymmetricMode": True}
     try:
-        factors = splu(csc_array(matrix), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
+        factors = splu(csc_array(matrix), **SYMMETRIC)
     except RuntimeError:  # exactly singular
         return False
     return bool((factors.perm_r == factors.perm_c).all() and (factors.U.diagonal() > 0).all())
@@ -127,7 +133,7 @@ def _least_ritz_pair(matrix: csr_array, scale: float) -> tuple[float, FloatArray
     start = generator(0, "lanczos start").standard_normal(size)
     for tolerance in _LANCZOS_TOLERANCES:
         try:
-            _, vectors = eigsh(mirrored, k=1, which="LA", v0=start, tol=tolerance, ncv=_LANCZOS_VECTORS, maxiter=200)
+            _, vectors = eigsh(mirrored, k=1, which="LA", v0=start, tol=tolerance, ncv=LANCZOS_VECTORS, maxiter=200)
             break
         except ArpackNoConvergence:
             continue

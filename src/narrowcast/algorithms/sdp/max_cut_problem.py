@@ -9,15 +9,15 @@ from functools import cached_property
 import numpy as np
 
 from narrowcast.algorithms.sdp.certificate import Proof, is_bounded_below, least_eigenvalue_bound
+from narrowcast.algorithms.sdp.proof_work import proof_work
 from narrowcast.algorithms.sdp.rounding import Roundings, round_by_hyperplanes
 from narrowcast.algorithms.sdp.semidefinite_program import SemidefiniteProgram, numerical_rank
 from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
 from narrowcast.algorithms.sdp.vector_kernels import weighted_sums
 from narrowcast.algorithms.sdp.weighted_graph import WeightedGraph
+from narrowcast.platform.solver_contracts import Work
 from narrowcast.platform.types import Arrays, FloatArray
 
-_LEAST_BOUND = 1e-6
-"""Relative to the sum of the weights' sizes: a smaller bound is a rounded 0, and no scale of the gap."""
 LOWER_IS_BETTER = ("gap", "bound", "rank")
 """Metrics of `MaxCut` of which the lower value is better."""
 _UNIT = 1e-12
@@ -62,12 +62,25 @@ class MaxCut:
         unit = SymmetricConstraints(size, every, every, csr_array(eye_array(size)))
         return SemidefiniteProgram(self.name, self.source, cost, unit, np.ones(size), float(size), self.proof)
 
+    @cached_property
+    def _proof_work(self) -> float:
+        from scipy.sparse import csr_array
+
+        graph, size = self.graph, self.graph.vertices
+        return proof_work(csr_array((graph.weights, graph.indices, graph.indptr), shape=(size, size)), self.proof)
+
+    def work(self, answer: Arrays) -> Work:
+        """Return the work of a product with the weights, which every iteration takes, and of a measurement."""
+        size, columns = answer["vectors"].shape
+        product, proofs = self.graph.edges * 2 * columns, 2 if "dual" in answer else 1
+        cuts = self.roundings * (2 * self.graph.edges + size * columns)
+        return Work(product, proofs * self._proof_work + product + cuts + size * columns**2)
+
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of vectors, scaled to unit norm where they are not; `dual` [n] is that of `program`.
 
         `relaxation`: their objective; `bound`: an upper bound on every cut and on the relaxation, from a feasible
-        point of the dual, that of the vectors or the solver's; `gap`: (bound - relaxation) / |bound|, or over 1e-6 of
-        the sum of the weights' sizes where the bound is smaller, as it is if all weights are negative. `rank`: the
+        point of the dual, that of the vectors or the solver's; `gap`: (bound - relaxation) / (1 + |bound|). `rank`: the
         number of directions that the vectors span. With roundings `cut` and `mean_cut`: the best and the mean cut of
         random hyperplanes, and `ratio`: the best over the bound.
         """
@@ -80,13 +93,13 @@ class MaxCut:
         found = {
             "relaxation": relaxation,
             "bound": bound,
-            "gap": (bound - relaxation) / max(abs(bound), _LEAST_BOUND * float(np.abs(graph.weights).sum())),
+            "gap": (bound - relaxation) / (1 + abs(bound)),
             "rank": numerical_rank(vectors),
         }
         if self.roundings:
             cuts = self.rounded(vectors, self.roundings).cuts
             best = float(cuts.max())
-            found |= {"cut": best, "mean_cut": float(cuts.mean()), "ratio": best / bound}
+            found |= {"cut": best, "mean_cut": float(cuts.mean()), "ratio": best / bound if bound else 1.0}
         return found
 
     def relaxation(self, vectors: FloatArray) -> float:
@@ -116,7 +129,7 @@ class MaxCut:
         sums = weighted_sums(graph.indptr, graph.indices, graph.weights, vectors)
         relaxation = self._objective(vectors, sums)
         dual = np.asarray(np.linalg.norm(sums, axis=1))
-        most = relaxation / (1 - gap if relaxation > 0 else 1 + gap)
+        most = (relaxation + gap) / (1 - gap if relaxation + gap > 0 else 1 + gap)
         allowed = most - graph.total / 2 - float(dual.sum()) / 4
         return allowed > 0 and is_bounded_below(graph, dual, -4 * allowed / graph.vertices)
 

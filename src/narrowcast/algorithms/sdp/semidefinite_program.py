@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from narrowcast.algorithms.sdp.certificate import Proof, gershgorin_bound, sparse_eigenvalue_bound
+from narrowcast.algorithms.sdp.proof_work import proof_work
 from narrowcast.algorithms.sdp.rank_bound import pataki_rank
 from narrowcast.algorithms.sdp.symmetric_constraints import SymmetricConstraints
 from narrowcast.algorithms.sdp.trace_bound import implied_trace_bound
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.solver_contracts import Work
 from narrowcast.platform.types import Arrays, FloatArray
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
 LOWER_IS_BETTER = ("objective", "infeasibility", "gap", "rank")
 """Metrics of `SemidefiniteProgram` of which the lower value is better."""
+_STEPS = 100
+"""Of L-BFGS in a usual iteration."""
+_ENORMOUS = 1e8
+"""Multipliers, in units of the largest entry of C over that of the A_i, that no program is taken to have."""
+_ROUNDING = 1e-12
+"""Of the largest entry of C times a trace, an objective that may be the rounding of 0."""
 NEGLIGIBLE = 1e-6
 """Of the largest singular value, below which a direction of the vectors does not count in their rank."""
 
@@ -121,6 +129,17 @@ class SemidefiniteProgram:
         of_cost = gershgorin_bound(self.cost)
         return max(0.0, value * of_cost / (of_cost - least)) if of_cost > 0 else -math.inf
 
+    @cached_property
+    def _proof_work(self) -> float:
+        return proof_work(abs(self.cost) + self.constraints.pattern, self.proof)
+
+    def work(self, answer: Arrays) -> Work:
+        """Return the work of an iteration of `_STEPS` products with V, and of a measurement."""
+        columns = answer["vectors"].shape[1]
+        product = (self.cost.nnz + 2 * len(self.constraints.rows)) * columns
+        proof = self._proof_work if "dual" in answer else 0.0
+        return Work(_STEPS * product, proof + product + self.constraints.size * columns**2)
+
     def check_feasible(self, violations: FloatArray, trace: float) -> None:
         """Raise `UserError` if v = `violations` [m] proves that no X of a trace up to this, or R, is feasible.
 
@@ -138,6 +157,28 @@ class SemidefiniteProgram:
                 f"{self.name}: no positive semidefinite matrix of a trace up to {most:.3g} satisfies the constraints; "
                 f"constraint {worst + 1} is violated most, by {abs(violations[worst]):.3g}: check the targets"
             )
+
+    def check_bounded(self, vectors: FloatArray) -> None:
+        """Raise `UserError` if X = V V' [n, n] shows that no multipliers prove a lower bound on the objective.
+
+        A dual point y has C - A*(y) >= 0 and so <C, X> >= <y, A(X)>: an X that lowers the objective far more than it
+        changes the constraints leaves none but an enormous one. Near an optimum A(X) is b, so that of a program that
+        has one such an X is not met. With R nothing is unbounded.
+        """
+        if self.trace_bound is not None:
+            return
+        trace, objective = float(np.sum(vectors**2)), self.objective(vectors)
+        change = float(np.abs(self.constraints.of_vectors(vectors)).max())
+        of_cost, of_constraints = (
+            float(np.abs(each.data).max(initial=0.0)) for each in (self.cost, self.constraints.values)
+        )
+        if -objective <= of_cost * max(_ENORMOUS * change / of_constraints, _ROUNDING * trace):
+            return
+        raise UserError(
+            f"{self.name} is unbounded: along a positive semidefinite matrix of trace 1 the objective changes by "
+            f"{objective / trace:.3g} and no constraint by more than {change / trace:.3g}; check the signs of the "
+            "cost, or add a constraint that bounds the trace"
+        )
 
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of an answer.

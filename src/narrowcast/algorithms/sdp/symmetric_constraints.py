@@ -16,6 +16,9 @@ from narrowcast.platform.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+_ROUNDING = 1e-12
+"""Of the largest entry of a matrix, by which mirror images may differ: those of computed matrices do."""
+
 
 @dataclass(frozen=True, eq=False)
 class SymmetricConstraints:
@@ -46,11 +49,18 @@ class SymmetricConstraints:
 
     def adjoint(self, dual: FloatArray) -> csr_array:
         """Return sum_i y_i A_i [n, n] for y = `dual` [m]."""
+        return self._of_places(self.values.T @ dual)
+
+    @property
+    def pattern(self) -> csr_array:
+        """Ones at the places that any A_i has an entry at, [n, n]."""
+        return self._of_places(np.ones(len(self.rows)))
+
+    def _of_places(self, values: FloatArray) -> csr_array:
         from scipy.sparse import csr_array
 
         indptr, indices, places = self._pattern
-        data = (self.values.T @ dual)[places]
-        return csr_array((data, indices, indptr), shape=(self.size, self.size))
+        return csr_array((values[places], indices, indptr), shape=(self.size, self.size))
 
     @cached_property
     def digest(self) -> str:
@@ -96,9 +106,9 @@ def constraints_of(
 
     Errors count the matrices from `first_number`, rows and columns from 1.
 
-    An entry that is given with its mirror image has to equal it; entries of the value 0 are left out. Raise `UserError`
-    for a place outside the matrices, an entry that is given twice, one that differs from its mirror image, and a value
-    that is no number.
+    An entry that is given with its mirror image has to equal it up to rounding, and that of the upper triangle is
+    taken; entries of the value 0 are left out. Raise `UserError` for a place outside the matrices, an entry that is
+    given twice, one that differs from its mirror image, and a value that is no number.
     """
     from scipy.sparse import csr_array
 
@@ -112,15 +122,17 @@ def constraints_of(
     order = np.lexsort((row > column, high, low, constraint))
     keys = np.stack([constraint, low, high])[:, order]
     same = (keys[:, 1:] == keys[:, :-1]).all(axis=0)
+    largest = np.zeros(count)
+    np.maximum.at(largest, constraint, np.abs(value))
     for earlier in np.flatnonzero(same).tolist():
         one, other = order[earlier], order[earlier + 1]
         named = f"({row[one] + 1}, {column[one] + 1}) of matrix {constraint[one] + first_number}"
         if row[one] == row[other]:
             raise UserError(f"entry {named} is given twice; give each entry once")
-        if value[one] != value[other]:
+        if abs(value[one] - value[other]) > _ROUNDING * largest[constraint[one]]:
             raise UserError(
-                f"entry {named} is {value[one]:g}, but its mirror image {value[other]:g}: the matrix is not symmetric; "
-                "give one triangle, or equal values"
+                f"entry {named} is {value[one]:.17g}, but its mirror image {value[other]:.17g}: the matrix is not "
+                "symmetric; give one triangle, or equal values"
             )
     kept = order[np.concatenate([[True], ~same])] if len(order) else order
     kept = kept[value[kept] != 0]

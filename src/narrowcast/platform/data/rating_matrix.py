@@ -90,6 +90,12 @@ class RatingMatrix:
         """The mean of the training values."""
         return float(self.part("train").values.mean())
 
+    @property
+    def training_range(self) -> tuple[float, float]:
+        """The least and the largest training value."""
+        values = self.part("train").values
+        return float(values.min()), float(values.max())
+
     @cached_property
     def is_complete(self) -> bool:
         """True if every entry of the matrix is a training entry, and each column has its items in their order."""

@@ -14,6 +14,7 @@ from narrowcast.platform.data.rating_matrix import RatingMatrix
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.cluster_agreement import accuracy_of_clusters, mutual_information
 from narrowcast.platform.models.constraint_sets import ConstraintSet
+from narrowcast.platform.models.rating_baselines import rating_baselines, rating_errors
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
@@ -89,13 +90,16 @@ class MaskedFactorisation(Section):
         columns = np.asarray(clients[COLUMN_FACTORS])[data.owners, data.places]
         users, items, values = data.part(split)
         if len(values):
-            errors = self.predictions(server, columns, data, users, items) - values
-            metrics |= {"rmse": float(np.sqrt(np.square(errors).mean())), "mae": float(np.abs(errors).mean())}
+            metrics |= rating_errors(self.predictions(server, columns, data, users, items), values)
         if data.labels is not None and split == "test":
             clusters = columns.argmax(axis=1)
             metrics["accuracy"] = accuracy_of_clusters(clusters, data.labels)
             metrics["nmi"] = mutual_information(clusters, data.labels)
         return metrics
+
+    def baselines(self, data: RatingMatrix) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of each user's mean and of biases, by name."""
+        return rating_baselines(data)
 
     def predictions(
         self,

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from narrowcast.platform.client_contracts import ClientSplit
-from narrowcast.platform.contracts import Dataset
+from narrowcast.platform.contracts import Dataset, Split
 from narrowcast.platform.data.interactions import NO_ITEM, Interactions
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.section import Section
@@ -60,6 +60,16 @@ class MatrixFactorisation(Section):
         """Return HR@10 and NDCG@10 of each user's held-out item among its 99 fixed negatives."""
         values = _gains(self.ranks(server, clients, data, split))
         return {name: float(each.mean()) for name, each in values.items() if len(each)}
+
+    def baselines(self, data: Interactions) -> Mapping[str, Mapping[str, float]]:
+        """Return the metrics of ranking items by their numbers of training interactions, the same for all users."""
+        counts = np.bincount(data.items, minlength=data.n_items).astype(np.float32)
+        factors = {ITEM_FACTORS: counts[:, None]}, {USER_FACTORS: np.ones((data.n_users, 1), dtype=np.float32)}
+        splits: tuple[Split, Split] = ("validation", "test")
+        found = {
+            f"{split}.{name}": value for split in splits for name, value in self.evaluate(*factors, data, split).items()
+        }
+        return {"popularity": found}
 
     @property
     def client_parameters(self) -> frozenset[str]:

@@ -1,0 +1,49 @@
+"""Predictions of ratings without factors and without training, which every model of ratings is to be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from narrowcast.platform.contracts import Split
+from narrowcast.platform.data.rating_biases import biases_of
+from narrowcast.platform.data.rating_matrix import RatingMatrix
+from narrowcast.platform.types import FloatArray
+
+USER_MEAN, BIASES = "mean of each user", "biases of items and users"
+_RIDGE = 5.0
+"""Of the biases, in ratings; nothing is tuned."""
+_SPLITS: tuple[Split, Split] = ("validation", "test")
+
+
+def rating_baselines(data: RatingMatrix) -> dict[str, dict[str, float]]:
+    """Return RMSE and MAE, such as `test.rmse`, of each baseline on the held-out ratings; empty if there are none.
+
+    `USER_MEAN` is the mean of a user's own training ratings, for which a client sends and receives nothing; the mean of
+    all for one without any. `BIASES` are fitted to all training ratings in one place, and take a number for each item.
+    Predictions are clipped to the range of the training ratings.
+    """
+    if not any(len(data.part(split).values) for split in _SPLITS):
+        return {}
+    users, items, values = data.part("train")
+    mean, shape = data.training_mean, (data.n_items, data.n_users)
+    counts = np.bincount(users, minlength=data.n_users)
+    own = np.where(counts > 0, np.bincount(users, values, data.n_users) / np.maximum(counts, 1), mean)
+    of_items, of_users = biases_of(items, users, values - mean, shape, _RIDGE)
+    found: dict[str, dict[str, float]] = {USER_MEAN: {}, BIASES: {}}
+    for split in _SPLITS:
+        users, items, values = data.part(split)
+        predicted = {USER_MEAN: own[users], BIASES: mean + of_items[items] + of_users[users]}
+        for name, each in predicted.items():
+            clipped = each.clip(*data.training_range)
+            found[name] |= {f"{split}.{metric}": value for metric, value in rating_errors(clipped, values).items()}
+    return found
+
+
+def rating_errors(predicted: FloatArray, values: FloatArray) -> Mapping[str, float]:
+    """Return root mean squared and mean absolute error of predictions [m]; nothing for none."""
+    if not len(values):
+        return {}
+    errors = predicted - values
+    return {"rmse": float(np.sqrt(np.square(errors).mean())), "mae": float(np.abs(errors).mean())}
