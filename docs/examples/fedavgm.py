@@ -10,10 +10,13 @@ import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.federated.fedavg import Averaging
-from narrowcast.platform.contracts import Broadcast, Task
+from narrowcast.algorithms.federated.server_optimizer import OPTIMIZER
+from narrowcast.algorithms.uploads.prefixed_arrays import PrefixedArrays
+from narrowcast.platform.contracts import Task
 from narrowcast.platform.types import Arrays
 
-VELOCITY = "velocity/"
+VELOCITY = PrefixedArrays(OPTIMIZER.name("velocity/"))
+"""Names of the velocity in the server's state; those of `OPTIMIZER` are not sent, and are no part of the model."""
 
 
 class FedAvgM(Averaging):
@@ -24,32 +27,13 @@ class FedAvgM(Averaging):
 
     def init(self, task: Task) -> Arrays:
         """Return the model, and a velocity of zero."""
-        model = super().init(task)
-        return {**model, **{VELOCITY + name: np.zeros_like(values) for name, values in model.items()}}
+        zeros = {name: np.zeros_like(values) for name, values in self.parameters(task).items()}
+        return {**super().init(task), **VELOCITY.add(zeros)}
 
-    def init_clients(self, task: Task) -> Arrays:
-        """Return what the model keeps on the clients; the velocity stays on the server."""
-        return Averaging(codec=self.codec).init_clients(task)
-
-    def broadcast(self, server: Arrays, task: Task, round_index: int) -> Broadcast:
-        """Send the model alone."""
-        return super().broadcast(self.final(server), task, round_index)
-
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
+    def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
         """Add the mean change to the velocity, and the velocity to the model."""
-        model = self.final(server)
-        moved = super().step(model, broadcast, total, task, round_index)
-        velocity = {
-            name: self.momentum * server[VELOCITY + name] + moved[name] - values for name, values in model.items()
-        }
-        return {
-            **{name: values + velocity[name] for name, values in model.items()},
-            **{VELOCITY + name: values for name, values in velocity.items()},
-        }
-
-    def final(self, server: Arrays) -> Arrays:
-        """Return the model without the velocity."""
-        return {name: values for name, values in server.items() if not name.startswith(VELOCITY)}
+        velocity = {name: self.momentum * values + changes[name] for name, values in VELOCITY.of(server).items()}
+        return {**super().moved(server, broadcast, velocity), **VELOCITY.add(velocity)}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
         """Return None: the velocity does not scale with an update's age."""

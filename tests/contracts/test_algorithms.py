@@ -35,6 +35,11 @@ def cases(codecs: Mapping[str, list[Any]] = CODECS) -> Iterator[tuple[str, Train
 
 CASES = dict(cases())
 FLOAT32 = dict(cases({"float32": []}))
+REMEMBERING = {
+    f"{kind}-{label}": case
+    for kind, algorithm in ALGORITHMS.items()
+    for label, case in algorithm_laws.cases(algorithm_laws.server_variants(algorithm())).items()
+}
 
 
 def by_name(laws: tuple[Callable[[Trained], None], ...]) -> Any:
@@ -51,6 +56,19 @@ def test_without_a_codec(name: str, law: Callable[[Trained], None]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_through_every_codec(name: str, law: Callable[[Trained], None]) -> None:
     law(CASES[name])
+
+
+@by_name(
+    (
+        algorithm_laws.the_model_changes_and_the_bits_add_up,
+        algorithm_laws.a_round_in_which_nobody_delivers_leaves_the_server_as_it_is,
+        algorithm_laws.a_lost_upload_is_counted_and_not_aggregated,
+        algorithm_laws.a_resumed_run_equals_the_uninterrupted_run,
+    )
+)
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_with_servers_that_remember_more_than_the_model(name: str, law: Callable[[Trained], None]) -> None:
+    law(REMEMBERING[name])
 
 
 @pytest.mark.parametrize("name", [name for name in FLOAT32 if name.partition("-")[0] not in WITHOUT_CODECS])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from narrowcast.algorithms.federated.fedpara import FedPara
 from narrowcast.algorithms.federated.fedprox import FedProx
 from narrowcast.algorithms.federated.scaffold import Scaffold
 from narrowcast.algorithms.federated.scolr import SCoLR
+from narrowcast.algorithms.local_training.joined_calls import program_key
 from narrowcast.algorithms.local_training.sgd import SGD
 from narrowcast.platform.contracts import Algorithm, LocalCall
 from narrowcast.platform.errors import RunFailed
@@ -26,7 +27,7 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.plan import Plan
 from narrowcast.platform.rounds import lockstep, rounds
 from narrowcast.platform.run import Run
-from narrowcast.platform.types import LocalUpdates
+from narrowcast.platform.types import Chunk, LocalTerms, LocalUpdates
 
 COUNTS = [21, 8, 40, 3, 17, 8, 0, 30, 12, 9]
 ALGORITHMS: list[Algorithm] = [
@@ -106,6 +107,50 @@ def test_ranks_and_batch_sizes_that_do_not_fit_in_one_program_are_several(monkey
         assert got is not None and wanted is not None
         assert model_sha256(each.algorithm, got) == model_sha256(each.algorithm, wanted)
     assert set(sizes) == {3}
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Parameters that are trained at a scale of their own."""
+
+    scale: float
+
+    def __call__(self, trained: Any, frozen: Any) -> Any:
+        return {name: self.scale * values for name, values in trained.items()}
+
+
+class Rescaling(FedAvg):
+    scale: float = 1.0
+
+    def terms(self, chunk: Any, task: Any) -> LocalTerms:
+        return LocalTerms(rebuild=Scaled(self.scale))
+
+
+def test_what_is_rebuilt_in_another_way_is_a_program_of_its_own() -> None:
+    replicas = sharing_data([replica(Rescaling(scale=scale), 0) for scale in (1.0, 0.5, 1.0)])
+    for each, played in zip(replicas, together(replicas), strict=True):
+        got, wanted = played[-1].state, alone(each)[-1].state
+        assert got is not None and wanted is not None
+        assert model_sha256(each.algorithm, got) == model_sha256(each.algorithm, wanted)
+    keys = [program_key(each) for each in calls_of(replicas)]
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_slices_that_read_other_features_are_programs_of_their_own() -> None:
+    (call,) = calls_of([replica(FedAvg(), 0)])
+    first, other, again = (
+        program_key(replace(call, terms=LocalTerms(columns=np.array(columns)))) for columns in ([0, 3], [0, 4], [0, 3])
+    )
+    assert first == again != other and first != program_key(call)
+
+
+def calls_of(replicas: list[Run]) -> list[LocalCall]:
+    """Return the training of clients 0 and 1 in round 1 of each replica."""
+    calls = []
+    for each in replicas:
+        broadcast = each.algorithm.broadcast(each.algorithm.init(each.task), each.task, 1).arrays
+        calls += each.algorithm.local_calls(broadcast, Chunk(1, 0, np.arange(2), {}), each.task) or []
+    return calls
 
 
 def test_clients_that_train_one_by_one_do_so_in_replicas_too() -> None:

@@ -67,11 +67,15 @@ def test_one_seed_settles_nothing(margin: float) -> None:
     assert (test.interval.mean, test.interval.low, test.interval.high) == (0.0, -np.inf, np.inf)
 
 
-def test_values_without_spread_are_judged_by_their_mean() -> None:
-    equal = compare_paired([1.0, 2.0], [1.0, 2.0])
-    assert (equal.p_zero, equal.p_level) == (1.0, 0.0)
-    far = compare_paired([2.0, 3.0], [1.0, 2.0])
-    assert (far.p_zero, far.p_level) == (0.0, 1.0)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [([1.0, 2.0], [1.0, 2.0]), ([2.0, 3.0], [1.0, 2.0]), ([63.1, 62.7, 0.3], [60.1, 59.7, -2.7])],
+    ids=["equal", "apart", "apart to rounding"],
+)
+def test_values_without_spread_settle_nothing(ours: list[float], theirs: list[float]) -> None:
+    test = compare_paired(ours, theirs)
+    assert (test.p_zero, test.p_level) == (1.0, 1.0)
+    assert test.interval.mean == pytest.approx(ours[0] - theirs[0])
 
 
 @pytest.mark.parametrize(

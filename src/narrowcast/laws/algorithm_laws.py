@@ -32,6 +32,7 @@ from narrowcast.laws.rehearsal import (
     task_of,
     train_everyone,
 )
+from narrowcast.platform.contract_checks import check_final
 from narrowcast.platform.contracts import Algorithm, AlgorithmDefaults, Task
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.models.masked_factorisation import MaskedFactorisation
@@ -52,6 +53,11 @@ MODELS: Mapping[str, Any] = {
 }
 TRAININGS: Mapping[str, Any] = {"masked_factorisation": (AlternatingGradient(weight_decay=0.1), RatingSGD())}
 """The trainings of models that algorithms train in different ways."""
+SERVER_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "server": {"server_optimizer": {"kind": "momentum"}, "download": {"step": 0.01}},
+    "downlink": {"downlink_codec": ["error_feedback", {"kind": "top_k", "fraction": 0.05}]},
+}
+"""Fields, inherited ones included, with which a server remembers more than its model."""
 CODECS: Mapping[str, list[Any]] = {
     "float32": [],
     "quantised": [{"kind": "quantise", "levels": 5, "scale": "max"}, "entropy"],
@@ -99,15 +105,30 @@ class Trained:
 
 
 def variants(algorithm: Any) -> dict[str, Any]:
-    """Return the algorithm through each codec that it takes."""
-    if "codec" not in type(algorithm).model_fields:
-        return {"": algorithm}
-    found = {}
-    for name, stages in CODECS.items():
+    """Return the algorithm through each codec that it takes, and with the fields by which its server remembers more."""
+    coded = _with_fields(algorithm, {name: {"codec": stages} for name, stages in CODECS.items()})
+    return {**(coded or {"": algorithm}), **server_variants(algorithm)}
+
+
+def server_variants(algorithm: Any) -> dict[str, Any]:
+    """Return the algorithm with those of `SERVER_FIELDS` that it has and accepts."""
+    return _with_fields(algorithm, SERVER_FIELDS)
+
+
+def _with_fields(algorithm: Any, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    variants = {name: _with_those_it_has(algorithm, each) for name, each in fields.items()}
+    return {name: variant for name, variant in variants.items() if variant is not None}
+
+
+def _with_those_it_has(algorithm: Any, fields: Mapping[str, Any]) -> Any | None:
+    given, variant = algorithm.model_dump(exclude={"kind"}), None
+    for name in fields:
+        if name not in type(algorithm).model_fields:
+            continue
         with suppress(ValidationError):
-            fields = {**algorithm.model_dump(exclude={"kind"}), "codec": stages}
-            found[name] = type(algorithm).model_validate(fields)
-    return found
+            variant = type(algorithm).model_validate({**given, name: fields[name]})
+            given[name] = fields[name]
+    return variant
 
 
 def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
@@ -115,7 +136,7 @@ def cases(algorithms: Mapping[str, Any]) -> dict[str, Trained]:
     found = {}
     for label, algorithm in algorithms.items():
         for name, model in MODELS.items():
-            if name == "cnn" and getattr(algorithm, "codec", None):
+            if name == "cnn" and (getattr(algorithm, "codec", None) or label in SERVER_FIELDS):
                 continue  # what is sent of a network does not depend on how it was trained
             for training in TRAININGS.get(name, (None,)):
                 case = Trained(algorithm, model, training)
@@ -177,6 +198,7 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     assert state is not None
     after, widens = case.algorithm.final(state.server), getattr(case.algorithm, "widens_model", False)
     shapes = [{name: values.shape for name, values in each.items()} for each in (case.before, after)]
+    check_final(case.algorithm, case.task.initial_parameters(), state.server)
     same = {*shapes[0]} == {*shapes[1]} if widens else shapes[0] == shapes[1]
     hold(same, f"parameters were {shapes[0]} and are {shapes[1]}")
     wanted = getattr(case.task.model, "dtype", "float32")
@@ -269,6 +291,34 @@ def a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state(case: Tr
     for name, values in nothing.state.items():
         if name.startswith(("codec/", "control/")):
             hold(not values.any(), f"{name} changed though nothing was sent")
+
+
+def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -> None:
+    """Lose all uploads of round 2, or give nobody any bits, and compare round 3 with that of a server without round 2.
+
+    What a server keeps of its broadcasts, for the sizes of later ones, may differ; what it sends and does may not.
+    """
+    algorithm, task, everyone = case.algorithm, case.task, np.arange(N_CLIENTS)
+    server = stepped_server(algorithm, task, case.free)
+    lost, nothing = np.ones(N_CLIENTS, dtype=bool), np.zeros(N_CLIENTS, dtype=np.int64)
+    shortages: tuple[dict[str, Any], ...] = {"lost": lost}, {"budget_bits": nothing}
+    for limits in shortages:
+        sent = algorithm.broadcast(server, task, 2).arrays
+        result = algorithm.train(sent, ClientChunk(2, 0, everyone, case.free.state, **limits), task)
+        hold(not result.ledger.delivered.any(), "an upload counts as delivered")
+        after = algorithm.step(server, sent, algorithm.fold([result.partial]), task, 2)
+        moved = _differing(algorithm.final(server), algorithm.final(after))
+        hold(not moved, f"{moved} changed in round 2, in which nobody delivered")
+        ours, theirs = (algorithm.broadcast(each, task, 3).arrays for each in (after, server))
+        hold(not (other := _differing(theirs, ours)), f"{other} of the next broadcast is another")
+        total = algorithm.fold([algorithm.train(ours, ClientChunk(3, 0, everyone, case.free.state), task).partial])
+        steps = [algorithm.final(algorithm.step(each, ours, total, task, 3)) for each in (server, after)]
+        hold(not (other := _differing(*steps)), f"{other} takes another step in round 3")
+
+
+def _differing(wanted: Arrays, got: Arrays) -> str:
+    """Return the names of arrays that differ, with a comma between them."""
+    return ", ".join(sorted(name for name in wanted if not np.array_equal(wanted[name], got[name])))
 
 
 def a_lost_upload_is_counted_and_not_aggregated(case: Trained) -> None:
@@ -388,6 +438,7 @@ LAWS = (
     with_limits_results_do_not_depend_on_placement_or_resume,
     no_client_exceeds_its_budget,
     a_client_that_cannot_send_changes_nothing_and_keeps_its_codec_state,
+    a_round_in_which_nobody_delivers_leaves_the_server_as_it_is,
     a_lost_upload_is_counted_and_not_aggregated,
     chunk_sizes_change_results_by_rounding_alone,
     a_replica_equals_its_single_run,

@@ -83,6 +83,25 @@ def check_step(algorithm: Algorithm, before: Arrays, after: Any) -> None:
     check_like(algorithm.final(check_arrays(after, method)), wanted, method, "init", any_shape=widens)
 
 
+def check_final(algorithm: Algorithm, parameters: Arrays, server: Arrays) -> Arrays:
+    """Return the global parameters of a server state; raise `UserError` unless they have the names of the model's own.
+
+    An algorithm without a global model may return anything.
+    """
+    method = method_of(algorithm, "final")
+    final = check_arrays(algorithm.final(server), method)
+    if not getattr(algorithm, "has_global_model", True):
+        return final
+    if more := [name for name in final if name not in parameters]:
+        raise UserError(
+            f"{method} returned {_listed(more)}, which the model does not have; return its parameters alone (those of "
+            "Averaging leave out what download and server_optimizer keep)"
+        )
+    if missing := [name for name in parameters if name not in final]:
+        raise UserError(f"{method} returned no {_listed(missing)}, which the model has; return all of them")
+    return final
+
+
 def check_broadcast(broadcast: Any, method: str) -> None:
     """Raise `UserError` unless this is a `Broadcast` whose sizes can be told."""
     if not isinstance(broadcast, Broadcast):

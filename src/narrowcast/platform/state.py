@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from narrowcast.platform.contract_checks import check_final
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.host_time import host_time
 from narrowcast.platform.in_flight import AsyncState
@@ -82,9 +83,9 @@ class RunState:
 
 
 def start(run: Run) -> RunState:
-    """Return the state before round 1; raise `UserError` if the first weights are not finite."""
+    """Return the state before round 1; raise `UserError` if the first weights are not finite, or not the model's."""
     nobody, server = np.empty(0, dtype=np.int64), run.algorithm.init(run.task)
-    if not all_finite(*run.algorithm.final(server).values()):
+    if not all_finite(*check_final(run.algorithm, run.task.initial_parameters(), server).values()):
         raise UserError("the first weights of the model are not finite; initialise them with finite values")
     return RunState(
         round_index=0,

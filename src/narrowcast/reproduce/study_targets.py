@@ -294,8 +294,8 @@ STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
         (
             "Digits in place of the paper's EMNIST, so that its numbers of rounds cannot be compared, only the order. "
             "The best of seven step sizes of every method on validation samples of another seed; FedProx has mu = 1. "
-            "Differences are paired by seed; p values are corrected over all of them by Holm's method. A round of "
-            "SCAFFOLD sends twice the bits.",
+            "Differences are paired by seed; p values are corrected over all of them by Holm's method. A client of "
+            "SCAFFOLD sends 32 bits more than one of FedAvg, and receives twice as many.",
         ),
         "Karimireddy et al., ICML 2020 (arXiv:1910.06378), Table 3",
     ),

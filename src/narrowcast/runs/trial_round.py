@@ -16,6 +16,7 @@ from narrowcast.platform import plugins
 from narrowcast.platform.contract_checks import (
     check_arrays,
     check_broadcast,
+    check_final,
     check_metrics,
     check_result,
     check_step,
@@ -44,6 +45,7 @@ def try_round(experiment: Experiment, task: Task) -> None:
     model, algorithm = task.model, experiment.algorithm
     with _tried(model, "init_server"):
         check_arrays(model.init_server(task.data, task.seed), method_of(model, "init_server"))
+        parameters = task.initial_parameters()
     with _tried(algorithm, "init"):
         server = check_arrays(algorithm.init(task), method_of(algorithm, "init"))
     with _tried(algorithm, "init_clients"):
@@ -68,9 +70,9 @@ def try_round(experiment: Experiment, task: Task) -> None:
         except UserError:
             return  # some servers refuse one client
         check_step(algorithm, server, stepped)
+    with _tried(algorithm, "final"):
+        final = check_final(algorithm, parameters, stepped)
     if getattr(algorithm, "has_global_model", True):
-        with _tried(algorithm, "final"):
-            final = check_arrays(algorithm.final(stepped), method_of(algorithm, "final"))
         with _tried(model, "evaluate"):
             check_metrics(model.evaluate(final, clients, task.data, "validation"), method_of(model, "evaluate"))
 

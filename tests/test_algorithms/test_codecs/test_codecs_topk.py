@@ -42,6 +42,25 @@ def test_top_k_weighs_what_the_papers_table_says() -> None:
     assert codec({"kind": "top_k", "fraction": 1 / 64}).encode({"Q": heavy((3706, 64))}, 0).wire_bits() < 0.62 * bits
 
 
+@pytest.mark.parametrize("count", [1, 5, 20, 39])
+def test_of_equal_magnitudes_the_first_are_kept(count: int) -> None:
+    """The slow reference: a stable sort by falling magnitude, in Python."""
+    values = np.random.default_rng(count).choice(np.float32([-2, -1, 0, 1, 2]), 40)
+    places = sorted(range(40), key=lambda place: -abs(values[place]))[:count]
+    expected = np.zeros(40, np.float32)
+    expected[places] = values[places]
+    assert np.array_equal(round_trip(codec({"kind": "top_k", "count": count}), {"Q": values}, 0)["Q"], expected)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "size", "kept"), [(0.07, 100, 7), (0.1, 70, 7), (0.1, 71, 8), (1e-9, 5, 1), (1.0, 9, 9)]
+)
+@pytest.mark.parametrize("kind", ["top_k", "random_k"])
+def test_a_fraction_is_that_of_exact_numbers(kind: str, fraction: float, size: int, kept: int) -> None:
+    back = round_trip(codec({"kind": kind, "fraction": fraction}), {"Q": heavy((size,))}, 0)["Q"]
+    assert np.count_nonzero(back) == kept
+
+
 def test_places_count_over_all_tensors() -> None:
     tensors = {"a": np.array([1, -5, 0], np.float32), "b": np.array([[3, 4], [-6, 0.5]], np.float32)}
     back = round_trip(codec({"kind": "top_k", "count": 3}), tensors, 0)

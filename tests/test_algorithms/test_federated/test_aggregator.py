@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
@@ -78,6 +79,22 @@ def test_the_trimmed_mean_is_scipys(clients: int, share: float) -> None:
     changes = random_changes(clients)
     wanted = trim_mean(rows(changes), share, axis=0)
     assert aggregate(TrimmedMean(share=share), changes) == pytest.approx(wanted, abs=1e-14)
+
+
+@pytest.mark.parametrize(("share", "clients"), [("0.29", 100), ("0.29", 200), ("0.35", 180), ("0.1", 10), ("0.3", 11)])
+def test_the_share_left_out_is_that_of_exact_fractions(share: str, clients: int) -> None:
+    out = int(Fraction(share) * clients)
+    values = np.random.default_rng(0).normal(size=(clients, 5))
+    wanted = np.sort(values, axis=0)[out : clients - out].mean(axis=0)
+    got = TrimmedMean(share=float(share)).aggregate({"w": values}, np.ones(clients))["w"]
+    assert got == pytest.approx(wanted, abs=1e-14)
+
+
+@pytest.mark.parametrize("clients", [3, 7, 9, 11])
+def test_the_share_that_a_refusal_names_is_enough(clients: int) -> None:
+    with pytest.raises(UserError, match="raise it to at least") as refused:
+        TrimmedMean(share=0.01).check(clients)
+    TrimmedMean(share=float(str(refused.value).split("at least ")[1].split(",")[0])).check(clients)
 
 
 def test_the_geometric_median_has_the_least_sum_of_weighted_distances() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from digits import digits, make_task, relative_error, run
-from narrowcast.algorithms.federated.apfl import APFL
+from narrowcast.algorithms.federated.apfl import APFL, MixedStep
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.experiment import load_experiment
@@ -64,9 +64,22 @@ def test_with_nothing_but_its_own_model_a_client_trains_alone() -> None:
     assert relative_error(used(algorithm, task, run(algorithm, task, n_rounds=2)), own) < 2e-5
 
 
-def test_a_round_is_that_of_a_loop_over_clients() -> None:
+@pytest.mark.parametrize(("after", "wanted"), [(False, -1.025), (True, -0.9875)])
+def test_both_gradients_are_taken_before_a_step_by_hand(after: bool, wanted: float) -> None:
+    """One step at rate .5 and alpha .5 from y = 0, v = -1, where the gradient at w is w + .6.
+
+    At the mixture -.5 it is .1. After y = -.3 the mixture is -.65, where it is -.05.
+    """
+    y, v = {"w": torch.tensor([0.0])}, {"w": torch.tensor([-1.0])}
+    MixedStep(0.5, after).step(y, v, lambda at, _: {"w": at["w"] + 0.6}, {}, 0.5, 0)
+    assert (y["w"].item(), v["w"].item()) == pytest.approx((-0.3, wanted), abs=1e-7)
+
+
+@pytest.mark.parametrize("own_gradient", ["before", "after"])
+def test_a_round_is_that_of_a_loop_over_clients(own_gradient: Any) -> None:
     task, alpha, rate = task_of(epochs=2), 0.3, 0.1
-    algorithm, start, module = APFL(alpha=alpha), task.initial_parameters(), task.model.module(task.data)
+    algorithm = APFL(alpha=alpha, own_gradient=own_gradient)
+    start, module = task.initial_parameters(), task.model.module(task.data)
     state = run(algorithm, task)
     mixed = used(algorithm, task, state)
 
@@ -85,9 +98,10 @@ def test_a_round_is_that_of_a_loop_over_clients() -> None:
         v = {name: each.clone() for name, each in y.items()}
         for batch, size in zip(schedule.samples, schedule.sizes, strict=True):
             picked = task.data.train.take(own[batch[:size]])
-            step = gradient(y, picked)
+            step, before = gradient(y, picked), y
             y = {name: each - rate * step[name] for name, each in y.items()}
-            step = gradient({name: alpha * v[name] + (1 - alpha) * y[name] for name in y}, picked)
+            shared = y if own_gradient == "after" else before
+            step = gradient({name: alpha * v[name] + (1 - alpha) * shared[name] for name in y}, picked)
             v = {name: each - rate * alpha * step[name] for name, each in v.items()}
         wanted = {name: alpha * v[name].numpy() + (1 - alpha) * state.server[name] for name in v}
         assert relative_error({name: values[client] for name, values in mixed.items()}, wanted) < 2e-5

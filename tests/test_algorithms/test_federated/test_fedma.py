@@ -55,6 +55,30 @@ def server_after(each: Outcome) -> Arrays:
     return each.state.server
 
 
+@pytest.mark.parametrize("divisor", ["owners", "clients"])
+def test_a_pass_without_training_keeps_the_function_of_an_lstm_whose_units_split(divisor: Any) -> None:
+    """Identical clients: the outputs of torch's own modules before and after, the second one with more units."""
+    data = windows(np.array(COUNTS))
+    model = CharLSTM(embedding_dim=3, hidden=5, layers=1, dtype="float64")
+    task = make_task(data, model, learning_rate=1e-30)
+    matching = Matching(unit_mean="owners", gamma=1e9, recurrent_mean=divisor)
+    algorithm = FedMA(initial="same", matching=matching, head="equal")
+    server = server_after(outcomes(algorithm, task, 3)[-1])
+    before, after = task.initial_parameters(), algorithm.final(server)
+    assert after["lstm.weight_hh_l0"].shape[1] > before["lstm.weight_hh_l0"].shape[1], "units have split"
+    shown = torch.from_numpy(np.asarray(data.test.features))
+
+    def outputs(parameters: Arrays) -> torch.Tensor:
+        width, embedded = parameters["lstm.weight_hh_l0"].shape[1], parameters["lstm.weight_ih_l0"].shape[1]
+        wide = CharLSTM(embedding_dim=embedded, hidden=width, layers=1, dtype="float64").module(data).double()
+        wide.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in parameters.items()})
+        with torch.no_grad():
+            return wide(shown)
+
+    error = (outputs(after) - outputs(before)).abs().max().item()
+    assert (error <= 1e-12) == (divisor == "owners"), error
+
+
 def trained_by_torch(task: Task, client: int, round_index: int, start: Arrays, frozen: set[str]) -> dict[str, Any]:
     """The parameters of a perceptron of any widths after local SGD, those that are frozen untouched."""
     weights = [name for name in start if name.endswith("weight")]

@@ -227,7 +227,7 @@ def test_option_1_sends_the_gradient_of_all_samples_at_the_servers_model() -> No
     "algorithm",
     [
         {"kind": "fedavg"},
-        {"kind": "scaffold"},
+        {"kind": "scaffold", "control_upload": "sent"},
         {"kind": "feddyn"},
         {"kind": "fedavg", "aggregator": "geometric_median"},
     ],
@@ -251,7 +251,7 @@ def test_losses_take_eight_bytes_and_counts_four() -> None:
     assert {kind: bits - sizes["fedavg"] for kind, bits in sizes.items()} == LONGER
 
 
-LONGER = {"fedavg": 0, "qffl": 64, "afl": 64, "fednova": 32}
+LONGER = {"fedavg": 0, "qffl": 64, "afl": 64, "fednova": 32, "scaffold": 32}
 
 
 def test_reports_still_count_the_whole_model_in_float32() -> None:

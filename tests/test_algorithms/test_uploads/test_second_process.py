@@ -61,7 +61,7 @@ TENSORS: dict[str, tuple[type, dict[str, Any]]] = {
     "fedavg, remembered": (FedAvg, {"codec": SPARSE}),
     "fedprox": (FedProx, {"codec": ROTATED}),
     "fedpara": (FedPara, {"codec": CODED}),
-    "scaffold": (Scaffold, {"codec": CODED}),
+    "scaffold": (Scaffold, {"codec": CODED, "control_upload": "sent"}),
     "colr": (CoLR, {"codec": CODED, "rank": 2}),
     "scolr": (SCoLR, {"codec": CODED, "rank": 3, "rank_policy": UniformRank()}),
     "adaptive_atomo": (AdaptiveAtomo, {"codec": CODED, "rank": 4}),

@@ -31,24 +31,25 @@ def lost_rates(gains: FloatArray) -> FloatArray:
     return np.asarray(both)
 
 
-def split_cohort(weights: FloatArray, rule: Split, seed: int, tries: int) -> IntArray:
+def split_cohort(weights: FloatArray, rule: Split, seed: int, tries: int, block: int = 0) -> IntArray:
     """Return a band, 0 or 1, for each client [n], so that symmetric weights [n, n] within bands are small.
 
     `max_cut`: the best of `tries` hyperplanes of the semidefinite relaxation. `greedy`: clients by decreasing weight,
     each to the band where it loses less. `local_search`: from `tries` random splits moves of single clients, the best
-    one first, until none helps; the best end. `random`: a fair coin for each client.
+    one first, until none helps; the best end. `random`: a fair coin for each client. Draws are those of the fading
+    block of this seed.
     """
-    size = len(weights)
+    size, draw = len(weights), generator(seed, "bands", block)
     if rule == "random" or not weights.any():
-        return generator(seed, "bands").integers(0, 2, size)
+        return draw.integers(0, 2, size)
     if rule == "greedy":
         return _greedy(weights)
     if rule == "local_search":
-        starts = generator(seed, "bands").integers(0, 2, (tries, size))
+        starts = draw.integers(0, 2, (tries, size))
         return min((_improved(weights, start) for start in starts), key=lambda bands: within(weights, bands))
-    graph = _graph(weights)
-    problem, solver = MaxCut("cohort", "drawn", graph, 0, "lanczos", seed), Mixing(momentum=_MOMENTUM)
-    state = solver.init(problem, seed)
+    graph, own_seed = _graph(weights), int(draw.integers(2**63))
+    problem, solver = MaxCut("cohort", "drawn", graph, 0, "lanczos", own_seed), Mixing(momentum=_MOMENTUM)
+    state = solver.init(problem, own_seed)
     for _ in range(_SWEEPS):
         state, report = solver.step(problem, state)
         if report.residual <= _RESIDUAL:

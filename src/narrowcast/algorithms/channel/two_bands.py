@@ -53,7 +53,7 @@ class TwoBands(Section):
         check_cohort(profiles)
         gains = self.gains(profiles, seed, round_index)
         block = block_of(round_index, self.coherence)
-        bands = split_cohort(lost_rates(gains), self.split, seed + block, self.tries)
+        bands = split_cohort(lost_rates(gains), self.split, seed, self.tries, block)
         region = InterferenceRegion(gains, bands, self.bandwidth_hertz / 2)
         alone = self.bandwidth_hertz / 2 * np.log1p(np.diag(gains)) / np.log(2)
         return Links(alone, profiles.downlink_bits_per_second, nobody_lost(profiles), region)

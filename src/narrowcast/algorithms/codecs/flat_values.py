@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,11 @@ from narrowcast.algorithms.codecs.stage import Shapes, Tensors
 def n_values(shapes: Shapes) -> int:
     """Return the number of values of tensors of these shapes."""
     return sum(map(prod, shapes.values()))
+
+
+def share_of(fraction: float, count: int) -> int:
+    """Return ceil(fraction count), at most `count`; 7 for 0.07 of 100, of which the product in float64 is above 7."""
+    return min(count, max(ceil(fraction * count - 1e-9), int(count > 0)))
 
 
 def flatten(tensors: Tensors) -> NDArray[Any]:

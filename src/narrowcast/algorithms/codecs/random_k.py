@@ -7,14 +7,13 @@ Stich et al., NeurIPS 2018 (arXiv:1809.07599), rand-k. With `eden` after it: Var
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.flat_values import flatten, n_values, unflatten
+from narrowcast.algorithms.codecs.flat_values import flatten, n_values, share_of, unflatten
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform, stream
 from narrowcast.algorithms.codecs.wire import Reader
 from narrowcast.platform.seeds import uniform_bits
@@ -43,12 +42,12 @@ class RandomK(Transform):
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """Return the shape of the kept values."""
-        return {DRAWN: (ceil(self.fraction * n_values(shapes)),)}
+        return {DRAWN: (share_of(self.fraction, n_values(shapes)),)}
 
     def write(self, tensors: Tensors, key: int, state: Arrays, rest: Codec) -> tuple[bytes, Arrays]:
         """Return the bytes of the rest of the chain; the places add none."""
         values = flatten(tensors)
-        kept = ceil(self.fraction * len(values))
+        kept = share_of(self.fraction, len(values))
         return rest.write({DRAWN: values[_places(len(values), kept, key)]}, key, state)
 
     def read(self, reader: Reader, shapes: Shapes, key: int, rest: Codec) -> Tensors:

@@ -5,7 +5,6 @@ Reference: Aji and Heafield, EMNLP 2017; a baseline of Nguyen et al., WWW 2024 (
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from narrowcast.algorithms.codecs.chain import Codec
-from narrowcast.algorithms.codecs.flat_values import flatten, n_values, unflatten
+from narrowcast.algorithms.codecs.flat_values import flatten, n_values, share_of, unflatten
 from narrowcast.algorithms.codecs.indices import IndexLayout, max_index_bytes, read_indices, write_indices
 from narrowcast.algorithms.codecs.stage import Shapes, Tensors, Transform
 from narrowcast.algorithms.codecs.wire import Reader
@@ -24,6 +23,8 @@ VALUES = "values"
 
 class TopK(Transform):
     """Keep ceil(fraction n) of all n values of an update, or `count` of them, and send their indices.
+
+    Of values of one magnitude those of the lowest indices are kept.
 
     The rest of the chain gets `values` [k], in the order of their indices. The code released with CoLR is `indices:
     int32` (64 bits per kept value), without error feedback, on all rows of the item matrix, untouched ones included.
@@ -39,7 +40,7 @@ class TopK(Transform):
 
     def kept(self, size: int) -> int:
         """Return the number of values kept of `n` values."""
-        return min(size, ceil(self.fraction * size) if self.count is None else self.count)
+        return share_of(self.fraction, size) if self.count is None else min(size, self.count)
 
     def inner_shapes(self, shapes: Shapes) -> Shapes:
         """Return the shape of the kept values."""
@@ -75,7 +76,9 @@ def _largest(flat: NDArray[Any], count: int) -> IntArray:
     if not count:
         return places[:0]
     sizes = np.abs(flat[places])
-    kept = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])
-    if len(kept) > count:  # ties at the smallest
-        kept = np.sort(np.argpartition(-sizes, count - 1)[:count])
+    smallest = np.partition(sizes, -count)[-count]
+    kept = np.flatnonzero(sizes >= smallest)
+    if len(kept) > count:
+        ties = np.flatnonzero(sizes[kept] == smallest)
+        kept = np.delete(kept, ties[count - len(kept) :])
     return places[kept]

@@ -72,9 +72,12 @@ class AFL(LossReporting):
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return x after the server's step along the mixture's mean change, and the next lambda."""
         clients, losses = total[_LOSSES]
+        moved = super().step(server, broadcast, total, task, round_index)
+        if not len(clients):
+            return moved
         mixture = np.array(server[_MIXTURE])
         mixture[clients.astype(np.int64)] += self.mixture_learning_rate * losses
-        return {**super().step(server, broadcast, total, task, round_index), _MIXTURE: on_simplex(mixture)}
+        return {**moved, _MIXTURE: on_simplex(mixture)}
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
         """Return None: the mixture is that of the present model."""

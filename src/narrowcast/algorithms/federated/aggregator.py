@@ -68,17 +68,22 @@ class TrimmedMean(Aggregator):
 
     def check(self, clients: int) -> None:
         """Raise `UserError` if the share of the clients is less than one client."""
-        if self.share and int(self.share * clients) < 1:
+        if self.share and self.out_of(clients) < 1:
+            share, least = math.ceil(1e4 / clients) / 1e4, math.ceil(1 / self.share)
             raise UserError(
                 f"algorithm.aggregator.share = {self.share:g} leaves out none of {clients} clients; raise it to at "
-                f"least {1 / clients:.3g}, or clients_per_round to at least {math.ceil(1 / self.share)}"
+                f"least {share:g}, or clients_per_round to at least {least}"
             )
+
+    def out_of(self, clients: int) -> int:
+        """Return floor(share C), the values left out at each end; 29 for .29 of 100, whose float64 product is less."""
+        return math.floor(self.share * clients + 1e-9)
 
     def aggregate(self, changes: Arrays, weights: FloatArray) -> Arrays:
         """Return the means of the values between the ends."""
         trimmed = {}
         for name, values in changes.items():
-            out = int(self.share * len(weights))
+            out = self.out_of(len(weights))
             inside = np.partition(values, (out, len(values) - 1 - out), axis=0)[out : len(values) - out]
             trimmed[name] = inside.mean(axis=0, dtype=values.dtype)
         return trimmed

@@ -30,9 +30,13 @@ _OWN = PrefixedArrays("personal/")
 
 @dataclass(frozen=True)
 class MixedStep:
-    """y -= rate g(y), then v -= rate alpha g(alpha v + (1 - alpha) y) on the same batch: lines 5 to 7."""
+    """y -= rate g(y) and v -= rate alpha g(alpha v + (1 - alpha) y) on the same batch: lines 5 to 7.
+
+    Both gradients are taken before either moves, or with `after` that of v once y has moved.
+    """
 
     alpha: float
+    after: bool = False
     parts: int = 1
 
     def init(self, start: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,11 +54,18 @@ class MixedStep:
     ) -> None:
         """Move y and v."""
         del own, step
-        for name, each in gradient(values, 0).items():
+        descent = gradient(values, 0)
+        mixed = self._mixed(values, slots)
+        for name, each in descent.items():
             values[name].sub_(each, alpha=rate)
-        mixed = {name: self.alpha * slots[name] + (1 - self.alpha) * each for name, each in values.items()}
+        if self.after:
+            mixed = self._mixed(values, slots)
         for name, each in gradient(mixed, 0).items():
             slots[name].sub_(each, alpha=rate * self.alpha)
+
+    def _mixed(self, values: Mapping[str, Any], slots: Mapping[str, Any]) -> dict[str, Any]:
+        """Return alpha v + (1 - alpha) y."""
+        return {name: self.alpha * slots[name] + (1 - self.alpha) * each for name, each in values.items()}
 
 
 class APFL(Averaging):
@@ -64,12 +75,18 @@ class APFL(Averaging):
     `evaluate_clients` measures each client's mixture; other evaluations are those of x.
 
     Differs from the paper: 1. alpha is the same for all clients and rounds; the paper may adapt it by a gradient step.
-    2. v_u begins as the model before round 1. 3. a client is measured with x in place of its last y_u. 4. the released
-    code mixes the outputs of two networks, here as in the paper their parameters are mixed.
+    2. v_u begins as the model before round 1. 3. a client is measured with x in place of its last y_u. The released
+    code (FedTorch) mixes the outputs of two networks, here as in the paper their parameters are mixed; and it moves y_u
+    before it takes v_u's gradient, as `own_gradient: after` does.
     """
 
     kind: Literal["apfl"] = "apfl"
     alpha: float = Field(0.5, ge=0, le=1, description="share of a client's own model in the mixture that it uses")
+    own_gradient: Literal["before", "after"] = Field(
+        "before",
+        description="gradient of a client's own model: at the mixture before the step of y_u on the same batch, as in "
+        "the paper, or after it, as in the released code",
+    )
 
     def check(self, task: Task) -> None:
         """Raise `UserError` for models other than networks, whose training takes no steps of an algorithm's own."""
@@ -94,7 +111,7 @@ class APFL(Averaging):
         """Return the steps of y and v; with alpha = 0 plain SGD, since v is not used."""
         if self.alpha == 0:
             return LocalTerms()
-        return LocalTerms(rule=MixedStep(self.alpha), own=self._own(chunk, task))
+        return LocalTerms(rule=MixedStep(self.alpha, self.own_gradient == "after"), own=self._own(chunk, task))
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
         """Send y_u - x as FedAvg does, and keep v_u unless it left the finite numbers."""

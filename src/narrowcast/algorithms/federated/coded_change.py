@@ -51,11 +51,17 @@ class CodedChange:
         if not self.stages:
             return change, {}
         if not all(np.isfinite(values).all() for values in change.values()):
-            return change, {_SENT: np.empty(0, dtype=np.uint8), **_MEMORY.add(_MEMORY.of(server))}
+            return change, self.idle(server)
         codec, key = Codec(self.stages, dtype_of(change)), int(broadcast[_KEY][0])
         update, memory = codec.encode_with_state(change, key, _MEMORY.of(server))
         received = codec.decode(update.data, {name: values.shape for name, values in change.items()}, key)
         return received, {_SENT: np.frombuffer(update.data, dtype=np.uint8), **_MEMORY.add(memory)}
+
+    def idle(self, server: Arrays) -> Arrays:
+        """Return what the next server state keeps if nothing is sent: an empty message, and the memory as it is."""
+        if not self.stages:
+            return {}
+        return {_SENT: np.empty(0, dtype=np.uint8), **_MEMORY.add(_MEMORY.of(server))}
 
     def without(self, arrays: Arrays) -> Arrays:
         """Return the arrays of a server state or a broadcast that are not of this coding."""

@@ -87,11 +87,13 @@ class FactorAveraging(SizesDownloads, AlgorithmDefaults, BaseModel, ABC):
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return the projection of the moved W onto its set."""
+        """Return the projection of the moved W onto its set; W as it is if nobody sent."""
         del round_index
-        model = model_of(server)
+        model, sums = model_of(server), TensorSum.of(total)
         held = {} if self.download is None else self.download.kept(model, server, broadcast)
-        moved = np.asarray(self.moved(model, TensorSum.of(total))[ROW_FACTORS], dtype=model[ROW_FACTORS].dtype)
+        if not sums.weight:
+            return {**model, **held}
+        moved = np.asarray(self.moved(model, sums)[ROW_FACTORS], dtype=model[ROW_FACTORS].dtype)
         return {ROW_FACTORS: task.model.w_set.project_w(moved), **held}  # type: ignore[attr-defined]
 
     def final(self, server: Arrays) -> Arrays:

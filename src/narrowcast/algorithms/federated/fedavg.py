@@ -37,7 +37,11 @@ class Averaging(SizesDownloads, WholeModel):
 
     With a `server_optimizer` that mean is its pseudo-gradient: FedAvgM, FedAdam, FedYogi and FedAdagrad are fields of
     these algorithms. FedAvg, FedProx and FedPara differ in the terms of their local steps, and in what x holds. With an
-    `aggregator` its aggregate takes the place of the weighted mean.
+    `aggregator` its aggregate takes the place of the weighted mean. A round in which nobody delivers leaves x and the
+    optimizer as they are.
+
+    A subclass with another server step overrides `moved`, or `mean_change`, and keeps what it remembers in `init` and
+    `moved` under names of `OPTIMIZER`: these arrays stay on the server, and are no part of the model.
     """
 
     weights: Weights = "examples"
@@ -89,15 +93,24 @@ class Averaging(SizesDownloads, WholeModel):
         return {name: np.concatenate([partial[name] for partial in partials]) for name in partials[0]}
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return x after the server's step along the weighted mean, or the aggregate, of the clients' changes."""
+        """Return x after the server's step along the mean change; the state as it is if there is none."""
         del task
-        if self.aggregator is None:
-            changes: Arrays = TensorSum.of(total).means()
-        elif self._are_enough(len(total[WEIGHT]), round_index):
-            changes = self.aggregator.aggregate(TENSORS.of(total), total[WEIGHT])
-        else:
-            changes = {name: np.zeros_like(values) for name, values in model_of(server).items()}
+        changes = self.mean_change(total, round_index)
+        if changes is None:
+            return {**server, **self._sent(server, broadcast)}
         return self.moved(server, broadcast, changes)
+
+    def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
+        """Return the weighted mean, or the aggregate, of the clients' changes.
+
+        It is None if nobody delivered, or too few for the aggregator.
+        """
+        if self.aggregator is None:
+            sums = TensorSum.of(total)
+            return sums.means() if sums.weight else None
+        if not self._are_enough(len(total[WEIGHT]), round_index):
+            return None
+        return self.aggregator.aggregate(TENSORS.of(total), total[WEIGHT])
 
     def _are_enough(self, clients: int, round_index: int) -> bool:
         """Return whether so many changes can be aggregated; clients that drop out may leave too few."""
@@ -113,11 +126,14 @@ class Averaging(SizesDownloads, WholeModel):
 
     def moved(self, server: Arrays, broadcast: Arrays, changes: Arrays) -> Arrays:
         """Return the server state after a step along `changes`, at the server's learning rate."""
-        rate, model = self.server_learning_rate, model_of(server)
-        held = {} if self.download is None else self.download.kept(model, server, broadcast)
+        rate, model, sent = self.server_learning_rate, model_of(server), self._sent(server, broadcast)
         if self.server_optimizer is not None:
-            return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **held}
-        return {**{name: values + rate * changes[name] for name, values in model.items()}, **held}
+            return {**optimizer_step(self.server_optimizer, rate, model, changes, server), **sent}
+        return {**{name: values + rate * changes[name] for name, values in model.items()}, **sent}
+
+    def _sent(self, server: Arrays, broadcast: Arrays) -> Arrays:
+        """Return what the server keeps of the round's broadcast, for the downloads of later rounds."""
+        return {} if self.download is None else self.download.kept(model_of(server), server, broadcast)
 
     def final(self, server: Arrays) -> Arrays:
         """Return x."""

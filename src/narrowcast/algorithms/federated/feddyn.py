@@ -68,14 +68,17 @@ class FedDyn(Averaging):
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
         """Return the state with the next h, and x = mean y_u - h / alpha."""
-        del round_index
+        moved = super().step(server, broadcast, total, task, round_index)
         sums, h = TensorSum.of(total), _H.of(server)
+        if not sums.weight:
+            return moved
         scale = self.alpha * float(sums.weight) / task.data.n_clients
         h = {name: _like(values, values - scale * sums.mean(name)) for name, values in h.items()}
-        moved = self.moved(server, broadcast, sums.means())
-        if float(sums.weight):  # a round without deliveries moves nothing
-            moved = {**moved, **{name: _like(each, moved[name] - each / self.alpha) for name, each in h.items()}}
-        return {**moved, **_H.add(h)}
+        return {
+            **moved,
+            **{name: _like(each, moved[name] - each / self.alpha) for name, each in h.items()},
+            **_H.add(h),
+        }
 
     def weighted_by_staleness(self, partial: Arrays, factor: float) -> None:
         """Return None: h would no longer be the mean of the clients' g_u."""

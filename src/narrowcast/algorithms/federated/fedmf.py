@@ -118,12 +118,17 @@ class FedMF(SizesDownloads, BaseModel):
         return add_up(partials)
 
     def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate."""
+        """Return Q plus the mean change, or plus its decoded downlink coding, at the server's learning rate.
+
+        If nobody delivered, Q stays: what the downlink's error feedback remembers waits for the next change.
+        """
         del task, round_index
         rows = RowSum.of(total)
+        held = {} if self.download is None else self.download.kept(self.final(server), server, broadcast)
+        if not rows.weight.any():
+            return {**server, _CHANGED: rows.changed_rows(), **self._coded_change.idle(server), **held}
         mean = np.float32(self.server_learning_rate) * rows.mean()
         change, coded = self._coded_change.send({WHOLE: mean}, server, broadcast)
-        held = {} if self.download is None else self.download.kept(self.final(server), server, broadcast)
         item_factors = np.asarray(server[ITEM_FACTORS]) + change[WHOLE]
         return {ITEM_FACTORS: item_factors, _CHANGED: rows.changed_rows(), **coded, **held}
 

@@ -20,7 +20,7 @@ from narrowcast.algorithms.local_training.learning_rate import BY_ROUND_ADVICE
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.uploads.client_loop import chunk_result
 from narrowcast.algorithms.uploads.number_upload import send_with_number, with_number
-from narrowcast.algorithms.uploads.partial_sums import TensorSum, tensor_weights
+from narrowcast.algorithms.uploads.partial_sums import WEIGHT, TensorSum, tensor_weights
 from narrowcast.algorithms.uploads.tensor_uploads import tensor_coding
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.errors import UserError
@@ -61,12 +61,12 @@ class FedNova(Proximal):
                 f"training.learning_rate_schedule.kind = {schedule.kind} changes it within a round; {BY_ROUND_ADVICE}"
             )
 
-    def step(self, server: Arrays, broadcast: Arrays, total: Arrays, task: Task, round_index: int) -> Arrays:
-        """Return x after the server's step along the mean normalised change times the mean number of steps."""
-        del task, round_index
-        sums = TensorSum.of(total)
-        steps = float(total[_STEPS]) / (float(sums.weight) or 1.0)
-        return self.moved(server, broadcast, {name: steps * mean for name, mean in sums.means().items()})
+    def mean_change(self, total: Arrays, round_index: int) -> Arrays | None:
+        """Return the mean normalised change times the mean number of steps; None if nobody delivered."""
+        if (means := super().mean_change(total, round_index)) is None:
+            return None
+        steps = float(total[_STEPS]) / float(total[WEIGHT])
+        return {name: steps * mean for name, mean in means.items()}
 
     def sum_layout(self, task: Task, cohort: int) -> SumLayout | None:
         """Return None: the server needs the steps of the clients that delivered besides a sum of weighted changes."""

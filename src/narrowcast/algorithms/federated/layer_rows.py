@@ -14,7 +14,7 @@ from narrowcast.platform.models.hidden_units import HiddenUnits, UnitAxis, Units
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 RecurrentMean = Literal["owners", "clients"]
-"""The divisor of an entry between two units of a layer: the clients that have both units, or all."""
+"""The divisor of the weights that a unit reads other units of its layer with: the clients that have it, or all."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,27 @@ class LayerRows:
         return tensors
 
     def recurrent_means(
-        self, clients: Sequence[Arrays], units: Sequence[IntArray], n_units: int, divisor: RecurrentMean
+        self, clients: Sequence[Arrays], units: Sequence[IntArray], owners: IntArray, divisor: RecurrentMean
     ) -> dict[str, NDArray[Any]]:
-        """Return the mean of the weights between units, each client's at its units' places among the global ones."""
+        """Return the mean of the weights between units, each client's at its units' places among the global ones.
+
+        `owners` [G] are the clients that have each global unit. Their sum of what a unit reads is divided by them, with
+        zeros where one of them lacks the unit that is read, as a unit's row is: so a unit that clients have in several
+        places is read as often as it is there.
+        """
         counts = [*self.hidden.counts]
-        counts[self.layer] = n_units
+        counts[self.layer] = len(owners)
         whole, means = self.hidden.resized(counts), {}
         for name in self.recurrent:
-            total, owners = np.zeros(()), np.zeros(())
+            total = np.zeros(())
             for parameters, own in zip(clients, units, strict=True):
-                places = self._places(own)
-                total = total + whole.put(name, np.asarray(parameters[name], dtype=np.float64), places)
-                owners = owners + whole.put(name, np.ones(parameters[name].shape), places)
-            count = np.maximum(owners, 1) if divisor == "owners" else len(clients)
-            means[name] = (total / count).astype(clients[0][name].dtype)
+                values = np.asarray(parameters[name], dtype=np.float64)
+                total = total + whole.put(name, values, self._places(own))
+            by_unit, axis = self._units_first(name, total)
+            count = np.full(len(owners), len(clients)) if divisor == "clients" else owners
+            divisors = np.tile(np.repeat(count, axis.width), axis.blocks).reshape(-1, *[1] * (by_unit.ndim - 1))
+            mean = np.moveaxis(by_unit / divisors, 0, self._dimensions(name)[0])
+            means[name] = mean.astype(clients[0][name].dtype)
         return means
 
     def _places(self, own: IntArray) -> Units:

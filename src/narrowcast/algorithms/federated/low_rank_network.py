@@ -63,6 +63,20 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class FactoredWeights:
+    """The parameters of a module from the A and the vectors that a client trains, and from W and B."""
+
+    factors: tuple[tuple[str, Factor], ...]
+
+    def __call__(self, trained: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return W + A B for each weight, and the vectors."""
+        changes = {
+            name: frozen[name] + factor.change(trained[name], frozen[BASIS.name(name)]) for name, factor in self.factors
+        }
+        return {**trained, **changes}
+
+
+@dataclass(frozen=True)
 class NetworkForm:
     """Low-rank changes of a network's weights: clients send columns of each A, and the vectors."""
 
@@ -114,7 +128,7 @@ class NetworkForm:
             for name, factor in factors.items()
         }
         frozen = {name: model[name] for name in factors} | BASIS.add(BASIS.of(broadcast))
-        terms = LocalTerms(gains=gains, rebuild=lambda trained, kept: _rebuild(factors, trained, kept), frozen=frozen)
+        terms = LocalTerms(gains=gains, rebuild=FactoredWeights(tuple(factors.items())), frozen=frozen)
         return LocalCall(start, chunk, task, terms)
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
@@ -217,13 +231,3 @@ class NetworkForm:
         ]
         of_clients = np.broadcast_to(np.array(bits), (n_clients, len(bits)))
         return UpdateSizes(of_clients, values=of_clients[:, 1:] / (8 * dtype.itemsize), head_bits=np.zeros(n_clients))
-
-
-def _rebuild(
-    factors: dict[str, Factor], trained: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the module's parameters from the A and the vectors that a client trains."""
-    return {
-        name: frozen[name] + factors[name].change(values, frozen[BASIS.name(name)]) if name in factors else values
-        for name, values in trained.items()
-    }

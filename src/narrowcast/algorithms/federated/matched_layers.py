@@ -45,7 +45,8 @@ class Matching(Section):
         "posterior", description="mean of a global unit: the posterior's, or that of the clients that have it"
     )
     recurrent_mean: RecurrentMean = Field(
-        "owners", description="divisor of weights between units of an LSTM: who has both units, or all clients"
+        "owners",
+        description="divisor of the weights with which units of an LSTM read others: the reader's owners, or all",
     )
 
     def join(
@@ -80,7 +81,7 @@ class Matching(Section):
         )
         matched = match_units([layer_rows.rows(each) for each in clients], prior, random)
         rows = matched.means if self.unit_mean == "posterior" else matched.sums / matched.owners[:, None]
-        recurrent = layer_rows.recurrent_means(clients, matched.units, len(rows), self.recurrent_mean)
+        recurrent = layer_rows.recurrent_means(clients, matched.units, matched.owners, self.recurrent_mean)
         return {**layer_rows.tensors(rows, first), **recurrent}, matched.units
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from narrowcast.algorithms.codecs.chain import Codec
 from narrowcast.algorithms.federated.server_learning_rate import ServerLearningRate
 from narrowcast.algorithms.federated.whole_model import LocalThenUpload, broadcast_all, dense_bits
 from narrowcast.algorithms.local_training.local_optimizer import only_gradient_descent
 from narrowcast.algorithms.uploads.client_loop import chunk_result, init_codec_state, of_clients, zeros_of_clients
+from narrowcast.algorithms.uploads.number_upload import send_with_number, with_number
 from narrowcast.algorithms.uploads.partial_sums import TensorSum, add_up, tensor_weights
 from narrowcast.algorithms.uploads.prefixed_arrays import CONTROL
 from narrowcast.algorithms.uploads.tensor_uploads import send_tensors, tensor_coding
@@ -33,13 +34,17 @@ class Scaffold(LocalThenUpload):
     c_u - c + (x - y) / (K lr); `gradient`, option I, to the gradient of the client's loss at x over all of its samples,
     at the cost of one more pass over them.
 
-    A client sends the changes of y and of c_u, and receives x and c: twice FedAvg's bits each way, all counted. A codec
-    sees both changes, and c_u moves by what the server decodes of its own, so that c stays the mean of all c_u.
+    A client receives x and c, twice FedAvg's bits, and sends the change of y and its number of steps K, 32 bits. With
+    option II the change of c_u is -c - (y - x) / (K lr), which the server computes from these: also with momentum,
+    weight decay, clipping, schedules and partial work, which K and y have in them. Client and server take y as it is
+    decoded after a codec, so that c stays the mean of all c_u. `control_upload: sent` sends the change of c_u beside
+    that of y, through the codec too, as the paper does: twice FedAvg's bits. Option I's change does not follow from y,
+    and is always sent.
 
     Differs from the paper: 1. K lr is the sum of the steps' learning rates; with momentum, weight decay or clipping
     option II's control variate is that of the whole local step, and option I's the gradient of the loss alone. 2. a
     client whose upload is lost, or not sent, keeps its c_u: it is assumed to learn of the loss, or c would be off by it
-    for good.
+    for good. 3. the change of c_u is not sent where the server can compute it.
     """
 
     kind: Literal["scaffold"] = "scaffold"
@@ -48,6 +53,25 @@ class Scaffold(LocalThenUpload):
         "update",
         description="next control variate of a client: from its update (option II) or its gradient at x (option I)",
     )
+
+    control_upload: Literal["derived", "sent"] | None = Field(
+        None,
+        description="change of a client's control variate: derived by the server, or sent as in the paper; null: "
+        "derived with control = update, sent with gradient",
+    )
+
+    @model_validator(mode="after")
+    def _gradients_are_sent(self) -> Self:
+        if self.control == "gradient" and self.control_upload == "derived":
+            raise ValueError(
+                "control_upload = derived goes with control = update: a gradient does not follow from a client's "
+                "change; leave it out"
+            )
+        return self
+
+    @property
+    def _sends_control(self) -> bool:
+        return self.control == "gradient" or self.control_upload == "sent"
 
     def check(self, task: Task) -> None:
         """Raise `UserError` if the local steps are not those that option I or II of c_u needs."""
@@ -72,7 +96,7 @@ class Scaffold(LocalThenUpload):
         """Return the clients' private parameters, c_u = 0, and the codec's state."""
         server = self.init(task)
         controls = zeros_of_clients(CONTROL.of(server), task.data.n_clients)
-        codec = init_codec_state(self.codec, task.data.n_clients, server)
+        codec = init_codec_state(self.codec, task.data.n_clients, server if self._sends_control else self.final(server))
         return {**task.model.init_clients(task.data, task.private_seed.value), **CONTROL.add(controls), **codec}
 
     # Server half
@@ -102,8 +126,12 @@ class Scaffold(LocalThenUpload):
     # Client half
 
     def upload_bits(self, broadcast: Arrays, task: Task, clients: IntArray) -> IntArray | None:
-        """Return the size of each client's upload, [C]: the changes of x and c; None with a codec."""
-        return None if self.codec else dense_bits(broadcast, task, clients)
+        """Return the size of each client's upload, [C]; None with a codec."""
+        if self.codec:
+            return None
+        if self._sends_control:
+            return dense_bits(broadcast, task, clients)
+        return with_number(dense_bits(self.final(broadcast), task, clients))
 
     def local_call(self, broadcast: Arrays, chunk: Chunk, task: Task) -> LocalCall:
         """Train from x with c - c_u added to every gradient: lines 7 to 10."""
@@ -113,20 +141,24 @@ class Scaffold(LocalThenUpload):
         return LocalCall(self.final(broadcast), chunk, task, terms)
 
     def upload(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> ChunkResult:
-        """Send the changes of y and of c_u, and add them up; c_u moves by its change as the server decodes it."""
-        changes = {**updates.changes, **CONTROL.add(self._control_changes(broadcast, chunk, task, updates))}
-        received, uploads = send_tensors(
-            chunk, task, replace(updates, changes=changes), tensor_coding(Codec(self.codec))
-        )
+        """Send the change of y, and add it and that of c_u up; c_u moves by its change as the server knows it."""
+        coding = tensor_coding(Codec(self.codec))
+        if self._sends_control:
+            changes = {**updates.changes, **CONTROL.add(self._control_changes(broadcast, chunk, task, updates))}
+            received, uploads = send_tensors(chunk, task, replace(updates, changes=changes), coding)
+            controls: Arrays = CONTROL.of(received)
+        else:
+            received, uploads = send_with_number(chunk, task, updates, coding)
+            controls = self._control_changes(broadcast, chunk, task, replace(updates, changes=received))
         weight = tensor_weights("equal", task, chunk, uploads.delivered)
         moved = TensorSum.weighted({name: received[name] for name in updates.changes}, weight)
-        of_all = TensorSum.weighted(CONTROL.add(CONTROL.of(received)), weight / task.data.n_clients)
+        of_all = TensorSum.weighted(CONTROL.add(controls), weight / task.data.n_clients)
         total = replace(moved, tensors={**moved.tensors, **of_all.tensors})
         state = {
-            name: of_clients(uploads.delivered, before + received[name], before)
-            for name, before in CONTROL.add(CONTROL.of(chunk.state)).items()
+            name: of_clients(uploads.delivered, before + controls[name], before)
+            for name, before in CONTROL.of(chunk.state).items()
         }
-        return chunk_result(chunk, updates, uploads, total.arrays(), state=state)
+        return chunk_result(chunk, updates, uploads, total.arrays(), state=CONTROL.add(state))
 
     def _control_changes(self, broadcast: Arrays, chunk: Chunk, task: Task, updates: LocalUpdates) -> Arrays:
         """Return the change of each client's c_u, [C, ...]: line 12."""

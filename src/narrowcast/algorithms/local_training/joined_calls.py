@@ -36,7 +36,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def program_key(call: LocalCall) -> tuple[object, ...]:
-    """Return a key that is equal for two calls if they can be trained as one program."""
+    """Return a key that is equal for two calls if they can be trained as one program.
+
+    What `rebuild` computes is known by the object alone: equal ones are those of which Python says so.
+    """
     terms, task = call.terms, call.task
     parts = (call.server, terms.gains or {}, terms.correction or {}, terms.frozen, terms.start or {}, terms.own)
     rows = (0, 1, 1, 0, 1, 1)  # leading client axes, whose length may differ
@@ -50,6 +53,8 @@ def program_key(call: LocalCall) -> tuple[object, ...]:
         network_of(task).fixed_sha256(task.data),
         training,
         terms.proximal,
+        terms.rebuild,
+        None if terms.columns is None else tuple(terms.columns.tolist()),
         (terms.start_loss, terms.start_gradient),
         terms.rule,
         *(
