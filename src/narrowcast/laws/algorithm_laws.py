@@ -42,7 +42,7 @@ from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import lockstep
 from narrowcast.platform.run import Run
 from narrowcast.platform.seeds import PrivateSeed
-from narrowcast.platform.types import Arrays, ChunkResult
+from narrowcast.platform.types import Arrays, ChunkResult, IntArray
 from narrowcast.platform.types import Chunk as ClientChunk
 
 MODELS: Mapping[str, Any] = {
@@ -235,7 +235,7 @@ def permuting_the_clients_of_a_chunk_changes_no_record(case: Trained) -> None:
     lines: set[tuple[Any, ...]] = set()
     for order in permutations([1, 4, 6]):
         clients = np.array(order)
-        state = {name: values[clients] for name, values in initial.items()}
+        state = _rows(initial, clients)
         ledger = algorithm.train(broadcast, ClientChunk(1, 0, clients, state), task).ledger
         hold(ledger.client.tolist() == list(order), f"the ledger of {list(order)} is of {ledger.client.tolist()}")
         columns = (ledger.client, ledger.rank, ledger.uplink_bits, ledger.examples, ledger.delivered)
@@ -247,7 +247,7 @@ def local_calls_divide_the_clients_of_a_chunk(case: Trained) -> None:
     """Look at the chunks of the calls that the training of four clients consists of."""
     algorithm, task, clients = case.algorithm, case.task, np.array([1, 3, 4, 6])
     broadcast = algorithm.broadcast(algorithm.init(task), task, 1).arrays
-    state = {name: values[clients] for name, values in algorithm.init_clients(task).items()}
+    state = _rows(algorithm.init_clients(task), clients)
     calls = algorithm.local_calls(broadcast, ClientChunk(1, 0, clients, state), task)
     if calls is not None:
         trained = np.concatenate([call.chunk.clients for call in calls]).tolist()
@@ -299,7 +299,7 @@ def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -
     What a server keeps of its broadcasts, for the sizes of later ones, may differ; what it sends and does may not.
     """
     algorithm, task, clients = case.algorithm, case.task, np.array([1, 3, 4, 6])
-    server, state = stepped_server(algorithm, task, case.free), {n: v[clients] for n, v in case.free.state.items()}
+    server, state = stepped_server(algorithm, task, case.free), _rows(case.free.state, clients)
     lost, nothing = np.ones(len(clients), dtype=bool), np.zeros(len(clients), dtype=np.int64)
     shortages: tuple[dict[str, Any], ...] = {"lost": lost}, {"budget_bits": nothing}
     for limits in shortages:
@@ -314,6 +314,11 @@ def a_round_in_which_nobody_delivers_leaves_the_server_as_it_is(case: Trained) -
         total = algorithm.fold([algorithm.train(ours, ClientChunk(3, 0, clients, state), task).partial])
         steps = [algorithm.final(algorithm.step(each, ours, total, task, 3)) for each in (server, after)]
         hold(not (other := _differing(*steps)), f"{other} takes another step in round 3")
+
+
+def _rows(state: Arrays, clients: IntArray) -> Arrays:
+    """Return the rows of some clients of a state [U, ...]."""
+    return {name: values[clients] for name, values in state.items()}
 
 
 def _differing(wanted: Arrays, got: Arrays) -> str:
