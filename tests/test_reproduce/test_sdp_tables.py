@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
 from narrowcast.reproduce import frank_wolfe_runs, localisation_runs
 from narrowcast.reproduce.csv_lines import read_lines
 from narrowcast.reproduce.frank_wolfe_runs import METHODS, TUNING_SEED, chosen, problem_of, solve_rows
-from narrowcast.reproduce.localisation_runs import MDS, RELAXED, classical_scaling, network_of, solved
+from narrowcast.reproduce.localisation_runs import MDS, RELAXED, TRUTH, classical_scaling, network_of, solved
 from narrowcast.reproduce.sdp_tables import gap_slope, judge_completion, judge_localisation
 from narrowcast.reproduce.study_targets import STUDY_TARGETS
 
@@ -57,6 +58,14 @@ def test_a_short_solve_has_rows_whose_error_is_of_entries_that_no_solver_sees() 
     seen = {*zip(problem.observed.row_of_entries().tolist(), problem.observed.indices.tolist(), strict=True)}
     for part in (problem.held_out, problem.validation):
         assert seen.isdisjoint(zip(part.row.tolist(), part.column.tolist(), strict=True))
+    whole = SyntheticCompletion(rows=300, columns=200, rank=5, fraction=0.25, condition=3, noise=0.5, seed=0).load()
+    assert isinstance(whole.truth, tuple)
+    truth, noise = (
+        whole.truth[0] @ whole.truth[1].T,
+        0.5 * np.linalg.norm(whole.truth[0] @ whole.truth[1].T) / 60_000**0.5,
+    )
+    test, validation = (part.value - truth[part.row, part.column] for part in (problem.held_out, problem.validation))
+    assert np.abs(test).max() < 1e-14 and np.std(validation) == pytest.approx(noise, rel=0.1)
     rows = list(solve_rows(problem, METHODS["als"].build(1e-3), 0, 5))
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
     assert rows[-1]["objective"] < rows[0]["objective"]
@@ -82,6 +91,19 @@ def test_a_localisation_file_is_gone_on_with_and_judged(tmp_path: Path, monkeypa
     assert found[f"noise 0.05, range 0.55, {RELAXED}"].verdict.startswith("control, largest gap")
     wanted = network_of(0.05, 0.55, 1).measure(solved(network_of(0.05, 0.55, 1), MDS, 1))["test.position_rmse"]
     assert found[f"noise 0.05, range 0.55, {MDS}"].by_seed[1] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_steps_from_the_true_places_end_there_without_noise_and_at_a_minimum_with_it() -> None:
+    for noise in (0.0, 0.1):
+        problem = network_of(noise, 0.55, 1)
+        truth, found = problem.network.truth, solved(problem, TRUTH, 1)["positions"]
+        assert truth is not None
+        assert np.abs(found - truth).max() < (1e-6 if not noise else 0.5)
+        least = float(np.sum(problem.errors(found) ** 2))
+        assert least <= float(np.sum(problem.errors(truth) ** 2))
+        for seed in range(3):
+            moved = found + 1e-4 * np.random.default_rng(seed).normal(size=found.shape)
+            assert float(np.sum(problem.errors(moved) ** 2)) > least
 
 
 def test_the_studies_are_targets() -> None:

@@ -1,5 +1,8 @@
 """Solves of the Frank-Wolfe study: error, gap and rank by iteration and processor time, as rows of a CSV file.
 
+Test entries of a drawn matrix are without noise, as nobody observes them: noisy ones would hide most of the differences
+between solvers. Validation entries have the noise of the observed ones.
+
 Every solver has four values of one field, chosen on validation entries of a seed that is no test seed: the radius of
 the nuclear-norm ball, the penalty of Soft-Impute, the weight decay of alternating least squares. Frank-Wolfe solvers
 share the radius that in-face steps choose, since they minimise the same function. The semidefinite program of least
@@ -92,7 +95,10 @@ def methods_of(data: str) -> dict[str, Method]:
 
 
 def problem_of(data: str, seed: int) -> Completion:
-    """Return a problem with validation and test entries; those of the synthetic matrix are drawn from the observed."""
+    """Return a problem with validation and test entries.
+
+    Those of the synthetic matrix are drawn from the observed ones, and test entries have their true values.
+    """
     if data == "ml-100k":
         return RatingCompletion(
             ratings=ExplicitRatings(set="ml-100k", validation_share=_VALIDATION), bias_decay=5.0, seed=seed
@@ -104,10 +110,11 @@ def problem_of(data: str, seed: int) -> Completion:
     row = observed.row_of_entries().astype(np.int64)
     order = generator(seed, "frank-wolfe held out").permutation(observed.count)
     size = round(_VALIDATION * observed.count)
+    assert isinstance(whole.truth, tuple)
     parts = []
-    for begin in (0, size):
+    for begin, values in ((0, observed.values), (size, observed.sampled(*whole.truth))):
         at = order[begin : begin + size]
-        parts.append(HeldOut(row[at], observed.indices[at].astype(np.int64), observed.values[at]))
+        parts.append(HeldOut(row[at], observed.indices[at].astype(np.int64), values[at]))
     left = np.sort(order[2 * size :])
     seen = observe(300, 200, row[left], observed.indices[left], observed.values[left])
     return Completion(whole.name, whole.source, seen, validation=parts[0], held_out=parts[1], rank=whole.rank)
