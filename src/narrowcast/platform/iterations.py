@@ -21,7 +21,7 @@ from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, arrays_under
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays
 
-FREE_WORK = 1e10
+FREE_WORK = 3e9
 """Multiplications of measurements, some seconds of them, that are allowed whatever the iterations take."""
 
 

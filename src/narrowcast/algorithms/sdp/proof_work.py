@@ -13,26 +13,26 @@ from narrowcast.platform.types import IntArray
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_USUAL_PRODUCTS, _USUAL_FACTORISATIONS = 1000, 2
-"""Of a proof."""
+_PRODUCTS, _FACTORISATIONS = 2500, 0.4
+"""Of a proof, in the time of as many multiplications of a sweep: up to 11,000 and usually 1.5, four times as quick."""
 _DENSE = 300
 """Sides up to which L is taken to be full: counting its entries is not worth a compilation."""
 
 
 def proof_work(pattern: csr_array, proof: Proof) -> float:
-    """Return about how many multiplications a proof takes that no eigenvalue of a matrix is below a number.
+    """Return about the work of a proof that no eigenvalue is below a number, in multiplications of a sweep.
 
-    The pattern is that of the matrix, symmetric; its diagonal need not be in it. Those of a factorisation are exact,
-    the squares of the numbers of entries of the columns of L.
+    The pattern is that of the matrix, symmetric; its diagonal need not be in it. The multiplications of a factorisation
+    are counted exactly, as the squares of the numbers of entries of the columns of L.
     """
     size = pattern.shape[0]
-    lanczos = _USUAL_PRODUCTS * float(pattern.nnz + 2 * LANCZOS_VECTORS * size)
+    lanczos = _PRODUCTS * float(pattern.nnz + 2 * LANCZOS_VECTORS * size)
     if proof == "lanczos":
         return lanczos
     if size <= _DENSE:
-        return lanczos + _USUAL_FACTORISATIONS * size**3 / 3
+        return lanczos + _FACTORISATIONS * size**3 / 3
     columns = column_counts(pattern, elimination_order(pattern)).astype(np.float64)
-    return lanczos + _USUAL_FACTORISATIONS * float(columns @ columns)
+    return lanczos + _FACTORISATIONS * float(columns @ columns)
 
 
 def elimination_order(pattern: csr_array) -> IntArray:
