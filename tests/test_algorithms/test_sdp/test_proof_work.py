@@ -62,7 +62,7 @@ def test_a_factorisation_of_a_full_matrix_is_a_third_of_the_cube() -> None:
 
 def solve() -> Solve:
     values = {
-        "problem": {"kind": "random_max_cut", "vertices": 400, "edges": 1200, "proof": "factorisation", "seed": 1},
+        "problem": {"kind": "random_max_cut", "vertices": 100, "edges": 3000, "proof": "factorisation", "seed": 1},
         "solver": "mixing",
         "iterations": 4000,
         "evaluate_every": 50,
