@@ -63,6 +63,6 @@ def plot_distillation(rows: Rows, path: Path) -> None:
         for partition in PARTITIONS
     }
     draw_groups(axes, list(METHODS), groups)
-    axes.set(xlabel="mean test accuracy of ten clients (%), five seeds")
+    axes.set(xlabel=f"mean test accuracy of ten clients (%), {SEEDS} seeds")
     axes.legend(frameon=False, loc="upper left")
     figure.savefig(path, dpi=100)

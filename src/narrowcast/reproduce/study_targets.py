@@ -350,7 +350,7 @@ STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
     ),
     "fedmd-digits": StudyTarget(
         "FedMD and its controls: what clients of four architectures gain by each other's outputs, digits",
-        "80 runs, 5 min",
+        "320 runs, 20 min",
         ("fedmd-digits",),
         _distillation,
         (
