@@ -11,8 +11,12 @@ import pytest
 import narrowcast as nc
 from command_line import assert_refused, narrowcast
 from narrowcast.platform.checkpoint import load_checkpoint, save_checkpoint
+from narrowcast.platform.errors import UserError
 from narrowcast.platform.state import RunState
 from narrowcast.runs.verification import verify
+from narrowcast.tuning.study import prepare_study, run_study
+from narrowcast.tuning.study_file import load_study
+from studies import trials
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's store
 RUN = """
@@ -126,6 +130,25 @@ def test_a_study_goes_on_with_its_own_data_only(folder: Path) -> None:
     assert narrowcast("tune", "study.yaml").status == 0
     change(folder / "shop.csv", "\n3,15,3\n", "\n3,16,3\n")
     assert_refused(narrowcast("tune", "study.yaml", "study.trials=2"), "the study study was begun with other data")
+
+
+def test_the_trials_of_a_study_go_on_with_their_own_data_only(folder: Path) -> None:
+    """The study's own file stays as it is, and one that its space names changes."""
+    (folder / "mall.csv").write_text((folder / "shop.csv").read_text().replace("\n3,15,3\n", "\n3,16,3\n"))
+    (folder / "study.yaml").write_text(STUDY.replace("[0.1, 0.2]}", "[0.1, 0.2], data.path: [mall.csv]}"))
+    assert narrowcast("tune", "study.yaml").status == 0
+    written = (folder / "mall.csv").read_text()
+    change(folder / "mall.csv", "\n3,16,3\n", "\n3,14,3\n")
+    said = narrowcast("tune", "study.yaml", "study.trials=2")
+    assert_refused(said, "the study study was begun with other data from mall.csv", "put back the files")
+    (folder / "mall.csv").write_text(written)
+    prepared = prepare_study(load_study("study.yaml", ["study.trials=2"]), folder / "runs")
+    change(folder / "mall.csv", "\n3,16,3\n", "\n3,14,3\n")  # as on a host whose file is another one
+    with pytest.raises(UserError, match=r"was begun with other data from mall\.csv"):
+        run_study(prepared)
+    (folder / "mall.csv").write_text(written)
+    assert narrowcast("tune", "study.yaml", "study.trials=2").status == 0
+    assert [row["state"] for row in trials(folder / "runs" / "study")].count("complete") == 2
 
 
 def test_the_solves_of_a_benchmark_have_one_problem(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment, build_experiment, defaults_for
+from narrowcast.platform.contracts import DataSource
 from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.evaluation import measure
 from narrowcast.platform.local_backend import LocalBackend
@@ -59,6 +60,10 @@ class ExperimentSubject:
             return None
         fields, identity = new_fields(run), self.identity(with_earlier_defaults(run))
         return {path: value for path, value in identity.items() if path not in fields or fields[path] != value}
+
+    def source(self, run: Experiment) -> DataSource:
+        """Return the data source."""
+        return run.data_source
 
     def load(self, run: Experiment) -> SharedData:
         """Read the data set."""

@@ -14,6 +14,7 @@ from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import RunFailed
 from narrowcast.platform.json_files import read_json
 from narrowcast.platform.tracking.study_run import TrialRun
+from narrowcast.tuning.study_client import StudyClient
 from narrowcast.tuning.study_file import StudyFile
 from narrowcast.tuning.study_folder import StudyFolder
 from narrowcast.tuning.study_settings import metric_names
@@ -49,8 +50,8 @@ class HoldoutEvaluation:
 class HoldoutQueue:
     """The hold-out runs that the study's folder does not have yet, as a queue for `dispatch`."""
 
-    def __init__(self, file: StudyFile, best: Sequence[TrialRecord], folder: StudyFolder) -> None:
-        self._file, self._best = file, best
+    def __init__(self, file: StudyFile, best: Sequence[TrialRecord], folder: StudyFolder, client: StudyClient) -> None:
+        self._file, self._best, self._client = file, best, client
         self._seeds = range(file.settings.seeds, file.settings.seeds + file.settings.holdout.seeds)
         self._runs = [(trial, offset) for trial in best for offset in self._seeds]
         self._paths = [folder.holdout(trial.number, offset) for trial, offset in self._runs]
@@ -68,8 +69,10 @@ class HoldoutQueue:
         return TrialBatch((spec,), self._file.settings.budget_columns)
 
     def answer_to(self, message: Sequence[Evaluation]) -> list[int]:
-        """Write the last evaluation of a run; raise `RunFailed` if the run failed."""
+        """Write the last evaluation of a run; raise `RunFailed` if it failed, and `UserError` for other data."""
         for each in message:
+            for source, sha256 in each.data:
+                self._client.check_data(source, sha256)
             if each.row is None:
                 raise RunFailed(f"trial {self._runs[each.key][0].number} with another seed: {each.failed}")
             if each.is_last:

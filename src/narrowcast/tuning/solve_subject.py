@@ -12,6 +12,7 @@ from narrowcast.platform.config import plugin_folders
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.iterations import begin, iterations, measured
 from narrowcast.platform.overrides import Defaults
+from narrowcast.platform.solver_contracts import ProblemSource
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by
 from narrowcast.platform.tracking.metric_labels import shares_of
 from narrowcast.solve_run import Solve, build_solve
@@ -60,6 +61,10 @@ class SolveSubject:
     def identity(self, run: Solve) -> dict[str, Any]:
         """Return the solve's identity, when it ends and when it is measured."""
         return run.identity() | {name: getattr(run, name) for name in _ENDS}
+
+    def source(self, run: Solve) -> ProblemSource:
+        """Return the problem's source."""
+        return run.problem_source
 
     def load(self, run: Solve) -> SharedProblem:
         """Load the problem."""

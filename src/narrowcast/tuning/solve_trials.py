@@ -48,7 +48,9 @@ def _evaluations(
 ) -> Generator[list[Evaluation], Collection[int], None]:
     """Run the solves of a trial side by side; one that has ended keeps its last measurement."""
     solves: list[Solve] = list(trial.runs)
-    running = {seed: _measurements(solve, shared) for seed, solve in enumerate(solves)}
+    problems = [shared.problem_of(solve) for solve in solves]
+    data = tuple((solve.problem_source, problem.digest) for solve, problem in zip(solves, problems, strict=True))
+    running = {seed: _measurements(solve, problems[seed]) for seed, solve in enumerate(solves)}
     last: dict[int, Iteration] = {}
     seconds = 0.0
     while True:
@@ -59,16 +61,15 @@ def _evaluations(
                 running.pop(seed).close()
         row = _row(trial, solves, last, seconds / len(solves))
         is_last = not running or any(row[column] >= limit for column, limit in budget.items())
-        stopped = yield [Evaluation(trial.key, row, is_last, model_sha256=_digests(solves, last) if is_last else ())]
+        stopped = yield [Evaluation(trial.key, row, is_last, _digests(solves, last) if is_last else (), data)]
         if is_last or trial.key in (stopped or ()):
             for each in running.values():
                 each.close()
             return
 
 
-def _measurements(solve: Solve, shared: SharedProblem) -> Generator[Iteration, None, None]:
+def _measurements(solve: Solve, problem: Problem) -> Generator[Iteration, None, None]:
     """Yield the iterations whose answers are measured; the last one alone has a state."""
-    problem = shared.problem_of(solve)
     seconds = 0.0
     for each in iterations(problem, solve.solver, solve, begin(problem, solve.solver, solve.seed)):
         seconds += each.wall_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,13 +70,28 @@ def prepare_study(file: StudyFile, output: Path) -> PreparedStudy:
     storage = file.settings.storage or str(folder.path / JOURNAL)
     opened = open_storage(storage, file.settings.storage_timeout_seconds)
     digest, former = file.digest(), file.former_digest()
-    client = StudyClient(
-        file.name, opened, file.settings, file.space, digest, former=former, data_sha256=shared.data.digest
-    )
+    client = StudyClient(file.name, opened, file.settings, file.space, digest, former=former)
+    client.check_data(shared.source, shared.data.digest)
+    _check_files_of_trials(file, client)
     file = replace(file, one_seed=client.of_earlier_version)
     make_folders(folder.path)
     folder.write_yaml("study.yaml", file.plain())
     return PreparedStudy(file, client, shared, folder, uri, storage)
+
+
+def _check_files_of_trials(file: StudyFile, client: StudyClient) -> None:
+    """Raise `UserError` if a file that the space names has changed since a trial of the study read it."""
+    checked = {None, _path_of(file, {})}
+    for trial in client.trials():
+        if (path := _path_of(file, trial.params)) not in checked:
+            checked.add(path)
+            loaded = file.subject.load(file.build(trial.params))
+            client.check_data(loaded.source, loaded.data.digest)
+
+
+def _path_of(file: StudyFile, params: Mapping[str, Any]) -> Path | None:
+    path: Path | None = getattr(file.subject.source(file.build(params)), "path", None)
+    return path
 
 
 def run_study(prepared: PreparedStudy, observe: Observer = lambda _: None) -> StudyResult:
@@ -175,7 +191,7 @@ def _conclude(
     if settings.holdout.trials:
         of = "the best trial" if len(best) == 1 else f"the best {len(best)} trials, each"
         observe(f"hold-out evaluation of {of} with {counted(settings.holdout.seeds, 'new seed')}")
-        queue = HoldoutQueue(file, best, folder)
+        queue = HoldoutQueue(file, best, folder, prepared.client)
         dispatch(queue, pool, settings.workers)
         holdout, sent = queue.results(), store.states()
         for run in queue.tracked_runs(holdout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import socket
@@ -28,7 +29,7 @@ from narrowcast.tuning.trial_record import CURVE, LOSSES, METRICS, OWNER, REASON
 
 _HEARTBEAT_SECONDS = 5.0
 _DIGEST, _HEARTBEAT = "digest", "alive:"  # attributes of the study, as version 0.1 named them
-_DATA = "data_sha256"
+_DATA = "data_sha256:"
 _RETRIES = {"worker": 1, "process": 3}
 """Retries of a trial whose worker died, which the trial may have caused, or whose whole process died."""
 
@@ -59,12 +60,10 @@ class StudyClient:
         clock: Callable[[], float] = time.monotonic,
         *,
         former: str = "",
-        data_sha256: str = "",
     ) -> None:
-        """Create the study or join it; raise `UserError` if it was created with another `digest` or other data.
+        """Create the study or join it; raise `UserError` if it was created with another `digest`.
 
-        `former` is the digest that an earlier version gave the same study, which keeps it. Versions before 0.3 kept no
-        sha256 of the data.
+        `former` is the digest that an earlier version gave the same study, which keeps it.
         """
         self._storage, self._settings, self._space = storage, settings, space
         directions = list(settings.objectives.values())
@@ -85,16 +84,10 @@ class StudyClient:
                 f"the study {name} was begun with another experiment, space or objectives; "
                 "give this one another name (name: or --name), or continue that one"
             )
-        began_with = self.study.user_attrs.get(_DATA, data_sha256)
-        if began_with != data_sha256:
-            raise UserError(
-                f"the study {name} was begun with other data (sha256 {began_with[:12]}, now {data_sha256[:12]}); put "
-                "back the files as they were, or give this one another name (name: or --name)"
-            )
         self.study.set_user_attr(_DIGEST, created_with)
-        self.study.set_user_attr(_DATA, began_with)
         self._study_id = storage.get_study_id_from_name(name)
         self._owner = _process_identity()
+        self._data: dict[str, str] = {}
         self._running: dict[int, Trial] = {}
         self._curves: dict[int, LearningCurve] = {}
         self._clock, self._last_heartbeat = clock, -math.inf
@@ -103,6 +96,22 @@ class StudyClient:
         self._one_objective: OneObjectivePruning | None = None
         if several and (on := settings.pruned_on) is not None:
             self._one_objective = OneObjectivePruning(pruner, settings.objectives[on])
+
+    def check_data(self, source: Any, sha256: str) -> None:
+        """Raise `UserError` if the study has had other data from this source; versions before 0.3 kept no sha256."""
+        key = _DATA + hashlib.sha256(repr(source).encode()).hexdigest()[:16]
+        if self._data.get(key) == sha256:
+            return
+        began_with = self.study.user_attrs.get(key)
+        if began_with is None:
+            self.study.set_user_attr(key, sha256)
+        elif began_with != sha256:
+            raise UserError(
+                f"the study {self.study.study_name} was begun with other data from "
+                f"{getattr(source, 'path', None) or source.kind} (sha256 {began_with[:12]}, now {sha256[:12]}); put "
+                "back the files as they were, or give this one another name (name: or --name)"
+            )
+        self._data[key] = sha256
 
     def trials(self) -> list[FrozenTrial]:
         """Return all trials in the order of their numbers."""

@@ -59,6 +59,8 @@ class StudyTrials:
         if row is None:
             self._end(evaluation)
             return True
+        for source, sha256 in evaluation.data:
+            self._client.check_data(source, sha256)
         trial, rows = self._running[number]
         rows.append({**row, "logged_at_ms": int(time.time() * 1000)})
         self._observe(TrialRecord(number, "running", trial.params, trial_metrics(row), int(row["round"])))

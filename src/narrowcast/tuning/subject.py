@@ -57,6 +57,10 @@ class Subject(Protocol):
         """Return the dotted values that the results of a trial depend on."""
         ...
 
+    def source(self, run: Any) -> Any:
+        """Return the data source or the problem of a run, with the run's seed."""
+        ...
+
     def load(self, run: Any) -> Any:
         """Read what all workers share; its `data` is the data set or problem."""
         ...

@@ -32,14 +32,15 @@ class Evaluation:
     """An evaluation of a trial: its row, averaged over the seeds; or None and the reason why the trial failed.
 
     `round` of the row is the step of the trial, of a solve its iteration. `model_sha256` are those of the trained
-    models, or of the answers.
+    models, or of the answers. `data` are the data sources or problems of its runs, with the sha256 of what they gave.
     """
 
     key: int
     row: dict[str, Any] | None
     is_last: bool = False
-    failed: str = ""
     model_sha256: tuple[str, ...] = ()
+    data: tuple[tuple[Any, str], ...] = ()
+    failed: str = ""
 
 
 def reason_of(error: BaseException) -> str:

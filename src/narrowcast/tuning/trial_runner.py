@@ -118,4 +118,6 @@ def _evaluation(
     row = {name: sum(each[name] for each in rows) / len(rows) for name in rows[0]} | {"round": rows[0]["round"]}
     spent = any(row[column] >= limit for column, limit in budget.items())
     is_last = spent or row["round"] == ran[0][0].plan.rounds
-    return Evaluation(trial.key, row, is_last, model_sha256=tuple(digests) if is_last else ())
+    sources = (experiment.data_source for experiment in trial.runs)
+    data = tuple((source, run.task.data.digest) for source, (run, *_) in zip(sources, ran, strict=True))
+    return Evaluation(trial.key, row, is_last, tuple(digests) if is_last else (), data)
