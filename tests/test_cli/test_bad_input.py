@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from click.shell_completion import BashComplete
 
 from command_line import assert_refused, narrowcast, run_folders
 from narrowcast.cli.main import cli
+from narrowcast.platform import extras
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_metrics=false")
@@ -47,6 +49,10 @@ DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_me
         ("clock.seconds_per_example=1e308", "clock.seconds_per_example = 1e+308: should be less than or equal to"),
         ("training.learning_rate=1e300", "training.learning_rate = 1e+300: should be at most 3.4e+38"),
         ("fleet.tiers.0.uplink_mbit_per_second=1e-300", "uplink of 200 of 200 clients is not between 0.001 and 1e+18"),
+        (
+            "fleet={kind: lognormal, uplink_mbit_per_second: {median: 1, sigma: 1000}}",
+            "fleet.kind = lognormal: uplink of 199 of 200 clients is not between",
+        ),
         ("data.partition={kind: dirichlet, alpha: 1e-300}", "data.partition.alpha = 1e-300: should be greater than"),
         ("data.clients=0", "data.clients = 0: should be greater than or equal to 1"),
         # Paths into lists and sections.
@@ -81,6 +87,23 @@ DIGITS = ("fedavg-digits", "--backend", "local", "rounds=1", "tracking.system_me
 def test_a_bad_override(tmp_path: Path, override: str, phrase: str) -> None:
     assert_refused(narrowcast("run", *DIGITS, "--output", tmp_path / "runs", override), phrase)
     assert not list(tmp_path.iterdir())
+
+
+def test_more_epochs_than_memory_has_room_for_are_named(tmp_path: Path) -> None:
+    said = narrowcast("run", *DIGITS, "--output", tmp_path, "training.epochs=1000000000000")
+    advice = "lower chunk_size, training.batch_size or training.epochs, and start the run again"
+    assert_refused(said, "round 1: not enough memory for 20 clients at once", advice, status=1)
+
+
+def test_missing_data_and_libraries_are_named_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(library: str) -> Distribution:
+        raise PackageNotFoundError(library)
+
+    monkeypatch.setattr(extras, "distribution", absent)
+    monkeypatch.setenv("NARROWCAST_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    said = narrowcast("run", "scolr-ml100k", "--backend", "ray", "--output", tmp_path / "runs")
+    assert_refused(said, "narrowcast data fetch ml-100k", "--backend local", "pip install 'narrowcast[ray]'")
 
 
 @pytest.mark.parametrize(

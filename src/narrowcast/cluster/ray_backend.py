@@ -52,7 +52,7 @@ class RayBackend(HostResources):
 
     def check(self, run: Run) -> None:
         """Join the cluster once; raise `UserError` within seconds if it does not answer or is too small."""
-        check_installed("ray", "backend.kind = ray (--backend local runs in this process)")
+        self.check_installed()
         if run.task.training.device == "cuda" and not self.gpus_per_actor:
             raise UserError("training.device = cuda: client hosts have no GPU; set backend.gpus_per_actor=0.5")
         if self.clients_per_actor is not None and run.plan.chunk_size > self.clients_per_actor:
@@ -61,6 +61,10 @@ class RayBackend(HostResources):
                 f"{run.plan.chunk_size}; set chunk_size={self.clients_per_actor} too"
             )
         self._check_room(self._hosts(run), self._local_cpus(run), "client hosts", "backend.actors")
+
+    def check_installed(self) -> None:
+        """Raise `UserError` unless Ray is installed."""
+        check_installed("ray", "backend.kind = ray (--backend local runs in this process)")
 
     def check_workers(self, field: str) -> None:
         """Do the same for `actors` workers, of which `field` has the number."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from narrowcast.cluster.ray_backend import RayBackend
 from narrowcast.experiment import Experiment
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.config import read_yaml
@@ -111,6 +112,27 @@ def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -
     return PreparedRun(experiment, run, state, folder, uri)
 
 
+def load_data(experiment: Experiment) -> Dataset:
+    """Load the data of a new run; if they are missing, the error names the libraries that are missing too."""
+    try:
+        return load_checked(experiment.data_source)
+    except UserError as error:
+        raise UserError("; ".join([str(error), *_missing_libraries(experiment)])) from error
+
+
+def _missing_libraries(experiment: Experiment) -> Iterator[str]:
+    """Yield the advice for libraries of the backend and of `secure` that are not installed."""
+    try:
+        if isinstance(experiment.backend, RayBackend):
+            experiment.backend.check_installed()
+    except UserError as error:
+        yield str(error)
+    try:
+        _ = experiment.secured_algorithm
+    except UserError as error:
+        yield str(error)
+
+
 def checked_run(experiment: Experiment, data: Dataset | None = None) -> Run:
     """Return the run of a new experiment after every check that needs neither its folder nor its store."""
     run = _checked(experiment, data)
@@ -167,7 +189,7 @@ def prepare_lockstep(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
 
 def _checked(experiment: Experiment, data: Dataset | None = None, folder: Path | None = None) -> Run:
     """Return the run of an experiment after the checks of its parts and of its backend."""
-    task = experiment.task(load_checked(experiment.data_source) if data is None else data, folder)
+    task = experiment.task(load_data(experiment) if data is None else data, folder)
     run = Run(experiment, experiment.secured_algorithm, task)
     experiment.backend.check(run)
     return run

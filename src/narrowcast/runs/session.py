@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 from narrowcast.cluster.resources import check_address_of
 from narrowcast.experiment import Experiment, load_experiment, load_replicas
 from narrowcast.platform.contracts import Dataset
-from narrowcast.platform.data.soundness import load_checked
 from narrowcast.platform.errors import LearnedNothing, RunFailed, UserError
 from narrowcast.platform.interruption import uninterrupted
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.rounds import Rounds, lockstep
 from narrowcast.platform.state import Interrupted
-from narrowcast.runs.prepare import PreparedRun, prepare, prepare_lockstep, prepare_resume
+from narrowcast.runs.prepare import PreparedRun, load_data, prepare, prepare_lockstep, prepare_resume
 from narrowcast.runs.prepare_solve import PreparedSolve, are_solves, prepare_solves
 from narrowcast.runs.recordable import Recordable
 from narrowcast.runs.recorder import OnRound, recorded
@@ -93,7 +92,7 @@ def _load(experiments: Sequence[Experiment]) -> list[Dataset]:
     for each in experiments:
         source = repr(each.data_source)
         if source not in by_source:
-            data = load_checked(each.data_source)
+            data = load_data(each)
             by_source[source] = by_digest.setdefault(data.digest, data) if len(experiments) > 1 else data
     return [by_source[repr(each.data_source)] for each in experiments]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
+import psutil
 from pydantic import Field
 
 from narrowcast.platform.seeds import Words, uniform_bits
@@ -13,6 +14,8 @@ from narrowcast.platform.types import BoolArray, Chunk, IntArray, LocalTerms
 
 BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
 """The samples of a step; all: those of the client, one step per epoch."""
+_SURELY_FREE = 2**30
+"""Bytes for which the free memory of a machine, which takes time to ask for, is not asked."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,13 @@ def epochs_of(chunk: Chunk, terms: LocalTerms, epochs: int) -> IntArray:
 def draw_schedule(counts: IntArray, epochs: IntArray, batch_size: int, keys: Words) -> BatchSchedule:
     """Cut every epoch of every client into batches, in an order drawn from the client's key.
 
-    The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C].
+    The last batch of an epoch may be smaller. Shapes: counts, epochs, keys [C]. Raise `MemoryError` if the places
+    of all samples do not fit.
     """
     epoch_steps = -(-counts // batch_size)
+    size = 8 * batch_size * float(epoch_steps.astype(np.float64) @ epochs)
+    if size > _SURELY_FREE and size > psutil.virtual_memory().available:
+        raise MemoryError(f"{size / 1e9:.0f} GB for the batches of all epochs")
     order = np.argsort(-epoch_steps * epochs, kind="stable")
     counts, epochs, keys, epoch_steps = counts[order], epochs[order], keys[order], epoch_steps[order]
     steps = epoch_steps * epochs
