@@ -10,14 +10,18 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import narrowcast as nc
 from encoder import half_encoder
 from narrowcast.algorithms.codecs.dense import dense_wire_bits
 from narrowcast.algorithms.federated.fedavg import FedAvg
 from narrowcast.algorithms.local_training.minibatch_schedule import draw_schedule
 from narrowcast.algorithms.local_training.sgd import SGD
+from narrowcast.laws import model_laws
+from narrowcast.laws.law import judge
 from narrowcast.platform.contracts import Task
 from narrowcast.platform.data.torch_dataset import TorchDataset
-from narrowcast.platform.models.networks import TorchModule
+from narrowcast.platform.models.networks import CNN, MLP, VGG9, CharLSTM, Softmax, TorchModule
+from narrowcast.platform.models.neural_network import NeuralNetwork
 from narrowcast.platform.seeds import PrivateSeed
 from narrowcast.platform.simulation.fleet import LogNormalFleet
 from narrowcast.platform.types import Arrays, Chunk, LocalTerms
@@ -26,9 +30,10 @@ from running import local
 CLIENTS = 5
 
 
-def make_task(arguments: dict[str, Any], **training: Any) -> Task:
+def make_task(arguments: dict[str, Any], dtype: Any = "float32", **training: Any) -> Task:
     data = TorchDataset(factory="encoder:make_texts", clients=CLIENTS, seed=4).load()
-    model = TorchModule(factory="encoder:half_encoder", arguments=arguments)
+    factory = "encoder:half_encoder" if dtype == "float32" else "encoder:Encoder"
+    model = TorchModule(factory=factory, arguments=arguments, dtype=dtype)
     settings = SGD(**{"learning_rate": 0.1, "batch_size": 8, "epochs": 2, "execution": "per_client", **training})
     task = Task(data, LogNormalFleet().profiles(data.examples, 0), model, settings, 0, PrivateSeed.derived(0))
     model.check(data)
@@ -61,9 +66,9 @@ def plain(task: Task, server: Arrays, client: int, module: nn.Module) -> dict[st
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
-@pytest.mark.parametrize("frozen", [False, True])
-def test_steps_are_those_of_a_plain_loop(frozen: bool, kind: str) -> None:
-    task = make_task({"frozen": frozen, "kind": kind})
+@pytest.mark.parametrize(("frozen", "by_field"), [(False, False), (True, False), (False, True)])
+def test_steps_are_those_of_a_plain_loop(frozen: bool, by_field: bool, kind: str) -> None:
+    task = make_task({}, kind) if by_field else make_task({"frozen": frozen, "kind": kind})
     server = task.model.init_server(task.data, 0)
     assert ("embedding.weight" in server) is not frozen
     assert all(values.dtype == np.float32 for values in server.values())
@@ -104,3 +109,38 @@ def test_evaluations_compute_in_the_half_type() -> None:
         outputs = module(**named(task.data.test.features)).float()
     wanted = nn.functional.cross_entropy(outputs, torch.from_numpy(task.data.test.labels))
     assert task.model.evaluate(server, {}, task.data, "test")["loss"] == pytest.approx(float(wanted), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", [Softmax, MLP, CNN, CharLSTM, VGG9])
+def test_networks_of_the_catalog_keep_the_laws_of_models_in_half_types(model: type[NeuralNetwork], kind: Any) -> None:
+    for verdict in judge(model_laws.LAWS, model_laws.cases(model(dtype=kind))):
+        assert verdict.reason is None, verdict
+
+
+FEDMD = {"kind": "fedmd", "models": ["softmax", {"kind": "mlp", "hidden": [8]}]}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", FEDMD, "fedma"], ids=["fedavg", "fedmd", "fedma"])
+def test_algorithms_hold_and_send_float32_of_half_types(algorithm: Any) -> None:
+    settings = {
+        "data": {"kind": "digits", "clients": 10, **({"public": {"samples": 50}} if algorithm is FEDMD else {})},
+        "model": {"kind": "mlp", "hidden": [16]},
+        "algorithm": algorithm,
+        "evaluate_clients": ["test"] if algorithm is FEDMD else [],
+        **{"rounds": 3, "evaluate_every": 3, "clients_per_round": 10},
+    }
+    whole, half = (
+        list(nc.rounds("fedavg-digits", {**settings, "model.dtype": dtype})) for dtype in ("float32", "bfloat16")
+    )
+    for one, other in zip(whole, half, strict=True):
+        assert one.record.uplink_bits == other.record.uplink_bits
+        assert one.record.downlink_bits == other.record.downlink_bits
+    assert half[-1].state is not None
+    assert all(values.dtype != np.float16 for values in half[-1].state.server.values())
+    accuracies = {
+        name: value for name, value in half[-1].metrics.items() if name.endswith(("accuracy", "accuracy.mean"))
+    }
+    assert accuracies
+    for name, value in accuracies.items():
+        assert value == pytest.approx(whole[-1].metrics[name], abs=0.1)

@@ -126,12 +126,12 @@ class FedMD(AlgorithmDefaults, BaseModel):
         """Return a consensus of zeros, of no round."""
         model: Any = task.model
         shape = len(self._rows(task, 0)), model.n_outputs(task.data)
-        return {CONSENSUS: np.zeros(shape, model.dtype), CONSENSUS_ROUND: np.array(0)}
+        return {CONSENSUS: np.zeros(shape, model.held_dtype), CONSENSUS_ROUND: np.array(0)}
 
     def init_clients(self, task: Task) -> Arrays:
         """Return rows of zeros: a client draws its network in its first round."""
         like = {
-            PARAMETERS: np.zeros(self._networks(task).row_length, task.model.dtype),  # type: ignore[attr-defined]
+            PARAMETERS: np.zeros(self._networks(task).row_length, task.model.held_dtype),  # type: ignore[attr-defined]
             STARTED: np.zeros((), bool),
         }
         return zeros_of_clients(like, task.data.n_clients)

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.global_generators import isolated
 from narrowcast.platform.models.module_call import HALF_TYPES, Inputs, call_module, keep_half_types
 from narrowcast.platform.seeds import generator
@@ -47,10 +47,10 @@ def shapes_alone() -> Iterator[None]:
         yield
 
 
-def build_module(make: Callable[[], Any], dtype: torch.dtype, inputs: Callable[[], Inputs], named: str) -> nn.Module:
+def build_module(make: Callable[[], Any], dtype: str, inputs: Callable[[], Inputs], named: str) -> nn.Module:
     """Return what `make` returns as a module whose parameters and buffers are of `dtype`, or of the half types it has.
 
-    With `dtype` float64 half types become it too. Frozen parameters may also be whole numbers.
+    With a `dtype` but float32 half types become it too. Frozen parameters may also be whole numbers.
     Wrappers of `torch.compile` and of data parallelism are taken off. Lazy layers get their shapes from a forward pass
     on `inputs`. Raise `UserError`, which begins with `named`, if that fails, or for anything but a module.
     """
@@ -76,17 +76,18 @@ def build_module(make: Callable[[], Any], dtype: torch.dtype, inputs: Callable[[
     if absent := [name for name, each in named_tensors(module).items() if each.is_meta]:
         raise UserError(f'{named} has {absent[0]} on the device "meta", without values; build it on the CPU')
     types = {each.dtype for each in module.parameters() if each.requires_grad or each.is_floating_point()}
-    if other := types - {torch.float32, dtype, *HALF_TYPES}:
-        has, wanted = (str(each).removeprefix("torch.") for each in (other.pop(), dtype))
+    wanted: torch.dtype = getattr(torch, dtype)
+    if other := types - {torch.float32, wanted, *HALF_TYPES}:
+        has = str(other.pop()).removeprefix("torch.")
         advice = "set model.dtype = float64" if has == "float64" else "build it in float32"
-        raise UserError(f"{named} has parameters of {has}, and model.dtype = {wanted}; {advice}")
+        raise UserError(f"{named} has parameters of {has}, and model.dtype = {dtype}; {advice}")
     try:
-        if dtype != torch.float32 or HALF_TYPES.isdisjoint(types):
-            module = module.to(dtype)
+        if wanted != torch.float32 or HALF_TYPES.isdisjoint(types):
+            module = module.to(wanted)
         keep_half_types(module)
         if any(is_lazy(each) for each in named_tensors(module).values()):
             _dry_forward(module, inputs())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{named} cannot be prepared ({described(error)})") from error
     if lazy := [name for name, each in named_tensors(module).items() if is_lazy(each)]:
         raise UserError(f"{named} has {lazy[0]} of a lazy layer that a forward pass does not reach; give it its shape")
@@ -108,12 +109,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers of a module by name, one under several names by its first."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def described(error: BaseException) -> str:
-    """Return the class and the first line of an error."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _dry_forward(module: nn.Module, inputs: Inputs) -> None:

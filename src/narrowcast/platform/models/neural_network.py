@@ -18,14 +18,14 @@ from narrowcast.platform.contracts import Dataset, Split
 from narrowcast.platform.data.features import Features, each_input, rows_of_inputs
 from narrowcast.platform.data.features import described as shapes
 from narrowcast.platform.data.samples import Labelled, Samples
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.global_generators import isolated
 from narrowcast.platform.models.forward_pass import ForwardPass, forward_pass
 from narrowcast.platform.models.hidden_units import HasHiddenUnits, network_of_counts, units_to_match
 from narrowcast.platform.models.losses import LOSSES, Loss, default_loss
 from narrowcast.platform.models.metrics import DEFAULT_METRICS, METRICS, Metric, default_metrics
-from narrowcast.platform.models.module_build import build_module, described, seeded_draws, shapes_alone
-from narrowcast.platform.models.module_call import Inputs, call_module, check_tensor, select_output
+from narrowcast.platform.models.module_build import build_module, seeded_draws, shapes_alone
+from narrowcast.platform.models.module_call import Inputs, call_module, check_tensor, keep_half_types, select_output
 from narrowcast.platform.models.module_parts import (
     arrays_of,
     copy_of,
@@ -53,7 +53,7 @@ from narrowcast.platform.types import Arrays, FloatArray, IntArray
 
 _MOST_PARAMETERS = 2**30
 _EVALUATION_WORD = 0x510E_527F_ADE6_82D1
-"""What the generators are seeded with before a batch of an evaluation, if the module draws from them."""
+"""The seed of the generators before a batch of an evaluation, if the module draws from them."""
 _SAMPLES_AT_ONCE = 1000
 _METRIC_NAME = r"[\w@: -]+"  # a dot separates the split from the name, and MLflow takes no other characters
 
@@ -78,9 +78,10 @@ class NeuralNetwork(Section):
         description="of held-out samples, besides the loss; null: accuracy for classes, accuracy and perplexity for "
         "tokens, rmse, mae and r2 for numbers",
     )
-    dtype: Literal["float32", "float64"] = Field(
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = Field(
         "float32",
-        description="type of the parameters and of all that is computed and sent; a value takes 4 or 8 bytes",
+        description="type of the parameters and of all that is computed and sent; a value takes 4 or 8 bytes. bfloat16 "
+        "and float16: the module alone computes in them, and what trains is held and sent in float32",
     )
     statistics: Statistics = Field(
         "refuse",
@@ -134,9 +135,14 @@ class NeuralNetwork(Section):
         raise NotImplementedError
 
     @property
+    def held_dtype(self) -> Literal["float32", "float64"]:
+        """The type in which samples and what trains are held and sent: `dtype`, or float32 if that is a half type."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` for torch."""
-        return torch.float64 if self.dtype == "float64" else torch.float32
+        """`held_dtype` for torch."""
+        return torch.float64 if self.held_dtype == "float64" else torch.float32
 
     @property
     def named(self) -> str:
@@ -149,7 +155,7 @@ class NeuralNetwork(Section):
 
     def _drawn(self, data: Samples, seed: int) -> nn.Module:
         with seeded_draws(seed):
-            return build_module(lambda: self.module(data), self.torch_dtype, lambda: self._few(data.train), self.named)
+            return build_module(lambda: self.module(data), self.dtype, lambda: self._few(data.train), self.named)
 
     def _few(self, samples: Labelled) -> Inputs:
         """Return two samples as the module takes them, perhaps one twice."""
@@ -249,7 +255,7 @@ class NeuralNetwork(Section):
                 outputs = check_tensor(module, call_module(module.eval(), as_inputs(some.features, self.torch_dtype)))
         except UserError as error:
             raise UserError(f"{self.named}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"{self.named} does not take the features of {data.name}, {shapes(data.train.features)} "
                 f"({described(error)}); the module must map it to {expected}"
@@ -322,7 +328,7 @@ class NeuralNetwork(Section):
         del seed
         if not (initial := self.own_layers(data)):
             return {}
-        zero = np.zeros((), dtype=self.dtype)
+        zero = np.zeros((), dtype=self.held_dtype)
         return {OWN_LAYERS: np.broadcast_to(zero, (data.n_clients, count_of(initial)))}
 
     def evaluate(self, server: Arrays, clients: Arrays, data: Samples, split: Split) -> Mapping[str, float]:
@@ -428,7 +434,7 @@ def _try_out(loss: Loss, metrics: Sequence[Metric], outputs: Tensor, targets: Te
         name, kind = f"model.{section}", getattr(each, "kind", type(each).__name__)
         try:
             values: Any = each.per_sample(outputs, targets)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"{name}: {kind} does not take outputs {list(outputs.shape)} and targets {list(targets.shape)} of "
                 f"{n} samples ({described(error)}); use another {noun}, or fix it"
@@ -477,7 +483,8 @@ def skeleton(model: NeuralNetwork, data: Samples) -> nn.Module:
 @lru_cache(maxsize=2)
 def _without_values(model: NeuralNetwork, data: Samples) -> nn.Module:
     with shapes_alone():
-        module = model.module(data).to(model.torch_dtype)
+        module = model.module(data).to(getattr(torch, model.dtype))
+    keep_half_types(module)
     return module.to_empty(device="cpu").train()
 
 
