@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broken_plugins import BROKEN
+from command import Command
 from command_line import assert_refused, narrowcast, run_folders
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -99,7 +100,7 @@ def test_a_broken_plugin_is_one_line_before_anything_is_written(
     plugin = BROKEN[name]
     spec = plugin.write(tmp_path)
     said = narrowcast("run", "fedavg-digits", f"{plugin.registry}={spec}", "rounds=2", "--backend", "local")
-    assert_refused(said, *plugin.says)
+    assert_refused(said, *plugin.says, status=1 if name == "a field that leaves" else 2)
     assert run_folders(tmp_path / "runs") == []
 
 
@@ -113,6 +114,73 @@ def test_check_says_why_a_plugin_is_broken(name: str, tmp_path: Path, monkeypatc
     said = narrowcast("check", plugin.write(tmp_path), "--kind", plugin.registry)
     assert_refused(said, "laws do not hold", status=1)
     assert any(plugin.reason in line for line in said.out.splitlines() if ": failed: " in line), said.out
+
+
+@pytest.mark.parametrize(("call", "how"), [("os._exit(0)", "exit status 0"), ("os.abort()", "signal 6")])
+def test_a_class_that_ends_its_process_is_one_line(
+    call: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ending_fleet.py").write_text("import os\n" + FLEET.format(name="Ending", uplink=call))
+    command = Command("check", "ending_fleet:Ending", log=tmp_path / "log")
+    try:
+        assert command.wait() == 1
+        assert command.err.startswith("narrowcast: ending_fleet:Ending: it ended the process that tests it")
+        assert how in command.err
+        assert len(command.err.splitlines()) == 1
+        assert "ending_fleet:Ending: fleet\n" in command.out
+        assert command.survivors(30) == []
+    finally:
+        command.clean_up()
+
+
+SEEDED = """
+from typing import Literal
+
+import torch
+from torch import nn
+
+from narrowcast.platform.models.neural_network import NeuralNetwork
+
+class {name}(NeuralNetwork):
+    \"\"\"Has the same parameters under every seed.\"\"\"
+
+    kind: Literal["{name}"] = "{name}"
+
+    def module(self, data):
+        {before}
+        module = nn.Sequential(nn.Flatten(), nn.Linear(data.train.features[0].size, self.n_outputs(data)))
+        {after}
+        return module
+"""
+
+
+def test_fixed_weights_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    after = "module.load_state_dict({name: torch.full_like(each, 0.01) for name, each in module.state_dict().items()})"
+    (tmp_path / "trained_before.py").write_text(SEEDED.format(name="Fixed", before="", after=after))
+    said = narrowcast("check", "trained_before:Fixed", "--data", "digits")
+    assert said.status == 0, said.out
+    assert "on the seed alone: ok: every seed gives the same parameters, and none is drawn" in said.out
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("torch.manual_seed(0)", ""),
+        ("", "nn.init.normal_(module[1].weight, generator=torch.Generator().manual_seed(0))"),
+    ],
+)
+def test_weights_of_a_seed_of_its_own_are_no_start_of_a_run(
+    before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    after += "; nn.init.zeros_(module[1].bias)" if after else ""
+    name = f"Seeded{len(before)}"
+    (tmp_path / f"{name.lower()}.py").write_text(SEEDED.format(name=name, before=before, after=after))
+    said = narrowcast("check", f"{name.lower()}:{name}", "--data", "digits")
+    assert_refused(said, "1 of ", "laws do not hold", status=1)
+    assert "seeds 0 and 1 give the same parameters, drawn from a generator that it seeds by itself" in said.out
 
 
 WIDE = """

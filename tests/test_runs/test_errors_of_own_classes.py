@@ -86,6 +86,19 @@ def test_an_error_in_training_names_round_client_and_step(file: Path, mood: str,
     assert again.err.partition(" [")[0] == failed.err.partition(" [")[0]
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
+def test_an_error_on_a_host_names_round_client_and_step(file: Path) -> None:
+    words = ("--backend", "ray", "backend.actors=2", "chunk_size=2", "--output", file.parent / "runs")
+    failed = narrowcast("run", file, *words)
+    place = r"narrowcast: round 1, client 3, step [123]: ValueError: wrong channels \(moody_module.py, line 17\) \["
+    assert re.match(place, failed.err.splitlines()[-1]), failed.err
+    assert failed.status == 1
+    assert "Traceback" not in failed.err
+    assert "--resume moody" in failed.err
+
+
 def test_replicas_that_do_not_fail_go_on(file: Path) -> None:
     moods = "replicas.model.arguments.mood=[good, wrong channels]"
     failed = narrowcast("run", file, moods, "--output", file.parent / "runs", "--backend", "local")

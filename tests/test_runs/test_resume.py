@@ -6,6 +6,7 @@ import json
 import random
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,40 @@ def test_an_interrupted_run_says_how_to_go_on(
         again = start(*words[1:])
         assert again.wait() == 0, again.err
         assert_same_results(output / NAME, uninterrupted)
+
+
+LONG = ("run", "fedavg-digits", "rounds=100000", "evaluate_every=100000", "targets={}", "--backend", "local")
+
+
+@pytest.mark.parametrize("seconds", [0, 0.3])
+@pytest.mark.parametrize("printed", ["backend local\n", "360 test samples\n"])
+def test_an_interrupt_before_round_1_is_one_line(tmp_path: Path, start: Start, printed: str, seconds: float) -> None:
+    command = start(*LONG, "--output", tmp_path / "runs")
+    command.wait_until(lambda: printed in command.out)
+    time.sleep(seconds)
+    command.send(signal.SIGINT)
+    assert command.wait() == 1
+    (line,) = command.err.splitlines()
+    begun = (tmp_path / "runs" / "fedavg-digits").exists()
+    assert line.startswith("narrowcast: interrupted; resume with: " if begun else "narrowcast: interrupted"), line
+    assert command.survivors(30) == []
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.5])
+def test_a_second_interrupt_changes_nothing(tmp_path: Path, start: Start, seconds: float) -> None:
+    command = start(*LONG, "--output", tmp_path)
+    command.wait_for_round(tmp_path / "fedavg-digits", 3)
+    command.send(signal.SIGINT)
+    time.sleep(seconds)
+    if command.process.poll() is None:
+        command.send(signal.SIGINT)
+    assert command.wait() == 1
+    (line,) = command.err.splitlines()
+    assert line.startswith("narrowcast: interrupted; resume with: narrowcast run --resume fedavg-digits --output"), line
+    assert command.survivors(30) == []
+    reached = Journal.open(tmp_path / "fedavg-digits").last_step
+    again = start("run", "--resume", "fedavg-digits", f"rounds={reached + 5}", "--output", tmp_path)
+    assert again.wait() == 0, again.err
 
 
 @pytest.mark.parametrize("backend", ["local", RAY])

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from narrowcast.cli.terminal import console
+from narrowcast.platform.errors import RunFailed, UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from narrowcast.laws.law import Verdict
 
 
 @click.command()
@@ -32,10 +43,25 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None, data: str | None
     """  # noqa: D301 - click wants the character
     from rich.markup import escape
 
+    with closing(_in_a_fork(lambda: _tested(spec, fields, kind, data), spec)) as tested:
+        click.echo(f"{spec}: {next(tested)}")
+        reasons: list[str | None] = []
+        for verdict in tested:
+            assert not isinstance(verdict, str)
+            says = f"[green]ok[/]{f': {escape(verdict.note)}' if verdict.note else ''}"
+            if verdict.reason is not None:
+                says = f"[red]failed[/]: {'as above' if verdict.reason in reasons else escape(verdict.reason)}"
+            reasons.append(verdict.reason)
+            console().print(f"  {verdict.law}: {says}", highlight=False, soft_wrap=True)
+    if failed := len(reasons) - reasons.count(None):
+        raise RunFailed(f"{spec}: {failed} of {len(reasons)} laws do not hold")
+
+
+def _tested(spec: str, fields: Sequence[str], kind: str | None, data: str | None) -> Iterator[str | Verdict]:
+    """Yield the name of the class's registry, then a verdict for each of its laws."""
     from narrowcast.laws.registries import verdicts
     from narrowcast.platform.config import suggest, validate
     from narrowcast.platform.data.soundness import load_checked
-    from narrowcast.platform.errors import RunFailed, UserError
     from narrowcast.platform.overrides import Defaults, apply_overrides
     from narrowcast.platform.plugins import load
     from narrowcast.registry import REGISTRIES, registry_of
@@ -50,13 +76,45 @@ def check(spec: str, fields: tuple[str, ...], kind: str | None, data: str | None
     found = registry.resolve(spec, folders)
     value = validate(found, apply_overrides({}, fields, Defaults(found, folders)), spec)
     loaded = None if data is None else load_checked(data_source(data, ()))
-    reasons: list[str | None] = []
-    click.echo(f"{spec}: {registry.name}")
-    for verdict in verdicts(registry, value, loaded):
-        says = "[green]ok[/]"
-        if verdict.reason is not None:
-            says = f"[red]failed[/]: {'as above' if verdict.reason in reasons else escape(verdict.reason)}"
-        reasons.append(verdict.reason)
-        console().print(f"  {verdict.law}: {says}", highlight=False, soft_wrap=True)
-    if failed := len(reasons) - reasons.count(None):
-        raise RunFailed(f"{spec}: {failed} of {len(reasons)} laws do not hold")
+    yield registry.name
+    yield from verdicts(registry, value, loaded)
+
+
+def _in_a_fork(tested: Callable[[], Iterator[str | Verdict]], spec: str) -> Generator[str | Verdict, None, None]:
+    """Yield what a fork of this process yields; raise `RunFailed` if the class ends that.
+
+    A process that has imported torch has threads, which a fork lacks, and tests by itself.
+    """
+    if "torch" in sys.modules:
+        yield from tested()
+        return
+    context = get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(tested, sender))
+    process.start()
+    sender.close()
+    try:
+        while (item := receiver.recv()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        how = f"by signal {-code}" if code < 0 else f"with exit status {code}, as os._exit does"
+        law = "the law after the last one above"
+        raise RunFailed(f"{spec}: it ended the process that tests it {how}, in {law}") from None
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _send(tested: Callable[[], Iterator[str | Verdict]], sender: Connection) -> None:
+    """Send what is yielded, and None after it or what is raised."""
+    with suppress(BrokenPipeError):
+        try:
+            for each in tested():
+                sender.send(each)
+            sender.send(None)
+        except (UserError, RunFailed, ModuleNotFoundError, KeyboardInterrupt) as error:
+            sender.send(error)

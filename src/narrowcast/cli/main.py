@@ -37,6 +37,7 @@ from narrowcast.cli.verify import verify
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.extras import EXTRA_OF, advice
 from narrowcast.platform.interruption import STOPPING
+from narrowcast.platform.plugins import said
 from narrowcast.platform.redaction import redact
 from narrowcast.runs.broken_pipe import OutputUntilClosed, discard_unread, open_missing_streams
 
@@ -115,6 +116,8 @@ def main() -> NoReturn:
         _fail(advice(library, "this command"), 2)
     except RunFailed as error:
         _fail(str(error), 1)
+    except SystemExit as error:
+        _fail(f"a module ended the command, by {said(error)}; let it raise an exception", 1)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 1)
     sys.exit(status or 0)

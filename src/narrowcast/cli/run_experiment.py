@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -14,6 +15,18 @@ from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
 from narrowcast.cli.uncollected import uncollected
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.tracking.second_process import second_process
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The words of the command."""
+
+    experiment: str | None
+    overrides: Sequence[str]
+    backend: str | None
+    address: str | None
+    resume: Sequence[str]
+    output: Path
 
 
 @click.command()
@@ -61,10 +74,11 @@ def run(
     # A word with a = is an override even if the experiment is left out.
     if experiment is not None and "=" in experiment and resume:
         overrides, experiment = (experiment, *overrides), None
+    asked = _Asked(experiment, overrides, backend, address, resume, output)
     if dry_run:
-        _print_plan(experiment, overrides, backend, address, resume, output)
+        _print_plan(asked)
         return
-    _announce(experiment, overrides, backend, address, resume, output)
+    _announce(asked)
     with second_process():  # begins to import MLflow at once
         with uncollected():
             from narrowcast.experiment import Experiment
@@ -99,46 +113,33 @@ def run(
         raise RunFailed(failed)
 
 
-def _announce(
-    experiment: str | None,
-    overrides: Sequence[str],
-    backend: str | None,
-    address: str | None,
-    resume: Sequence[str],
-    output: Path,
-) -> None:
+def _announce(asked: _Asked) -> None:
     """Print what the run is, before torch is imported."""
     from narrowcast.runs.packaged import announcement
     from narrowcast.runs.run_folder import CONFIG, find_run
 
-    kind = "ray" if address is not None else backend
-    given = [*overrides, *([f"backend={kind}"] if kind else [])]
-    source = experiment or (str(find_run(resume[0], output) / CONFIG) if resume else "")
+    kind = "ray" if asked.address is not None else asked.backend
+    given = [*asked.overrides, *([f"backend={kind}"] if kind else [])]
+    source = asked.experiment or (str(find_run(asked.resume[0], asked.output) / CONFIG) if asked.resume else "")
     if source and (line := announcement(source, given)):
         click.echo(line)
         sys.stdout.flush()
 
 
-def _print_plan(
-    experiment: str | None,
-    overrides: Sequence[str],
-    backend: str | None,
-    address: str | None,
-    resume: Sequence[str],
-    output: Path,
-) -> None:
+def _print_plan(asked: _Asked) -> None:
     """Print what the run would be and cost."""
     from rich.table import Table
 
     from narrowcast.runs.dry_run import plan
     from narrowcast.runs.session import with_backend
 
-    if experiment is None or resume:
+    if asked.experiment is None or asked.resume:
         raise UserError("--dry-run is for new runs: name an experiment, and leave out --resume")
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in plan(experiment, with_backend(overrides, backend, address), output):
+    settings = with_backend(asked.overrides, asked.backend, asked.address)
+    for label, value in plan(asked.experiment, settings, asked.output):
         table.add_row(label, value)
     console().print(table)
 

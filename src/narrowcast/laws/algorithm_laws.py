@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from narrowcast.algorithms.local_training.alternating_gradient import AlternatingGradient
 from narrowcast.algorithms.local_training.rating_sgd import RatingSGD
 from narrowcast.laws.law import hold
+from narrowcast.laws.model_laws import dtype_of
 from narrowcast.laws.rehearsal import (
     N_CLIENTS,
     PLAN,
@@ -201,7 +202,7 @@ def the_model_changes_and_the_bits_add_up(case: Trained) -> None:
     check_final(case.algorithm, case.task.initial_parameters(), state.server)
     same = {*shapes[0]} == {*shapes[1]} if widens else shapes[0] == shapes[1]
     hold(same, f"parameters were {shapes[0]} and are {shapes[1]}")
-    wanted = getattr(case.task.model, "dtype", "float32")
+    wanted = dtype_of(case.task.model)
     hold(all(values.dtype == wanted for values in after.values()), f"parameters are not {wanted}")
     # A model that grows may take more rounds than these until it is complete.
     then, now = (case.algorithm.init(case.task), state.server) if widens else (case.before, after)

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, described
 
 CaseT = TypeVar("CaseT")
 DataT = TypeVar("DataT")
@@ -22,11 +20,12 @@ class LawBrokenError(AssertionError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One law over all its cases: `reason` is None if it holds in each."""
+    """One law over all its cases: `reason` is None if it holds in each, and `note` may say how."""
 
     law: str
     cases: int
     reason: str | None
+    note: str = ""
 
 
 def hold(condition: object, reason: str) -> None:
@@ -35,7 +34,7 @@ def hold(condition: object, reason: str) -> None:
         raise LawBrokenError(reason)
 
 
-def title(law: Callable[..., None]) -> str:
+def title(law: Callable[..., object]) -> str:
     """Return the name of a law as a sentence."""
     return law.__name__.replace("_", " ")
 
@@ -55,25 +54,24 @@ def on_each(sets: Mapping[str, DataT], cases_on: Callable[[DataT, str], Mapping[
     raise UserError(f"it refuses every small data set; test it on yours with --data. {listed}")
 
 
-def judge(laws: Sequence[Callable[[CaseT], None]], cases: Cases[CaseT]) -> Iterator[Verdict]:
-    """Try each law on every case, up to the first that breaks it; any exception of the class breaks the law too."""
+def judge(laws: Sequence[Callable[[CaseT], object]], cases: Cases[CaseT]) -> Iterator[Verdict]:
+    """Try each law on every case, up to the first that breaks it; any exception of the class breaks the law too.
+
+    A law may return a text, which is the note of its verdict.
+    """
     for law in laws:
-        yield Verdict(title(law), len(cases), _first_reason(law, cases))
+        notes: list[str] = []
+        yield Verdict(title(law), len(cases), _first_reason(law, cases, notes), "; ".join(dict.fromkeys(notes)))
 
 
-def _first_reason(law: Callable[[CaseT], None], cases: Cases[CaseT]) -> str | None:
+def _first_reason(law: Callable[[CaseT], object], cases: Cases[CaseT], notes: list[str]) -> str | None:
     for label, case in cases.items():
         prefix = f"{label}: " if label else ""
         try:
-            law(case)
+            if isinstance(note := law(case), str):
+                notes.append(note)
         except (LawBrokenError, UserError) as broken:
             return f"{prefix}{broken}"
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"{prefix}{described(error)}"
     return None
-
-
-def described(error: Exception) -> str:
-    """Return the type of an exception and the first line of its message; of a `ValidationError`, its first problem."""
-    message = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
-    return f"{type(error).__name__}: {(message.strip().splitlines() or ['no message'])[0]}"

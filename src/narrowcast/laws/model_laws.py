@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from narrowcast.laws.law import hold, on_each
 from narrowcast.laws.rehearsal import (
@@ -31,6 +36,7 @@ from narrowcast.platform.types import Arrays, IntArray, LocalUpdates
 
 _MEANS = ("loss", "accuracy", "hr@10", "ndcg@10")  # metrics that are means over samples
 SPLITS: tuple[Split, ...] = ("validation", "test")
+_SEED = 0x9E37_79B9
 
 
 @dataclass(frozen=True)
@@ -76,20 +82,63 @@ def on_data(model: Model, data: Dataset, name: str = "") -> dict[str, Fitted]:
     return {name: Fitted(model, data)}
 
 
-def initial_parameters_depend_on_the_seed_alone(case: Fitted) -> None:
-    """Initialise the model twice with seed 0 and once with seed 1."""
+def initial_parameters_depend_on_the_seed_alone(case: Fitted) -> str:
+    """Initialise the model twice with seed 0 and once with seed 1; return a note if these are the same."""
     first, again, other = (digest(case.model.init_server(case.data, seed)) for seed in (0, 0, 1))
     hold(first == again, "seed 0 gives two sets of parameters")
-    hold(first != other, "seeds 0 and 1 give the same parameters")
     private = [digest(case.model.init_clients(case.data, 0)) for _ in range(2)]
     hold(private[0] == private[1], "seed 0 gives two sets of private parameters")
+    if first != other:
+        return ""
+    with _seeds_of_its_own_replaced():
+        drawn = digest(case.model.init_server(case.data, 1))
+    hold(drawn == other, "seeds 0 and 1 give the same parameters, drawn from a generator that it seeds by itself")
+    return "every seed gives the same parameters, and none is drawn"
+
+
+class _Generator(torch.Generator):
+    def manual_seed(self, seed: int) -> torch.Generator:
+        del seed
+        return super().manual_seed(_SEED)
+
+
+class _RandomState(np.random.RandomState):
+    def __init__(self, *_: Any) -> None:
+        super().__init__(_SEED)
+
+
+class _Random(random.Random):
+    def __init__(self, *_: Any) -> None:
+        super().__init__(_SEED)
+
+
+@contextmanager
+def _seeds_of_its_own_replaced() -> Iterator[None]:
+    """Give generators that code within the block seeds by itself another seed than its own."""
+    seeding = ((np.random, "default_rng"), (np.random, "seed"), (random, "seed"), (torch, "manual_seed"))
+    classes = ((torch, "Generator", _Generator), (np.random, "RandomState", _RandomState), (random, "Random", _Random))
+    with ExitStack() as stack:
+        for module, name in seeding:
+            stack.enter_context(patch.object(module, name, partial(_seeded, getattr(module, name))))
+        for module, name, other in classes:
+            stack.enter_context(patch.object(module, name, other))
+        yield
+
+
+def _seeded(seed: Callable[[int], Any], *_: Any) -> Any:
+    return seed(_SEED)
+
+
+def dtype_of(model: Model) -> str:
+    """Return the type in which the parameters of a model are held."""
+    return str(getattr(model, "held_dtype", getattr(model, "dtype", "float32")))
 
 
 def parameters_are_finite_float32(case: Fitted) -> None:
     """Look at all initial parameters."""
     server = case.model.init_server(case.data, 0)
     hold(server, "there is no global parameter")
-    wanted = getattr(case.model, "dtype", "float32")
+    wanted = dtype_of(case.model)
     for name, values in server.items():
         hold(values.dtype == wanted, f"{name} is {values.dtype}, not {wanted}")
         hold(np.isfinite(values).all(), f"{name} is not finite")
@@ -154,10 +203,10 @@ def the_order_of_hidden_units_changes_no_metric(case: Fitted) -> None:
         return
     server, hidden = model.init_server(data, 0), model.hidden_units(data)
     hold(model.narrowed(hidden.counts) == model, "narrowed to its own counts of units it is another model")
-    random = np.random.default_rng(0)
+    draw = np.random.default_rng(0)
     read = [hidden.reads_units and layer == 0 for layer in range(len(hidden.counts))]
     orders = zip(read, hidden.counts, strict=True)
-    units = tuple(np.arange(count) if fixed else random.permutation(count) for fixed, count in orders)
+    units = tuple(np.arange(count) if fixed else draw.permutation(count) for fixed, count in orders)
     shuffled = hidden.take(server, units)
     for name, value in case.model.evaluate(shuffled, {}, data, "test").items():
         before = case.metrics("test")[name]

@@ -36,7 +36,7 @@ class Dealt:
         """Return whether the partition says that it cannot deal these samples; any other error is for the laws."""
         try:
             self.deal()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return isinstance(error, UserError)
         return False
 

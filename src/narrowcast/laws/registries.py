@@ -26,9 +26,9 @@ from narrowcast.laws import (
     solver_laws,
     training_laws,
 )
-from narrowcast.laws.law import Cases, Verdict, described, judge
+from narrowcast.laws.law import Cases, Verdict, judge
 from narrowcast.platform.contracts import Dataset
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.kinds import Registry
 from narrowcast.tuning import sampler_laws
 
@@ -41,7 +41,7 @@ class LawsOf:
     """
 
     cases: Callable[[Any], Cases[Any]]
-    laws: Sequence[Callable[[Any], None]]
+    laws: Sequence[Callable[[Any], object]]
     none: str = ""
     on_data: Callable[[Any, Any], Cases[Any]] | None = None
 
@@ -124,7 +124,7 @@ def verdicts(registry: Registry, value: BaseModel, data: Dataset | None = None) 
     except UserError as error:
         yield Verdict("it can be tried", 0, str(error))
         return
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         yield Verdict("it can be tried", 0, described(error))
         return
     if not cases and laws.none:

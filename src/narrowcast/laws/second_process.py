@@ -18,8 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from narrowcast.laws.law import Cases, Verdict, described
+from narrowcast.laws.law import Cases, Verdict
 from narrowcast.platform.atomic_files import write_atomically
+from narrowcast.platform.errors import described
 from narrowcast.platform.global_generators import isolated, moved_since, seed_generators, states
 
 LAW = "its results are the same in another process"
@@ -48,7 +49,7 @@ class SecondProcess:
         for label, case in self.cases.items():
             try:
                 same = self.digest_of(case) == there[label]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return Verdict(LAW, len(self.cases), _labelled(label, described(error)))
             if not same:
                 return Verdict(LAW, len(self.cases), _labelled(label, f"they differ: {self._cause(label, there)}"))
@@ -62,7 +63,7 @@ class SecondProcess:
             return f"it takes longer than {_SECONDS} s there"
         if not (self.folder / _ANSWER).is_file():
             lines = (self.folder / _SAID).read_text(errors="replace").strip().splitlines()
-            return f"it fails there: {(lines or ['no message'])[-1]}"
+            return f"it fails there: {(lines or [f'the process ends with exit status {self.process.returncode}'])[-1]}"
         answer: dict[str, str] = json.loads((self.folder / _ANSWER).read_text())
         return answer
 

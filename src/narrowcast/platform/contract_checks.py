@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast.platform.contracts import Algorithm, Broadcast
-from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.errors import RunFailed, UserError, described
 from narrowcast.platform.plugins import is_own, line_of
 from narrowcast.platform.types import Arrays, Chunk, ChunkResult, ClientLedger, LocalUpdates
 
@@ -33,10 +33,9 @@ def naming(value: object, method: str, when: str = "") -> Iterator[None]:
         yield
     except (UserError, RunFailed, MemoryError):
         raise
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
+    except (Exception, SystemExit) as error:
         line = f" {line_of(error)}".rstrip()
-        raise UserError(f"{method_of(value, method)} raised {type(error).__name__}: {reason}{line}{when}") from error
+        raise UserError(f"{method_of(value, method)} raised {described(error)}{line}{when}") from error
 
 
 def check_arrays(arrays: Any, method: str) -> Arrays:

@@ -36,6 +36,14 @@ class StoreError(RuntimeError):
     """A call that an MLflow store did not answer, or refused: its reason in one line, without a password."""
 
 
+def described(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message; of a `ValidationError`, its first problem."""
+    from pydantic import ValidationError
+
+    message = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+    return f"{type(error).__name__}: {(message.strip().splitlines() or ['no message'])[0]}"
+
+
 def shown(value: object) -> str:
     """Return a wrong value, shortened, with its type."""
     text = repr(value)

@@ -26,7 +26,7 @@ FREE_WORK = 3e9
 
 
 class Stopping(Protocol):
-    """When a solve ends and what is due between; `Solve` has these fields."""
+    """The end of a solve and what is due before it; `Solve` has these fields."""
 
     @property
     def iterations(self) -> int:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from narrowcast.platform.atomic_files import write_atomically
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.json_files import read_json
 
 GROUP = "narrowcast"
@@ -92,8 +92,7 @@ def said(error: BaseException) -> str:
             if is_own or not of_user:
                 where, of_user = f" ({Path(file).name}, line {trace.tb_lineno})", is_own
         trace = trace.tb_next
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{where}"
+    return f"{described(error)}{where}"
 
 
 def _source_in(folder: Path, top: str) -> Path | None:

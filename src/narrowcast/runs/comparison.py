@@ -56,7 +56,7 @@ class Comparison(RunComparison[Result]):
 
     @property
     def caption(self) -> str:
-        """What is to be known of runs on several data sets, empty for one."""
+        """The remark on runs of several data sets, empty for one."""
         return tables.different_data(self.runs)
 
     @cached_property

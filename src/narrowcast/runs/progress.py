@@ -28,7 +28,7 @@ _TASKS = {
     "tokens": "prediction of the next token",
     "items": "recommendation",
 }
-"""What a model learns from a data set, by one of its sizes."""
+"""The task of a model, by one of the sizes of its data set."""
 _PLAIN_LINES, _FEWEST_LINES = 20, 3  # of all runs together that do not write to a terminal, and of one run at least
 
 

@@ -200,7 +200,7 @@ class Result(FinishedRun[ResultFile]):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What the model takes, by name: type, shape and range; empty for runs of earlier versions and on ratings."""
+        """The inputs of the model by name: type, shape and range; empty for runs of earlier versions and on ratings."""
         return {name: str(each) for name, each in self.file.inputs.items()}
 
     def figures(self) -> dict[str, Figure]:

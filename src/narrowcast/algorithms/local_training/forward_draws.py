@@ -1,4 +1,4 @@
-"""What modules draw in their forward passes, from streams keyed by private seed, round, client and local step.
+"""Draws of modules in their forward passes, from streams keyed by private seed, round, client and local step.
 
 A module of anybody's draws from the global generators of torch, NumPy or Python. They are seeded before each step of
 each client, so that a client draws the same in any chunk, on any host and in a repeated round.

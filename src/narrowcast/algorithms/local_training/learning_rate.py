@@ -12,7 +12,7 @@ from narrowcast.platform.section import Section
 from narrowcast.platform.units import ROUNDS
 
 BY_ROUND_ADVICE = "use constant, step, milestones or cosine, or warmup over rounds"
-"""What to do where a schedule changes within a round, and the training or the algorithm cannot."""
+"""The advice where a schedule changes within a round, and the training or the algorithm cannot."""
 
 
 class LearningRateSchedule(Protocol):

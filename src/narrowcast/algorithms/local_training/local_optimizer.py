@@ -16,7 +16,7 @@ from narrowcast.platform.errors import UserError
 Rate = float | Tensor
 """A learning rate that all clients share, or one for each, [a] in float64."""
 Kept = dict[str, tuple[Tensor, ...]]
-"""What an optimizer keeps of each parameter from step to step, [a or more, ...]; empty before the first step."""
+"""The state of an optimizer for each parameter from step to step, [a or more, ...]; empty before the first step."""
 
 
 class LocalOptimizer(Protocol):

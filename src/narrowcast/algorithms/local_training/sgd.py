@@ -27,9 +27,8 @@ from narrowcast.algorithms.local_training.network import of_each_client
 from narrowcast.platform.contracts import LocalCall, Task
 from narrowcast.platform.data.features import each_input, rows_of_inputs
 from narrowcast.platform.data.samples import Samples
-from narrowcast.platform.errors import UserError
+from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.global_generators import isolated
-from narrowcast.platform.models.module_build import described
 from narrowcast.platform.models.module_call import call_module
 from narrowcast.platform.models.module_parts import trained_of
 from narrowcast.platform.models.neural_network import NeuralNetwork, as_inputs
@@ -173,7 +172,7 @@ def _batchable(task: Task[Samples, NetworkTraining]) -> str | None:
             forward, (one, two) = batched_forward(module), (of_each_client(trained, n) for n in (1, 2))
             alone = forward(two, each_input(lambda values: values.unsqueeze(1), features))
             together = forward(one, each_input(lambda values: values.unsqueeze(0), features))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return described(error)
     if not torch.allclose(alone[:, 0], together[0], rtol=1e-3, atol=1e-5, equal_nan=True):
         return "its outputs for a sample depend on the rest of the batch, which is padded"
@@ -190,7 +189,7 @@ def _check_lone_samples(task: Task[Samples, NetworkTraining]) -> None:
     try:
         with isolated(0), torch.no_grad():
             call_module(deepcopy(callable_of(module_of(task), "cpu")), features)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"{network.named} takes no batch of one sample ({described(error)}), and with training.batch_size = {size} "
             f"the last batch of {lone} of {len(counts)} clients is one; use another batch_size, or group or layer norm"

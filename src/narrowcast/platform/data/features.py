@@ -1,4 +1,4 @@
-"""What samples are predicted from: one array, or several by name, which a module takes as keyword arguments."""
+"""Inputs of samples: one array, or several by name, which a module takes as keyword arguments."""
 
 from __future__ import annotations
 

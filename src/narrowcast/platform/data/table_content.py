@@ -1,4 +1,4 @@
-"""What a file of a table holds, by its first bytes: text, plain or compressed, Parquet, or another format."""
+"""The content of a table's file, known by its first bytes: text, plain or compressed, Parquet, or another format."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ Decimal = Annotated[Literal[".", ","], Field(description="decimal mark of the ra
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written: its separator, header, encoding and decimal mark.
+    """The dialect of a CSV file: its separator, header, encoding and decimal mark.
 
     `has_fields`: the experiment can set these, and the names of columns, as errors then say.
     """

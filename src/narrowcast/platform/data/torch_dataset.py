@@ -90,7 +90,7 @@ class TorchDataset(OwnSamples):
     def _datasets(self, where: str) -> dict[str, Any]:
         try:
             built = plugins.load(self.factory)(**self.arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{where} failed: {plugins.said(error)}") from error
         datasets = dict(built) if isinstance(built, Mapping) else {TRAIN: built}
         names = part_names(map(str, datasets), where)
@@ -125,7 +125,7 @@ def _read(dataset: Any, where: str, sixteen_bits: SixteenBits) -> tuple[OwnPart,
     for sample in range(len(dataset)):
         try:
             items.append(dataset[sample])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{where}: sample {sample} failed: {plugins.said(error)}") from error
         if not isinstance(items[-1], tuple | list) or not 2 <= len(items[-1]) == len(items[0]) <= 3:
             raise UserError(f"{where}: sample {sample} must be (features, label), or (features, label, user) for all")

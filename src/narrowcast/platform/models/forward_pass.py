@@ -1,4 +1,4 @@
-"""What a forward pass does besides returning outputs, found by running it: draws, and statistics that it changes."""
+"""Side effects of a forward pass, found by running it: its draws, and the statistics that it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = (0x3C6E_F372_FE94_F82B, 0xA54F_F53A_5F1D_36F1)
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What forward passes of a module in training mode change and draw from, and those in evaluation mode draw from.
+    """Side effects of a module's forward passes in training mode, and draws of those in evaluation mode.
 
     `statistics` are the names of what is not trained and changes, as the means of batch norm. `draws` and
     `evaluation_draws` are names of `GENERATORS`. `repeats` is False if two passes from one state of all generators have

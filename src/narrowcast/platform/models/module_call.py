@@ -17,7 +17,7 @@ from narrowcast.platform.data.features import each_input
 from narrowcast.platform.errors import UserError
 
 Inputs = Tensor | Mapping[str, Tensor]
-"""What a module is called with: one tensor, or keyword arguments by name, all [n, ...]."""
+"""The inputs of a module: one tensor, or keyword arguments by name, all [n, ...]."""
 HALF_TYPES = frozenset((torch.bfloat16, torch.float16))
 _HALF = "_narrowcast_half_types"
 Output = str | int | None

@@ -1,4 +1,4 @@
-"""What training moves besides the parameters, such as the means and variances of batch norm: averaged, or kept.
+"""Values that training moves besides the parameters, as the means and variances of batch norm: averaged, or kept.
 
 Averaged statistics are part of the global model. Kept ones stay at the clients with the trained parameters of their
 layers, as in FedBN; a client's are one row of its state, as what they have moved by since the model was built.
