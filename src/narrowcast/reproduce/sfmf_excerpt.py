@@ -18,7 +18,7 @@ from narrowcast.reproduce.run_spec import RunSpec
 
 STUDY = "sfmf"
 ROUNDS, RANK, START, RATE, DECAY = 175, 100, 0.01, 1e-3, 1e-4
-_EXCERPT = "set: ml-latest-small, first_users: 10, top_items: 40, min_ratings: 5, split: last, test_last: 3"
+EXCERPT = "set: ml-latest-small, first_users: 10, top_items: 40, min_ratings: 5, split: last, test_last: 3"
 _INTEGERS = "bits: 20, clip: 0.0625, rounding: nearest"
 
 
@@ -39,7 +39,7 @@ class SFMFSetting:
             f"{STUDY}-{self.name.replace(' ', '-').replace(',', '')}",
             "fedavg-digits",
             (
-                f"data={{kind: explicit_ratings, {_EXCERPT}}}",
+                f"data={{kind: explicit_ratings, {EXCERPT}}}",
                 f"model={{kind: masked_factorisation, rank: {RANK}, centred: false, initial: constant, "
                 f"initial_scale: {START}, dtype: {self.dtype}}}",
                 f"algorithm={{kind: sfmf, rows: {self.rows}}}",

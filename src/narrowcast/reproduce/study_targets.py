@@ -8,6 +8,7 @@ from pathlib import Path
 
 from narrowcast.reproduce import fedma_bias, fedma_networks, heterofl_mnist, total_traffic
 from narrowcast.reproduce.against_reference import Runs, compared_with_first
+from narrowcast.reproduce.baseline_runs import BASELINES
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation
 from narrowcast.reproduce.channel_table import ChannelTable
 from narrowcast.reproduce.cohort_split_study import COHORT_SPLIT
@@ -379,6 +380,7 @@ STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
     "sdp-cohort-split": COHORT_SPLIT,
     "gist-cora": GIST_CORA,
     "gist-citeseer": GIST_CITESEER,
+    "rating-baselines": BASELINES,
     "sdp-completion": SDP_COMPLETION,
     "sdp-localisation": SDP_LOCALISATION,
 }
