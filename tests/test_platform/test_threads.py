@@ -60,10 +60,12 @@ print(*(name for name in os.environ if name.endswith("_NUM_THREADS")))
 """
 
 
+@pytest.mark.parametrize("users", ["", "OPENBLAS_NUM_THREADS"])
 @pytest.mark.parametrize("when", ["within", "after"])
-def test_a_blas_that_is_loaded_late_has_one_thread_too(when: str) -> None:
+def test_a_blas_that_is_loaded_late_has_one_thread_too(when: str, users: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     words = [sys.executable, "-c", LATE, when]
+    environment |= {users: "2"} if users else {}
     said = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     inside, outside, variables = said.stdout.split("\n")[:3]
-    assert (inside, outside, variables) == ("1", "2", "")
+    assert (inside, outside, variables) == ("1", "2", users)

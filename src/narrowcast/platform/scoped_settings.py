@@ -13,12 +13,17 @@ from contextlib import contextmanager
 
 
 class ScopedSettings:
-    """Environment variables, unless the user sets them, and log levels, while a block of any thread is open."""
+    """Environment variables and log levels while a block of any thread is open.
 
-    def __init__(self, variables: Mapping[str, str], log_levels: Mapping[str, int] | None = None) -> None:
-        self._variables, self._log_levels = variables, log_levels or {}
+    Variables that the user sets are left as they are, unless the settings are `forced`.
+    """
+
+    def __init__(
+        self, variables: Mapping[str, str], log_levels: Mapping[str, int] | None = None, *, forced: bool = False
+    ) -> None:
+        self._variables, self._log_levels, self._forced = variables, log_levels or {}, forced
         self._lock, self._open_blocks = threading.Lock(), 0
-        self._added: list[str] = []
+        self._variables_before: dict[str, str | None] = {}
         self._levels_before: dict[str, int] = {}
 
     @contextmanager
@@ -37,15 +42,20 @@ class ScopedSettings:
                     self._restore()
 
     def _apply(self) -> None:
-        self._added = [name for name in self._variables if name not in os.environ]
-        os.environ.update({name: self._variables[name] for name in self._added})
+        users = {name: os.environ.get(name) for name in self._variables}
+        self._variables_before = {name: each for name, each in users.items() if self._forced or each is None}
+        os.environ.update({name: self._variables[name] for name in self._variables_before})
         self._levels_before = {name: logging.getLogger(name).level for name in self._log_levels}
         for name, level in self._log_levels.items():
             logging.getLogger(name).setLevel(level)
 
     def _restore(self) -> None:
-        for name in self._added:
-            if os.environ.get(name) == self._variables[name]:
+        for name, before in self._variables_before.items():
+            if os.environ.get(name) != self._variables[name]:
+                continue  # another block, or the user, has set it since
+            if before is None:
                 del os.environ[name]
+            else:
+                os.environ[name] = before
         for name, level in self._levels_before.items():
             logging.getLogger(name).setLevel(level)

@@ -12,7 +12,7 @@ from threadpoolctl import LibController, ThreadpoolController
 
 from narrowcast.platform.scoped_settings import ScopedSettings
 
-_SETTINGS = ScopedSettings({f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "BLIS")})
+_SETTINGS = ScopedSettings({f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "BLIS")}, forced=True)
 """Read by a library when it is loaded, which may be within a block: SciPy brings a BLAS of its own."""
 
 
