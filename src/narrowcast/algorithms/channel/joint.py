@@ -60,7 +60,7 @@ class Choices:
         the clients; head_bits [C].
         """
         typical = self.bits(np.median(values, axis=0)[None], np.array([np.median(head_bits)])).ravel()
-        order = np.argsort(typical)
+        order = np.argsort(typical, kind="stable")
         errors = self.distortion().ravel()[order]
         better = order[errors < np.minimum.accumulate(np.concatenate([[np.inf], errors]))[:-1]]
         better = better[self.distortion().ravel()[better] <= max(most_error, errors.min())]
