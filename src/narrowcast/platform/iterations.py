@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -21,6 +22,11 @@ from narrowcast.platform.step import ITERATION, ITERATION_COLUMNS, arrays_under
 from narrowcast.platform.threads import one_thread
 from narrowcast.platform.types import Arrays
 
+logger = logging.getLogger(__name__)
+_SPACED = (
+    "a measurement of the answer, with its proof, takes about as long as %.0f iterations: the answer is measured less "
+    "often than asked, so that measurements take no longer than the iterations"
+)
 FREE_WORK = 3e9
 """Multiplications of measurements, some seconds of them, that are allowed whatever the iterations take."""
 
@@ -179,7 +185,7 @@ def iterations(
     """
     kept_at, recorded = host_time().monotonic(), state.iteration
     wall = 0.0 if state.iteration else state.solver_seconds  # the first row has the time of the first state too
-    ended = end_of(stopping, state) is not None
+    ended, spaced = end_of(stopping, state) is not None, False
     while not ended:
         metrics: Mapping[str, float] = {}
         measured_for, stopped = 0.0, False
@@ -211,6 +217,9 @@ def iterations(
                     if ended or is_affordable(work, state):
                         metrics = measured(problem, solver, state)
                         state = replace(state, measured_work=state.measured_work + work.measurement)
+                    elif not spaced:
+                        spaced = True
+                        logger.warning(_SPACED, work.measurement / max(work.iteration, 1.0))
                     measured_for = time.perf_counter() - began
                     wall += measured_for
                 due = ended or bool(metrics) or stopping.records(state.iteration)

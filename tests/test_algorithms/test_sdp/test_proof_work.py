@@ -86,11 +86,13 @@ def measured_iterations(given: Solve, problem: MaxCut, cut: int | None = None) -
         begun = True
 
 
-def test_measurements_with_the_last_one_are_no_more_work_than_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_with_the_last_one_are_no_more_work_than_iterations(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     given = solve()
     problem = given.problem_source.load()
     straight, unspaced = measured_iterations(given, problem)
-    assert straight == list(range(50, 4001, 50))
+    assert straight == list(range(50, 4001, 50)) and not caplog.text
     monkeypatch.setattr(iterations, "FREE_WORK", 0)
     spaced, state = measured_iterations(given, problem)
     assert np.array_equal(state.arrays["vectors"], unspaced.arrays["vectors"])
@@ -101,6 +103,7 @@ def test_measurements_with_the_last_one_are_no_more_work_than_iterations(monkeyp
             wanted.append(step)
     assert spaced == [*wanted, 4000]
     assert 2 < len(spaced) < 40
+    assert caplog.text.count(f"takes about as long as {ratio:.0f} iterations") == 1
     assert len(spaced) * work.measurement <= 4000 * work.iteration
 
 
