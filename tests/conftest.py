@@ -37,6 +37,7 @@ _TOKEN.write_text(secrets.token_hex(32))
 atexit.register(shutil.rmtree, _TOKEN.parent, ignore_errors=True)
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(_TOKEN)
 os.environ.pop("RAY_AUTH_TOKEN", None)
+os.environ["XDG_CONFIG_HOME"] = str(_TOKEN.parent)  # settings of their own: no folder is trusted
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"] = "1"
 

@@ -9,8 +9,9 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from narrowcast.cli.terminal import FOLDER, console
+from narrowcast.cli.terminal import FOLDER, TRUST, console
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.trust import looking
 
 
 @click.group()
@@ -48,24 +49,32 @@ def fetch_data(name: str) -> None:
     is_flag=True,
     help="Draw each partition that the data can have, and all in one figure.",
 )
-def show_data(named: str, overrides: tuple[str, ...], output: Path | None, every_partition: bool) -> None:
+@TRUST
+def show_data(
+    named: str, overrides: tuple[str, ...], output: Path | None, *, every_partition: bool, trust: bool
+) -> None:
     """Print the sizes of a data set, and draw its partition across clients: labels and sizes.
 
     The data set is that of an EXPERIMENT (a YAML file, or a packaged one), a KIND such as digits, or a file or folder
     at PATH: .csv, .parquet, .npz, images, or a Hugging Face data set. Values are set as for a run:
     narrowcast data show digits data.partition=dirichlet data.partition.alpha=0.1
+
+    A class or factory that the file names runs only in folders that you trust (`narrowcast trust FOLDER`), or with
+    --trust.
     """
     from narrowcast.platform.tracking.partition_report import write_overview, write_partition
     from narrowcast.runs.data_section import data_source, described, each_partition
 
-    source = data_source(named, overrides)
-    loaded = source.load()
+    with looking(Path(named).parent, trust=trust):
+        source = data_source(named, overrides)
+        loaded = source.load()
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in described(loaded):
         table.add_row(name, escape(value))
     console().print(table)
     folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))
-    partitions = list(each_partition(source, click.echo)) if every_partition else [("", loaded)]
+    with looking(Path(named).parent, trust=trust):
+        partitions = list(each_partition(source, click.echo)) if every_partition else [("", loaded)]
     try:
         figures = [write_partition(partitioned, folder / kind)[1] for kind, partitioned in partitions]
         if every_partition:

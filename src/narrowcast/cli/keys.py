@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from narrowcast.cli.completion import experiments
+from narrowcast.cli.terminal import TRUST
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.trust import looking
 
 
 @click.group()
@@ -19,7 +21,8 @@ def keys() -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("experiment", shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
-def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
+@TRUST
+def make(folder: Path, experiment: str, overrides: tuple[str, ...], *, trust: bool) -> None:
     """Generate keys in FOLDER for the scheme of EXPERIMENT's `secure` section.
 
     They are written to one file, clients.key, that only you can read. Runs with secure.keys=FOLDER use them, also after
@@ -35,7 +38,8 @@ def make(folder: Path, experiment: str, overrides: tuple[str, ...]) -> None:
     from narrowcast.experiment import load_experiment
     from narrowcast.platform.disk import expand_home
 
-    scheme = load_experiment(experiment, overrides).secure
+    with looking(Path(experiment).parent, trust=trust):
+        scheme = load_experiment(experiment, overrides).secure
     if isinstance(scheme, NoProtection):
         raise UserError(f"{experiment} protects nothing; add secure=ckks or secure=masked")
     for name in scheme.needs:

@@ -31,6 +31,7 @@ from narrowcast.cli.show import show
 from narrowcast.cli.site import site
 from narrowcast.cli.submit import submit
 from narrowcast.cli.sync import sync
+from narrowcast.cli.trust import trust
 from narrowcast.cli.tune import tune
 from narrowcast.cli.ui import ui
 from narrowcast.cli.verify import verify
@@ -83,7 +84,7 @@ def cli(log_format: str) -> None:
 
 _SUBCOMMANDS = (
     *(run, show, list_kinds, schema, check, tune, benchmark, compare, report, site, verify, export, reproduce),
-    *(submit, jobs, manifest, doctor, data, keys, ui, sync),
+    *(submit, jobs, manifest, doctor, data, keys, ui, sync, trust),
 )
 for command in _SUBCOMMANDS:
     cli.add_command(command)

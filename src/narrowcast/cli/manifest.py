@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from ruamel.yaml import YAML
 
+from narrowcast.cli.terminal import TRUST
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.tracking.units import counted
+from narrowcast.platform.trust import looking
 from narrowcast.platform.yaml_limits import read_limited
 
 if TYPE_CHECKING:
@@ -25,7 +27,10 @@ _KINDS = ("raycluster", "rayjob", "launcher", "dockerfile", "compose", "descript
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
 @click.option("--from", "source", type=click.Path(path_type=Path), help="Description of the cluster, a YAML file.")
 @click.option("--experiment", help="Experiment of a rayjob: a YAML file, or the name of a packaged one.")
-def manifest(kind: str, overrides: tuple[str, ...], source: Path | None, experiment: str | None) -> None:
+@TRUST
+def manifest(
+    kind: str, overrides: tuple[str, ...], source: Path | None, experiment: str | None, *, trust: bool
+) -> None:
     """Print a deployment file of this KIND, generated from one description of the cluster.
 
     A rayjob brings the modules of the experiment's own classes, and files that it names, but no data.
@@ -64,7 +69,8 @@ def manifest(kind: str, overrides: tuple[str, ...], source: Path | None, experim
         click.echo(dockerfile(deployment), nl=False)
         return
     if kind == "rayjob":
-        documents = [*ray_job(deployment, *_experiment(str(experiment), deployment))]
+        with looking(Path(str(experiment)).parent, trust=trust):
+            documents = [*ray_job(deployment, *_experiment(str(experiment), deployment))]
     elif kind == "raycluster":
         documents = [*ray_cluster(deployment)]
     elif kind == "description":

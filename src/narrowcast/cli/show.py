@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import sys
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import click
 from rich.table import Table
 
 from narrowcast.cli.completion import experiments
-from narrowcast.cli.terminal import console
+from narrowcast.cli.terminal import TRUST, console
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.trust import looking
 
 
 @click.command()
 @click.argument("experiment", required=False, shell_complete=experiments)
 @click.argument("overrides", nargs=-1, metavar="[A.B=VALUE]...")
-def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
+@TRUST
+def show(experiment: str | None, overrides: tuple[str, ...], *, trust: bool) -> None:
     """List the packaged experiments and solves, or print EXPERIMENT, or a solve, with all defaults filled in.
 
     A pattern such as 'fedavg-*' lists those whose names match.
 
-    A benchmark is printed as its file has it.
+    A benchmark is printed as its file has it. Classes of the file's own are imported only in folders that you trust
+    (`narrowcast trust FOLDER`), or with --trust.
     """
     from narrowcast.experiment import load_experiment, packaged_experiments
     from narrowcast.runs.packaged import SOLVES, names_solve, read_benchmark, summaries
@@ -43,5 +47,7 @@ def show(experiment: str | None, overrides: tuple[str, ...]) -> None:
     if (benchmark := read_benchmark(experiment, overrides)) is not None:
         write_yaml(benchmark, sys.stdout)
         return
-    shown = load_solve(experiment, overrides) if names_solve(experiment) else load_experiment(experiment, overrides)
-    write_yaml(shown.plain(), sys.stdout)
+    load = load_solve if names_solve(experiment) else load_experiment
+    with looking(Path(experiment).parent, trust=trust):
+        values = load(experiment, overrides).plain()
+    write_yaml(values, sys.stdout)

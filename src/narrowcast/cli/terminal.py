@@ -10,6 +10,8 @@ import click
 from rich.console import Console
 
 FOLDER = click.Path(file_okay=True, path_type=Path)
+TRUST = click.option("--trust", is_flag=True, help="Let code that the file names run, as `narrowcast run` does.")
+"""Of commands that only look at a file or a run."""
 _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 
 

@@ -13,8 +13,9 @@ import click
 from rich.table import Table
 
 from narrowcast.cli.completion import studies
-from narrowcast.cli.terminal import FOLDER, console
+from narrowcast.cli.terminal import FOLDER, TRUST, console
 from narrowcast.platform.errors import RunFailed
+from narrowcast.platform.trust import looking
 
 if TYPE_CHECKING:
     from narrowcast.runs.text_table import TextTable
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 )
 @click.option("--name", help="Name of the study; a new name starts a new study.")
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs and studies.")
-def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output: Path, **given: str | None) -> None:
+@TRUST
+def tune(
+    study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output: Path, trust: bool, **given: str | None
+) -> None:
     """Tune the settings of an experiment or a solve: STUDY is a YAML file, or the name of a packaged study.
 
     The file has three sections: the experiment or the solve, the study (objectives, sampler, pruner, trials) and the
@@ -49,7 +53,8 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
     narrowcast tune my-study.yaml --storage postgresql://host/studies   the same command on several machines
 
     The same command continues an interrupted or killed study. Trials are selected on validation; the best trials then
-    run with new seeds and are measured on test. OUTPUT/NAME/best.yaml is a file for narrowcast run.
+    run with new seeds and are measured on test. OUTPUT/NAME/best.yaml is a file for narrowcast run. A study runs the
+    classes and programs that its file names; with --dry-run only those in folders that you trust (`narrowcast trust`).
     """  # noqa: D301 - click wants the character
     from narrowcast.cluster.resources import check_address_of
     from narrowcast.tuning.study_file import load_study, packaged_studies
@@ -65,10 +70,11 @@ def tune(study: str | None, overrides: tuple[str, ...], *, dry_run: bool, output
     own = [f"{path}={given[option]}" for option, path in paths.items() if given[option] is not None]
     if given["address"] is not None:
         own.append("study.backend=ray")
-    file = load_study(study, [*overrides, *own])
     if dry_run:
-        _print_estimate(file)
+        with looking(Path(study).parent, trust=trust):
+            _print_estimate(load_study(study, [*overrides, *own]))
         return
+    file = load_study(study, [*overrides, *own])
     words = ["narrowcast", "tune", study, *overrides]
     for option in ("name", "backend", "address"):
         words += [f"--{option}", str(given[option])] if given[option] is not None else []

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from narrowcast.cli.completion import names_of_runs
-from narrowcast.cli.terminal import FOLDER, console
+from narrowcast.cli.terminal import FOLDER, TRUST, console
 
 
 @click.command()
@@ -20,7 +20,8 @@ from narrowcast.cli.terminal import FOLDER, console
     help="Rounds to repeat from the start and from each checkpoint.",
 )
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
-def verify(names: tuple[str, ...], rounds: int, output: Path) -> None:
+@TRUST
+def verify(names: tuple[str, ...], rounds: int, output: Path, *, trust: bool) -> None:
     """Check that the files of RUN are complete and consistent, and that repeated rounds give the same results.
 
     \b
@@ -37,16 +38,19 @@ def verify(names: tuple[str, ...], rounds: int, output: Path) -> None:
     Checksums detect damage, but not a forgery with valid checksums; repeated rounds do. Nothing is written. Repeat
     rounds on the same kind of processor as that of the run, since others may round sums differently. An unfinished run
     can be verified while no process works on it. The exit status is 1 if a check fails.
+
+    Rounds are the work of the classes and programs that the run's configuration names. Those of its own run only in
+    folders that you trust (`narrowcast trust FOLDER`), or with --trust; without, only the files are checked.
     """  # noqa: D301 - click wants the character
     from narrowcast.platform.errors import RunFailed
     from narrowcast.runs.run_folder import CONFIG, find_runs
 
-    failures = [failure for folder in find_runs(names, output, CONFIG) if (failure := _verify(folder, rounds))]
+    failures = [failure for folder in find_runs(names, output, CONFIG) if (failure := _verify(folder, rounds, trust))]
     if failures:
         raise RunFailed("; ".join(failures))
 
 
-def _verify(folder: Path, rounds: int) -> str | None:
+def _verify(folder: Path, rounds: int, trust: bool) -> str | None:
     """Print the checks of a run; return what failed, None if nothing did."""
     from rich.table import Table
     from rich.text import Text
@@ -56,7 +60,7 @@ def _verify(folder: Path, rounds: int) -> str | None:
     table = Table(box=None, title=f"{folder.name}: what was checked", title_justify="left")
     for header in ("", "compared", "verdict"):
         table.add_column(header, overflow="fold")
-    checks = list(checks_of(folder, rounds))
+    checks = list(checks_of(folder, rounds, trust=trust))
     for check in checks:
         verdict = Text(f"failed: {check.problem}", style="red") if check.problem else Text("ok")
         if check.skipped:

@@ -64,7 +64,7 @@ class Registry(Mapping[str, type[BaseModel]]):
         if ":" in kind:
             return self.checked(plugins.load(kind, folders), kind)
         if (entry := plugins.entry_points(self.name).get(kind)) is not None:
-            return self.checked(plugins.load(entry, folders), kind)
+            return self.checked(plugins.load_installed(entry), kind)
         raise UnknownKindError(kind, self.known())
 
     def known(self) -> list[str]:

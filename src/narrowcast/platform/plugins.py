@@ -22,6 +22,7 @@ from typing import Any
 from narrowcast.platform.atomic_files import write_atomically
 from narrowcast.platform.errors import UserError, described
 from narrowcast.platform.json_files import read_json
+from narrowcast.platform.trust import check_may_run
 
 GROUP = "narrowcast"
 """The group of entry points; a name is REGISTRY.KIND, such as algorithm.fedavgm."""
@@ -42,8 +43,15 @@ def entry_points(registry: str) -> Mapping[str, str]:
 def load(spec: str, folders: Iterable[Path] = ()) -> Any:
     """Return `package.module:Class`, imported from the first of the folders that has it, or from what is installed.
 
-    Raise `UserError` if the module or the class cannot be had. Importing runs the module's code.
+    Raise `UserError` if the module or the class cannot be had, or if the file that names it is only looked at.
+    Importing runs the module's code.
     """
+    check_may_run(spec)
+    return load_installed(spec, folders)
+
+
+def load_installed(spec: str, folders: Iterable[Path] = ()) -> Any:
+    """Return the class of an entry point, which the user has installed, whether a file is run or only looked at."""
     path, _, name = spec.partition(":")
     if not all(part.isidentifier() for part in (*path.split("."), *name.split("."))):
         raise UserError(f'"{spec}" is not a class; write package.module:Class')
@@ -163,7 +171,7 @@ def files_of(values: Any, folders: Iterable[Path] = ()) -> dict[str, Path]:
     """
     places = list(folders)
     tops = {}
-    for top in _modules_in(values):
+    for top in (spec.partition(":")[0].partition(".")[0] for spec in specs_in(values)):
         found = (each for folder in places if (each := _source_in(folder, top)) is not None)
         if (source := _loaded.get(top) or next(found, None)) is not None:
             tops[top] = source
@@ -177,7 +185,7 @@ def is_own(value: object) -> bool:
 
 def named_in(values: Any) -> bool:
     """Return whether plain values name a class or factory as module:name."""
-    return any(True for _ in _modules_in(values))
+    return any(True for _ in specs_in(values))
 
 
 def line_of(error: BaseException) -> str:
@@ -190,14 +198,14 @@ def line_of(error: BaseException) -> str:
     return ""
 
 
-def _modules_in(values: Any) -> Iterator[str]:
-    """Yield the top-level modules that plain values name as module:name."""
+def specs_in(values: Any) -> Iterator[str]:
+    """Yield each class or factory that plain values name as module:name."""
     if isinstance(values, str) and _SPEC.match(values):
-        yield values.partition(":")[0].partition(".")[0]
+        yield values
     elif isinstance(values, Mapping):
-        yield from (each for part in values.values() for each in _modules_in(part))
+        yield from (each for part in values.values() for each in specs_in(part))
     elif isinstance(values, list | tuple):
-        yield from (each for part in values for each in _modules_in(part))
+        yield from (each for part in values for each in specs_in(part))
 
 
 def _with_imported(tops: Mapping[str, Path], imports: Callable[[Path], set[str]]) -> dict[str, Path]:

@@ -15,9 +15,10 @@ import pytest
 import narrowcast as nc
 from narrowcast.algorithms.completion.completion_problem import Completion
 from narrowcast.algorithms.completion.synthetic_completion import SyntheticCompletion
-from narrowcast.algorithms.programs.program import ALLOWED, Program
+from narrowcast.algorithms.programs.program import Program
 from narrowcast.laws.solver_laws import SOLVER_LAWS, Posed
 from narrowcast.platform.errors import RunFailed, UserError
+from narrowcast.platform.trust import looking
 from narrowcast.platform.types import Arrays, FloatArray, IntArray
 from narrowcast.solve_run import Solve
 
@@ -27,11 +28,6 @@ SCRIPT = ROOT / "tests" / "fixtures" / "descent_program.py"
 PROBLEM = SyntheticCompletion(rows=30, columns=20, rank=2, fraction=0.5, seed=4)
 PYTHON = (sys.executable, "-I", "-S")
 DESCENT = Program(command=PYTHON, script=SCRIPT, parameters={"rank": 2, "rate": 0.05})
-
-
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ALLOWED, "allow")
 
 
 def after(solver: Program, iterations: int, problem: Completion | None = None) -> Arrays:
@@ -131,12 +127,9 @@ def test_a_program_that_does_not_end_is_killed_with_what_it_started(tmp_path: Pa
         time.sleep(0.02)
 
 
-def test_a_program_runs_only_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ALLOWED)
-    solve = Solve(problem=PROBLEM, solver=DESCENT, iterations=1)
-    with pytest.raises(UserError, match=r"with all rights of this process; .* set NARROWCAST_PROGRAMS=allow"):
-        nc.solve(solve, output=tmp_path / "runs", progress=False)
-    assert not (tmp_path / "runs").exists()
+def test_a_program_that_is_only_looked_at_does_not_run(tmp_path: Path) -> None:
+    with looking(tmp_path), pytest.raises(UserError, match=r"solver\.command = .* is code of the file's own"):
+        DESCENT.check(PROBLEM.load())
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,9 @@ from narrowcast.algorithms.programs.exchange_folder import folder_of, read_array
 from narrowcast.platform.errors import RunFailed, UserError
 from narrowcast.platform.section import Section
 from narrowcast.platform.solver_contracts import Report, Status
+from narrowcast.platform.trust import check_may_run
 from narrowcast.platform.types import Arrays
 
-ALLOWED = "NARROWCAST_PROGRAMS"
-"""The environment variable that has to be `allow`, since a file that somebody else wrote may name any program."""
 _REPORT, _SEED = "report", "program_seed"
 _STATUSES = get_args(Status)
 _LONGEST = 300
@@ -38,7 +37,7 @@ class Program(Section):
     All of its state is in these files, so that a solve is resumed exactly.
 
     The time of the solver has the start of the program and its files: choose `inner_iterations` so that these hardly
-    count. The program has the rights of this process; it runs only where NARROWCAST_PROGRAMS=allow is set.
+    count. The program has the rights of this process, as the classes that a file names have.
     """
 
     kind: Literal["program"] = "program"
@@ -53,11 +52,7 @@ class Program(Section):
 
     def check(self, problem: Any) -> None:
         """Raise `UserError` if the program may not be run or is not found, or if the problem exports no arrays."""
-        if os.environ.get(ALLOWED) != "allow":
-            raise UserError(
-                f"solver.kind = program runs {self._name} with all rights of this process; if you trust this file and "
-                f"that program, set {ALLOWED}=allow in the environment"
-            )
+        check_may_run(f"solver.command = {' '.join(self.command)}")
         if shutil.which(self.command[0]) is None:
             raise UserError(f"solver.command: no program {self.command[0]} is installed; give its name or its path")
         if self.script is not None and not self.script.is_file():
