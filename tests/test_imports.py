@@ -37,6 +37,7 @@ OF_PLATFORM = {
         "errors",
         "kinds",
         "plugins",
+        "trust",
         "section",
         "data",
         "models",

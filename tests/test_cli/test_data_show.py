@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["sensors.npz", "data.clients=60", "data.partition=quantity"], {"targets": "numbers", "clients": "60"}),
         (["sensors.npz", "data.users=devices"], {"targets": "numbers", "clients": "8"}),
         (["pets", "data.clients=3", "data.validation_share=0"], {"name": "pets", "clients without examples": "1"}),
-        ([f"{EXAMPLES}/own_everything.yaml", "data.clients=3"], {"name": "two_moons", "clients": "3"}),
+        ([f"{EXAMPLES}/own_everything.yaml", "data.clients=3", "--trust"], {"name": "two_moons", "clients": "3"}),
     ],
 )
 def test_data_are_described_and_drawn(words: list[str], expected: dict[str, str], folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_only_what_trains_is_sent(finished: Any) -> None:
 def test_the_sha256_of_the_frozen_parts_is_recorded_and_verified(finished: Any, tmp_path: Path) -> None:
     recorded = json.loads((finished.folder / "result.json").read_text())["frozen_sha256"]
     assert recorded == finished.frozen_sha256 == (finished.folder / "frozen.sha256").read_text().strip()
-    assert not [check for check in verify(finished.folder, 2) if check.problem]
+    assert not [check for check in verify(finished.folder, 2, trust=True) if check.problem]
     plain = run(tmp_path, name="plain", model={"kind": "mlp"})
     assert "frozen_sha256" not in json.loads((plain.folder / "result.json").read_text())
     assert not (plain.folder / "frozen.sha256").exists()
@@ -103,7 +103,7 @@ def test_another_file_under_a_frozen_body_is_refused_by_resume_and_verify(tmp_pa
     body_file(tmp_path / "body.pt", 0.2)
     message = "has other frozen parameters or buffers than where the run began"
     assert_refused(narrowcast("run", "--resume", "one", "rounds=3", "--output", tmp_path), message)
-    assert_refused(narrowcast("verify", tmp_path / "one"), message)
+    assert_refused(narrowcast("verify", tmp_path / "one", "--trust"), message)
 
 
 def test_a_run_starts_from_another_with_the_same_frozen_parts(finished: Any, tmp_path: Path) -> None:
