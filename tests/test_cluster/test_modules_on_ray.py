@@ -57,7 +57,7 @@ def test_a_killed_actor_changes_nothing(name: str, tmp_path: Path, monkeypatch: 
 def result_of(name: str, model: str, *words: str) -> dict[str, Any]:
     """Run digits with many epochs, so that a round lasts long enough to be killed in its midst; return the result."""
     said = narrowcast(
-        *("run", "fedavg-digits", f"name={name}", f"model={{kind: torch, {model}}}", "training.batch_size=16"),
+        *("run", "fedavg-digits", f"name={name}", f"model={{kind: torch, {model}}}", "training.batch_size=all"),
         *(f"rounds={ROUNDS}", f"clients_per_round={CLIENTS}", "chunk_size=2", "training.epochs=30", "targets={}"),
         *("data.clients=40", "evaluate_every=3", "tracking.system_metrics=false", *words),
     )

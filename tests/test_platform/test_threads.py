@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,3 +70,31 @@ def test_a_blas_that_is_loaded_late_has_one_thread_too(when: str, users: str) ->
     said = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     inside, outside, variables = said.stdout.split("\n")[:3]
     assert (inside, outside, variables) == ("1", "2", users)
+
+
+FORKED = """
+import multiprocessing, sys
+import narrowcast as nc
+
+def run(name, shas):
+    changes = {"rounds": 2, "evaluate_every": 1, "tracking.system_metrics": False, "name": name}
+    shas[name] = nc.run("fedavg-digits", changes, backend="local", progress=False, output=sys.argv[1]).model_sha256
+
+context = multiprocessing.get_context("fork")
+shas = context.Manager().dict()
+run("parent", shas)
+child = context.Process(target=run, args=("child", shas))
+child.start()
+child.join(200)
+child.kill()
+print(shas.get("child") == shas["parent"])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_forked_after_a_run_does_the_same_run(tmp_path: Path) -> None:
+    """OpenMP's threads are not forked, and a child that starts a loop of several waits for them for ever."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    words = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == "True\n", said.stderr

@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 from contextlib import suppress
-from typing import NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
@@ -48,6 +48,13 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command; raise `RunFailed` for an interrupt, before which click would print an empty line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise RunFailed("interrupted") from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -131,6 +138,8 @@ def _stop(*_: object) -> NoReturn:
 
 
 def _fail(message: str, status: int) -> NoReturn:
+    if STOPPING.is_set():  # a second interrupt would end Python by the signal while it shuts down
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):  # the terminal may be closed
         click.echo(f"narrowcast: {redact(message)}", err=True)
     sys.exit(status)

@@ -11,6 +11,7 @@ from narrowcast.platform.client_splits import check_client_evaluation
 from narrowcast.platform.contracts import Algorithm, Dataset, Task, Training
 from narrowcast.platform.errors import UserError
 from narrowcast.platform.plan import Plan
+from narrowcast.platform.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Run:
     algorithm: Algorithm
     task: Task[Dataset, Training]
 
+    @one_thread()
     def check(self) -> None:
         """Raise `UserError` if model, training, algorithm, data and plan do not fit together."""
         self.task.model.check(self.task.data)

@@ -19,6 +19,7 @@ from narrowcast.platform.evaluation import measure
 from narrowcast.platform.outcome import Outcome
 from narrowcast.platform.run import Run
 from narrowcast.platform.state import RunState, start
+from narrowcast.platform.threads import one_thread
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.partition_report import begin_figure
 from narrowcast.platform.tracking.targets import check_targets
@@ -103,6 +104,7 @@ class PreparedRun:
         return write
 
 
+@one_thread()
 def prepare(experiment: Experiment, output: Path, data: Dataset | None = None) -> PreparedRun:
     """Check a new run and choose its folder in `output`; `data` is loaded here unless given."""
     run = checked_run(experiment, data)
@@ -133,6 +135,7 @@ def _missing_libraries(experiment: Experiment) -> Iterator[str]:
         yield str(error)
 
 
+@one_thread()
 def checked_run(experiment: Experiment, data: Dataset | None = None) -> Run:
     """Return the run of a new experiment after every check that needs neither its folder nor its store."""
     run = _checked(experiment, data)
@@ -140,6 +143,7 @@ def checked_run(experiment: Experiment, data: Dataset | None = None) -> Run:
     return run
 
 
+@one_thread()
 def prepare_resume(folder: Path, changed: Experiment | None) -> PreparedRun:
     """Check a run that is to be resumed; `changed` may differ only in settings that results do not depend on."""
     check_resumable(folder, changed)
