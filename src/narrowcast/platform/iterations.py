@@ -147,7 +147,7 @@ def measured(problem: Problem, solver: Solver, state: SolveState) -> Mapping[str
 
 def work_of(problem: Problem, solver: Solver, state: SolveState) -> Work:
     """Return the work of an iteration and of a measurement now, none where the problem does not count it."""
-    count = getattr(problem, "work", None)
+    count = getattr(problem, "measurement_work", None)
     return count(solver.answer(state.arrays)) if count is not None else Work(0, 0)
 
 

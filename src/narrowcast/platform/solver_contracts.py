@@ -38,8 +38,8 @@ class Work:
 class Problem(Described, Protocol):
     """A problem that is loaded: its data, and how an answer is measured.
 
-    One whose measurements may take longer than iterations has a method `work(answer: Arrays) -> Work` too: the loop
-    then leaves out measurements that would take more of the run than its iterations.
+    One whose measurements may take longer than iterations has a method `measurement_work(answer: Arrays) -> Work` too:
+    the loop then leaves out measurements that would take more of the run than its iterations.
     """
 
     def measure(self, answer: Arrays) -> Mapping[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import subprocess
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from narrowcast.platform.disk import disk, make_folders, sync_all
 from narrowcast.platform.evaluation import model_sha256
 from narrowcast.platform.models.matrix_factorisation import ITEM_FACTORS
 from narrowcast.platform.models.neural_network import NeuralNetwork
+from narrowcast.platform.plugins import said
 from narrowcast.platform.state import RunState
 from narrowcast.platform.tracking.journal import Journal
 from narrowcast.platform.tracking.metric_direction import Declared, declared_by
@@ -34,6 +36,8 @@ from narrowcast.platform.tracking.targets import reached
 from narrowcast.platform.types import Arrays
 from narrowcast.runs.run_folder import MODEL, RESULT
 from narrowcast.runs.start_model import whole_model
+
+logger = logging.getLogger(__name__)
 
 
 def write_outputs(
@@ -86,9 +90,21 @@ def personal_entry(experiment: Experiment) -> dict[str, bool]:
 
 
 def baselines_entry(measuring: Any, *data: Any) -> dict[str, Any]:
-    """Return the entry of `result.json` with the metrics of a model's or problem's baselines, empty without any."""
-    baselines = getattr(measuring, "baselines", None)
-    found = {} if baselines is None else {name: dict(each) for name, each in baselines(*data).items() if each}
+    """Return the entry of `result.json` with the metrics of a model's or problem's baselines, empty without any.
+
+    Baselines of others' classes that fail are left out with a warning: the run has been trained.
+    """
+    if not callable(baselines := getattr(measuring, "baselines", None)):
+        return {}
+    try:
+        measured = {
+            str(name): {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
+            for name, metrics in baselines(*data).items()
+        }
+    except Exception as error:
+        logger.warning("the baselines of %s are left out: %s", type(measuring).__name__, said(error))
+        return {}
+    found = {name: metrics for name, metrics in measured.items() if metrics}
     return {"baselines": found} if found else {}
 
 

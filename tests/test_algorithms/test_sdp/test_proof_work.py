@@ -96,7 +96,7 @@ def test_measurements_with_the_last_one_are_no_more_work_than_iterations(
     monkeypatch.setattr(iterations, "FREE_WORK", 0)
     spaced, state = measured_iterations(given, problem)
     assert np.array_equal(state.arrays["vectors"], unspaced.arrays["vectors"])
-    work = problem.work(given.solver.answer(state.arrays))
+    work = problem.measurement_work(given.solver.answer(state.arrays))
     ratio, wanted = work.measurement / work.iteration, []
     for step in range(50, 4000, 50):
         if (len(wanted) + 2) * ratio <= step:

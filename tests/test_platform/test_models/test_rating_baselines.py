@@ -13,6 +13,7 @@ import narrowcast as nc
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
 from narrowcast.platform.models.matrix_factorisation import MatrixFactorisation
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN, rating_baselines
+from narrowcast.runs.outputs import baselines_entry
 from per_client import synthetic
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -117,6 +118,20 @@ def test_runs_and_solves_of_ratings_have_the_rows_of_their_baselines(ratings: Pa
         f"baseline: {USER_MEAN}",
         f"baseline: {BIASES}",
     ]
+
+
+class Others:
+    """A class of somebody else that may have an attribute of this name, or a method that fails."""
+
+    def __init__(self, baselines: Any) -> None:
+        self.baselines = baselines
+
+
+def test_what_others_have_under_this_name_does_not_end_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    assert baselines_entry(object()) == baselines_entry(Others(["float32"])) == baselines_entry(Others(dict), 1) == {}
+    assert caplog.text.count("the baselines of Others are left out: TypeError") == 1
+    measured = {"guess": {"test.rmse": np.float32(0.5), "test.mae": float("nan")}, "nothing": {}}
+    assert baselines_entry(Others(lambda _: measured), None) == {"baselines": {"guess": {"test.rmse": 0.5}}}
 
 
 def test_runs_on_samples_have_none(tmp_path: Path) -> None:

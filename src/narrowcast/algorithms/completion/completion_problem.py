@@ -110,9 +110,9 @@ class Completion:
             name: {each: metrics[each] for each in metrics if each.endswith("rmse")} for name, metrics in found.items()
         }
 
-    def work(self, answer: Arrays) -> Work:
+    def measurement_work(self, answer: Arrays) -> Work:
         """Return the work of an answer of `vectors`, whose bound is proved; measurements of others take no proof."""
-        return self.program.work(answer) if "vectors" in answer else Work(0, 0)
+        return self.program.measurement_work(answer) if "vectors" in answer else Work(0, 0)
 
     def measure(self, answer: Arrays) -> Mapping[str, float]:
         """Return the metrics of factors `left` and `right`.

@@ -69,7 +69,7 @@ class MaxCut:
         graph, size = self.graph, self.graph.vertices
         return proof_work(csr_array((graph.weights, graph.indices, graph.indptr), shape=(size, size)), self.proof)
 
-    def work(self, answer: Arrays) -> Work:
+    def measurement_work(self, answer: Arrays) -> Work:
         """Return the work of a product with the weights, which every iteration takes, and of a measurement."""
         size, columns = answer["vectors"].shape
         product, proofs = self.graph.edges * 2 * columns, 2 if "dual" in answer else 1

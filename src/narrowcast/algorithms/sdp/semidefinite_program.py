@@ -133,7 +133,7 @@ class SemidefiniteProgram:
     def _proof_work(self) -> float:
         return proof_work(abs(self.cost) + self.constraints.pattern, self.proof)
 
-    def work(self, answer: Arrays) -> Work:
+    def measurement_work(self, answer: Arrays) -> Work:
         """Return the work of an iteration of `_STEPS` products with V, and of a measurement."""
         columns = answer["vectors"].shape[1]
         product = (self.cost.nnz + 2 * len(self.constraints.rows)) * columns
