@@ -65,7 +65,7 @@ class MatrixFactorisation(Section):
         """Return the metrics of ranking items by their numbers of training interactions, the same for all users."""
         counts = np.bincount(data.items, minlength=data.n_items).astype(np.float32)
         factors = {ITEM_FACTORS: counts[:, None]}, {USER_FACTORS: np.ones((data.n_users, 1), dtype=np.float32)}
-        splits: tuple[Split, Split] = ("validation", "test")
+        splits: tuple[Split, Split] = ("test", "validation")
         found = {
             f"{split}.{name}": value for split in splits for name, value in self.evaluate(*factors, data, split).items()
         }

@@ -14,7 +14,7 @@ from narrowcast.platform.types import FloatArray
 USER_MEAN, BIASES = "mean of each user", "biases of items and users"
 _RIDGE = 5.0
 """Of the biases, in ratings; nothing is tuned."""
-_SPLITS: tuple[Split, Split] = ("validation", "test")
+_SPLITS: tuple[Split, Split] = ("test", "validation")
 
 
 def rating_baselines(data: RatingMatrix) -> dict[str, dict[str, float]]:
