@@ -11,10 +11,11 @@ from pathlib import Path
 import click
 
 from narrowcast.cli.completion import experiments, names_of_runs
-from narrowcast.cli.terminal import EXECUTOR, FOLDER, console
+from narrowcast.cli.terminal import EXECUTOR, FOLDER, TRUST, console
 from narrowcast.cli.uncollected import uncollected
 from narrowcast.platform.errors import RunFailed, UnresumableFailure, UserError
 from narrowcast.platform.tracking.second_process import second_process
+from narrowcast.platform.trust import looking
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class _Asked:
 @click.option(
     "--dry-run", is_flag=True, help="Check everything, print the plan and predicted costs, and write nothing."
 )
+@TRUST
 @click.option("--output", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs.")
 def run(
     experiment: str | None,
@@ -55,6 +57,7 @@ def run(
     resume: tuple[str, ...],
     resume_if_begun: bool,
     dry_run: bool,
+    trust: bool,
     output: Path,
 ) -> None:
     """Run EXPERIMENT: a YAML file, or the name of a packaged one (see `narrowcast show`).
@@ -69,6 +72,9 @@ def run(
     A file with the sections problem and solver is a solve: an iterative method on a problem without clients, such as
     completion-ill-conditioned, with iterations in place of rounds.
 
+    A run does what its file names, as a script would: it imports classes, calls factories and starts programs. With
+    --dry-run it does so only in folders that you trust (`narrowcast trust FOLDER`), or with --trust.
+
     With --continue the same command starts a run and resumes it after a crash, for schedulers that restart jobs.
     """
     # A word with a = is an override even if the experiment is left out.
@@ -76,7 +82,8 @@ def run(
         overrides, experiment = (experiment, *overrides), None
     asked = _Asked(experiment, overrides, backend, address, resume, output)
     if dry_run:
-        _print_plan(asked)
+        with looking(Path(experiment or ".").parent, trust=trust):
+            _print_plan(asked)
         return
     _announce(asked)
     with second_process():  # begins to import MLflow at once

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 FOLDER = click.Path(file_okay=True, path_type=Path)
-TRUST = click.option("--trust", is_flag=True, help="Let code that the file names run, as `narrowcast run` does.")
+TRUST = click.option("--trust", is_flag=True, help="Let code run that a file names, though it is only looked at.")
 """Of commands that only look at a file or a run."""
 _PLAIN_WIDTH = 120  # columns of a table that does not go to a terminal
 
