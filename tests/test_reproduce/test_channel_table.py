@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,14 @@ def test_the_cells_are_experiments_that_differ(ablation: Ablation) -> None:
 
 
 def results(cell: Cell) -> list[dict[str, Any]]:
-    """Return five seeds: 50 points, 2 more if adapted, a little more with each seed, and more bits in more time."""
+    """Return five seeds: 50 points, 2 more if adapted, a little more with each seed, and more bits in more time.
+
+    Cells of one accuracy differ by up to a thousandth of a point.
+    """
     bits = int(cell.seconds * 3e8 * (1.1 if cell.codec == "adapted" else 1.0))
-    values = [0.5 + 0.02 * (cell.codec == "adapted") + 0.001 * seed + 0.0001 * (seed % 2) for seed in range(5)]
+    level = 0.5 + 0.02 * (cell.codec == "adapted")
+    noises = [zlib.crc32(f"{describe_cell(cell)} {seed}".encode()) / 2**32 for seed in range(5)]
+    values = [level + 0.001 * seed + 0.0001 * (seed % 2) + 1e-5 * noise for seed, noise in enumerate(noises)]
     return [{"final": {"test.hr@10": value}, "uplink_bits": bits, "rounds": 300} for value in values]
 
 

@@ -16,17 +16,18 @@ COMPONENT = 60 * 3706 * 32
 
 
 def results(ahead: float = 0.0, seeds: tuple[float, ...] = (-0.1, 0.0, 0.1)) -> dict[str, list[dict[str, Any]]]:
-    """Accuracy grows by 4 points with each doubling of the uplink; SCoLR is `ahead` of that."""
+    """Accuracy grows by 4 points with each doubling of the uplink; SCoLR is `ahead` of that, and noisier."""
     made = {}
     for point in POINTS:
         up = (point.size + 1) / 2 if point.series == "SCoLR" else point.size
+        spread = 1.001 if point.series == "SCoLR" else 1.0
         level = {"FedMF": 40, "CoLR": 40, "SCoLR": 40 + ahead}[point.series] + 4 * log2(up)
         made[point.run.label] = [
             {
                 "rounds": 7,
                 "uplink_bits": 7 * COMPONENT * up,
                 "downlink_bits": 7 * COMPONENT * point.size,
-                "final": {"test.hr@10": (level + noise) / 100, "test.ndcg@10": 0.3},
+                "final": {"test.hr@10": (level + spread * noise) / 100, "test.ndcg@10": 0.3},
             }
             for noise in seeds
         ]
@@ -61,7 +62,7 @@ def test_at_the_same_total_scolr_pays_for_its_downlink() -> None:
     """At r_g = 2, CoLR of rank 1.75 sends as much both ways; it is log2(1.75 / 1.5) doublings ahead."""
     row = judge_payloads(results())[11]
     assert row.what == "HR@10, SCoLR r_g = 2 minus CoLR at the same total"
-    assert row.by_seed == pytest.approx([-4 * log2(1.75 / 1.5)] * 3)
+    assert row.by_seed == pytest.approx([-4 * log2(1.75 / 1.5)] * 3, abs=2e-4)
     assert row.verdict.startswith("off by -0.89")
 
 

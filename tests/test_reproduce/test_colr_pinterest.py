@@ -78,7 +78,8 @@ def test_the_end_of_each_curve_is_judged_and_drawn(tmp_path: Path, seeds: int) -
     published = {"FedMF": (84.74, 51.79), "CoLR": (81.03, 48.5), "SVD": (27.5, 10.0), "Top-K": (75.7, 40.0)}
     results = {}
     for method, (hr, ndcg) in published.items():
-        final = [{"test.hr@10": (hr + noise) / 100, "test.ndcg@10": ndcg / 100} for noise in (0.0, 0.01, 0.02)[:seeds]]
+        noises = (0.0, 0.01, 0.02)[:seeds]
+        final = [{"test.hr@10": (hr + noise) / 100, "test.ndcg@10": (ndcg + noise) / 100} for noise in noises]
         curve = [{"round": [1000, 2000], **{name: [0.1, end] for name, end in each.items()}} for each in final]
         results[RUNS[method].label] = [{"final": one, "history": two} for one, two in zip(final, curve, strict=True)]
     judged = judge_convergence(results)

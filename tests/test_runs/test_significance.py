@@ -73,8 +73,9 @@ def test_one_seed_settles_nothing(margin: float) -> None:
     ids=["equal", "apart", "apart to rounding"],
 )
 def test_values_without_spread_settle_nothing(ours: list[float], theirs: list[float]) -> None:
-    test = compare_paired(ours, theirs)
-    assert (test.p_zero, test.p_level) == (1.0, 1.0)
+    for margin in (0.3, 0.0):
+        test = compare_paired(ours, theirs, margin=margin)
+        assert (test.p_zero, test.p_level) == (1.0, 1.0)
     assert test.interval.mean == pytest.approx(ours[0] - theirs[0])
 
 

@@ -23,7 +23,7 @@ MARGIN = 0.3
 """Largest difference, in percentage points of accuracy, that counts as level."""
 CONFIDENCE = 0.95
 _NO_SPREAD = 1e-9
-"""Standard error over the margin, up to which values differ by rounding alone."""
+"""Standard error over the margin or the mean, up to which values differ by rounding alone."""
 _RESAMPLED_VALUES = 2**22
 """Counts that the bootstrap holds at a time: 32 MiB."""
 
@@ -48,7 +48,7 @@ class MeanTest:
 
     `p_zero`: p value of the two-sided t test of a mean of zero; small values say that the means differ. `p_level`: p
     value of the two one-sided tests of a mean outside of ±margin; small values say that it is inside. One value has no
-    spread, and values that are equal to a billionth of the margin say nothing of it: these have p values of 1.
+    spread, and values that are equal to a billionth of margin or mean say nothing of it: these have p values of 1.
     """
 
     interval: MeanInterval
@@ -153,7 +153,7 @@ def _interval(mean: float, error: float, freedom: int, confidence: float) -> Mea
 
 def _test(mean: float, error: float, freedom: int, margin: float) -> MeanTest:
     interval = _interval(mean, error, freedom, CONFIDENCE)
-    if not freedom or error <= _NO_SPREAD * margin:
+    if not freedom or error <= _NO_SPREAD * max(margin, abs(mean)):
         return MeanTest(interval, 1.0, 1.0)
     above_low, below_high = stats.t.sf([(mean + margin) / error, (margin - mean) / error], freedom)
     p_zero = 2 * float(stats.t.sf(abs(mean) / error, freedom))
