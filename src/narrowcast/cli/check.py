@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
@@ -111,6 +112,7 @@ def _in_a_fork(tested: Callable[[], Iterator[str | Verdict]], spec: str) -> Gene
 
 def _send(tested: Callable[[], Iterator[str | Verdict]], sender: Connection) -> None:
     """Send what is yielded, and None after it or what is raised."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which gets it too, sends SIGTERM
     with suppress(BrokenPipeError):
         try:
             for each in tested():
