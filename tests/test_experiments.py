@@ -75,6 +75,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "rows": "all",
         "codec": [],
         "downlink_codec": [],
+        "download": None,
     },
     "scolr-ml1m": {
         "kind": "scolr",
@@ -85,6 +86,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "rows": "all",
         "codec": [],
         "downlink_codec": [],
+        "download": None,
     },
 }
 
