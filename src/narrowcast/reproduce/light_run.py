@@ -64,7 +64,8 @@ class LightRun:
     def _point(self, outcome: Outcome) -> dict[str, Any]:
         """Return the result of a run that had ended with this round."""
         measured = {name: value for name, value in self.result["final"].items() if name in METRICS}
-        point = {name: self.result[name] for name in COUNTS} | {"rounds": outcome.record.round, "final": measured}
+        counted = {name: self.result[name] for name in (*COUNTS, "simulated_seconds")}
+        point = {**counted, "rounds": outcome.record.round, "final": measured}
         if outcome.state is not None:
             model = self.run.algorithm.final(outcome.state.server)
             point["model_values"] = sum(values.size for values in model.values())

@@ -9,19 +9,25 @@ from typing import Any
 from narrowcast.platform.iterations import begin, iterations
 from narrowcast.platform.models.rating_baselines import BIASES, USER_MEAN
 from narrowcast.reproduce.run_spec import RunSpec
+from narrowcast.runs.packaged import names_solve
 from narrowcast.runs.solve_outputs import answer_sha256
 from narrowcast.solve_run import load_solve
 
-BASELINES: Mapping[str, str] = {"user_mean": USER_MEAN, "biases": BIASES}
+BASELINES: Mapping[str, str] = {"user_mean": USER_MEAN, "biases": BIASES, "popularity": "popularity"}
 """The names of baselines by `RunSpec.measure`."""
 
 
 def light_baseline(spec: RunSpec, seed: int, *, test: bool = True) -> dict[str, Any]:
-    """Return the metrics of a baseline of a specification's problem as a result, for which nothing is sent."""
+    """Return the metrics of a baseline of a specification's problem or data as a result, for which nothing is sent."""
     began = time.perf_counter()
-    solve = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"])
-    problem: Any = solve.problem_source.load()
-    found = problem.baselines()[BASELINES[spec.measure]]
+    if names_solve(spec.experiment):
+        problem: Any = load_solve(spec.experiment, [*spec.overrides, f"seed={seed}"]).problem_source.load()
+        every = problem.baselines()
+    else:
+        experiment = spec.configured(seed, spec.label)
+        model: Any = experiment.model
+        every = model.baselines(experiment.data_source.load())
+    found = every[BASELINES[spec.measure]]
     return {
         "rounds": 0,
         "final": {name: each for name, each in found.items() if test or not name.startswith("test")},

@@ -17,6 +17,8 @@ from narrowcast.reproduce import (
     fedmavg_items,
     fedmd_digits,
     fedprox_synthetic,
+    headline,
+    headline_secure,
     heterofl_mnist,
     qffl_fairness,
     scaffold_similarity,
@@ -24,6 +26,7 @@ from narrowcast.reproduce import (
     total_traffic,
 )
 from narrowcast.reproduce.channel_ablation import ML1M, MNIST, Ablation, Cell, Codec
+from narrowcast.reproduce.headline import Contest, ContestCell, Rates
 from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZERS, TRIES
 from narrowcast.reproduce.results_csv import Rows, key_of
 from narrowcast.reproduce.run_spec import RunSpec
@@ -261,6 +264,47 @@ def _untuned(name: str, runs: Sequence[RunSpec], seeds: int) -> Plan:
     return plan
 
 
+def searched(rows: Rows, cell: ContestCell) -> tuple[Rates | None, list[Rates]]:
+    """Return the best rates of a cell, None while its search is not finished; and all that it tried or tries next.
+
+    The search goes to the best neighbour, by the mean over the tuning seeds, until none is better.
+    """
+    centre, tried = headline.START, list[Rates]()
+    while True:
+        around = [centre, *headline.neighbours(centre)]
+        tried += [rates for rates in around if rates not in tried]
+        runs = [finished(rows, cell.tuning(rates), headline.TUNING_SEEDS) for rates in around]
+        if not all(runs):
+            return None, tried
+        reached = [sum(run["final"].get("validation.hr@10", 0.0) for run in each) for each in runs]
+        if (best := around[reached.index(max(reached))]) == centre:
+            return centre, tried
+        centre = best
+
+
+def _contest(contest: Contest) -> Plan:
+    def plan(rows: Rows) -> Iterator[Planned]:
+        yield Planned(contest.name, contest.baseline, 0)
+        for cell in contest.cells:
+            best, tried = searched(rows, cell)
+            for spec in map(cell.tuning, tried):
+                for seed in spec.seeds(headline.TUNING_SEEDS):
+                    yield Planned(contest.name, spec, seed, test=False)
+            tests = [] if best is None else [cell.test(best, condition) for condition in contest.conditions]
+            for spec in tests:
+                for seed in range(headline.TEST_SEEDS):
+                    yield Planned(contest.name, spec, seed, per_user=False)
+
+    return plan
+
+
+def _summed(rows: Rows) -> Iterator[Planned]:
+    for name, upload in headline_secure.UPLOADS.items():
+        rates, _ = searched(rows, upload.tuned)
+        for spec, seed in headline_secure.runs_of(name, rates) if rates is not None else ():
+            yield Planned(headline_secure.STUDY, spec, seed, per_user=False)
+
+
 def _sfmf(rows: Rows) -> Iterator[Planned]:
     del rows
     for setting in sfmf_excerpt.SETTINGS:
@@ -317,4 +361,6 @@ STUDIES: Mapping[str, Plan] = {
     fedma_bias.STUDY: _cells(fedma_bias.STUDY, fedma_bias.CELLS, fedma_bias.RATES, fedma_bias.TEST_SEEDS),
     fedmd_digits.STUDY: _untuned(fedmd_digits.STUDY, [cell.run for cell in fedmd_digits.CELLS], fedmd_digits.SEEDS),
     sfmf_excerpt.STUDY: _sfmf,
+    headline.OPEN.name: _contest(headline.OPEN),
+    headline_secure.STUDY: _summed,
 }

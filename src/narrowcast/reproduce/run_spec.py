@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from narrowcast.experiment import Experiment, load_experiment
 
-Measure = Literal["accuracy", "convergence", "times", "components", "ensemble", "user_mean", "biases"]
+Measure = Literal["accuracy", "convergence", "times", "components", "ensemble", "popularity", "user_mean", "biases"]
 """`accuracy`: the result of a recorded run; `convergence`: also its test metrics by round, as `history`.
 
 `times`, `components`, `ensemble` and the baselines of ratings: a measurement made in place of a recorded run.

@@ -1,0 +1,94 @@
+"""Which upload for sums that nobody may open: rows, a smaller model, CoLR and SCoLR as integers of common levels.
+
+An SVD of a client's own, ATOMO and entropy coding are out: they do not add up undecoded. So are downloads of some rows,
+whose list would name what a client has. Q comes down on a grid.
+
+Masks cancel in the sum, so that the model is that of the plain integers to the bit. The runs over five seeds are plain;
+what keys and shares add to a round is measured in a short run under masks. SCoLR's time for an upload is set for each
+scheme such that its clients choose the same ranks: keys and shares take their part of it. Rates are those of the open
+contest, where the same clients send the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from narrowcast.reproduce import headline
+from narrowcast.reproduce.headline import OPEN, ContestCell, Rates
+from narrowcast.reproduce.run_spec import RunSpec
+
+STUDY = "headline-secure-ml100k"
+COST_ROUNDS = 10
+_BITS = "bits: 8, clip: 1"
+_GRID, _FINER = "download: {step: 2.5}", "download: {step: 1}"
+_WIDER = "secure.clip=4"
+"""For changes of whole rows at the rates that are best for them, of which a clip of 1 would cut a twentieth."""
+
+
+@dataclass(frozen=True)
+class SummedUpload:
+    """What clients add up; `$` in the algorithm is the time of an upload, of `seconds` in the clear and under masks.
+
+    `rates_of`: the upload of the open contest that was tuned. `columns`: those of the sum that the server keeps.
+    """
+
+    algorithm: str
+    down: str
+    rates_of: str
+    columns: int
+    others: tuple[str, ...] = ()
+    seconds: tuple[float, float] = (0.0, 0.0)
+    rounds: int = 200
+
+    @property
+    def tuned(self) -> ContestCell:
+        """The cell of the open contest whose rates these clients have."""
+        return ContestCell(OPEN, self.rates_of)
+
+    def plain(self, name: str, rates: Rates) -> RunSpec:
+        """Return the run on test items, evaluated in every tenth round."""
+        return self._spec(name, rates, "plain", self.seconds[0], self.rounds, curve=True)
+
+    def masked(self, name: str, rates: Rates) -> RunSpec:
+        """Return the short run under masks."""
+        return self._spec(name, rates, "masked", self.seconds[1], COST_ROUNDS)
+
+    def _spec(
+        self, name: str, rates: Rates, scheme: str, seconds: float, rounds: int, *, curve: bool = False
+    ) -> RunSpec:
+        client, server = rates
+        algorithm = self.algorithm.replace("$", f"{seconds:g}")
+        return OPEN.spec(
+            f"{STUDY}-{list(UPLOADS).index(name):02d}-{scheme}-{client:g}-{server:g}",
+            (
+                f"algorithm={{{algorithm}, {self.down}}}",
+                *(
+                    f"secure={{kind: {scheme}, {_BITS}}}",
+                    *self.others,
+                    f"rounds={rounds}",
+                    f"evaluate_every={COST_ROUNDS}",
+                ),
+                *(f"training.learning_rate={client:g}", f"algorithm.server_learning_rate={server:g}"),
+            ),
+            0,
+            curve=curve,
+        )
+
+
+_SCOLR = "kind: scolr, rank: 16, rank_policy: {kind: bandwidth, upload_seconds: $}, aggregation: per_component_mean"
+UPLOADS: Mapping[str, SummedUpload] = {
+    "CoLR-1": SummedUpload("kind: colr, rank: 1", _GRID, headline.COLR, 1),
+    "SCoLR": SummedUpload(_SCOLR, _GRID, headline.SCOLR, 16, seconds=(0.56, 0.8)),
+    "rows, d = 4": SummedUpload("kind: fedmf", _FINER, headline.SMALL, 4, ("model.embedding_dim=4", _WIDER)),
+    "rows, d = 8": SummedUpload("kind: fedmf", _FINER, headline.SMALL_8, 8, ("model.embedding_dim=8", _WIDER)),
+    "CoLR-4": SummedUpload("kind: colr, rank: 4", _GRID, headline.COLR_4, 4),
+}
+REFERENCE = "SCoLR"
+
+
+def runs_of(upload: str, rates: Rates) -> Sequence[tuple[RunSpec, int]]:
+    """Return the runs of an upload with their seeds: the short one under masks, and those of the test seeds."""
+    summed = UPLOADS[upload]
+    plain = summed.plain(upload, rates)
+    return [(summed.masked(upload, rates), 0), *((plain, seed) for seed in plain.seeds(headline.TEST_SEEDS))]
