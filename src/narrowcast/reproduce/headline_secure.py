@@ -1,7 +1,7 @@
 """Which upload for sums that nobody may open: rows, a smaller model, CoLR and SCoLR as integers of common levels.
 
 An SVD of a client's own, ATOMO and entropy coding are out: they do not add up undecoded. So are downloads of some rows,
-whose list would name what a client has. Q comes down on a grid.
+whose list would name what a client has. Q comes down on a grid, or as the mean of A in the basis that all share.
 
 Masks cancel in the sum, so that the model is that of the plain integers to the bit. The runs over five seeds are plain;
 what keys and shares add to a round is measured in a short run under masks. SCoLR's time for an upload is set for each
@@ -22,6 +22,7 @@ STUDY = "headline-secure-ml100k"
 COST_ROUNDS = 10
 _BITS = "bits: 8, clip: 1"
 _GRID, _FINER = "download: {step: 2.5}", "download: {step: 1}"
+_MEAN = "downlink_codec: [{kind: quantise, levels: 16}, entropy]"
 _WIDER = "secure.clip=4"
 """For changes of whole rows at the rates that are best for them, of which a clip of 1 would cut a twentieth."""
 
@@ -83,6 +84,7 @@ UPLOADS: Mapping[str, SummedUpload] = {
     "rows, d = 4": SummedUpload("kind: fedmf", _FINER, headline.SMALL, 4, ("model.embedding_dim=4", _WIDER)),
     "rows, d = 8": SummedUpload("kind: fedmf", _FINER, headline.SMALL_8, 8, ("model.embedding_dim=8", _WIDER)),
     "CoLR-4": SummedUpload("kind: colr, rank: 4", _GRID, headline.COLR_4, 4),
+    "CoLR-1, mean down": SummedUpload("kind: colr, rank: 1", _MEAN, headline.COLR, 1),
 }
 REFERENCE = "SCoLR"
 

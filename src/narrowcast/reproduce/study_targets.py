@@ -283,7 +283,7 @@ STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
     ),
     headline_secure.STUDY: StudyTarget(
         "the same for sums that nobody may open: CoLR, SCoLR, rows and a smaller model as integers of common levels",
-        "30 runs, 20 min, after those of headline-ml100k",
+        "36 runs, 20 min, after those of headline-ml100k",
         (OPEN.name, headline_secure.STUDY),
         _hidden_sums,
         (
