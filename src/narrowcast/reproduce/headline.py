@@ -22,7 +22,7 @@ _FIRST_TUNING_SEED = 100
 START = (0.5, 2.0)
 """Client and server rate at which every search begins: the packaged client rate, and twice the packaged server rate."""
 POPULARITY = "popularity"
-_ROUNDS, _TUNING_ROUNDS = 200, 100
+ROUNDS, _TUNING_ROUNDS = 200, 100
 
 Rates = tuple[float, float]
 
@@ -95,7 +95,7 @@ class ContestCell:
 
     def test(self, rates: Rates, condition: str) -> RunSpec:
         """Return the run on test items under a condition, evaluated in every tenth round."""
-        own = (*self.of.uploads[self.upload].overrides(counted=True), f"rounds={_ROUNDS}", "evaluate_every=10")
+        own = (*self.of.uploads[self.upload].overrides(counted=True), f"rounds={ROUNDS}", "evaluate_every=10")
         place = list(self.of.conditions).index(condition)
         return self._spec(rates, (*own, *self.of.conditions[condition]), f"-{place}", 0, curve=True)
 

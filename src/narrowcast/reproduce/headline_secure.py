@@ -1,4 +1,4 @@
-"""Which upload for sums that nobody may open: rows, a smaller model, CoLR and SCoLR as integers of common levels.
+"""Which upload for sums that nobody may open: smaller models, CoLR and SCoLR as integers of common levels.
 
 An SVD of a client's own, ATOMO and entropy coding are out: they do not add up undecoded. So are downloads of some rows,
 whose list would name what a client has. Q comes down on a grid, or as the mean of A in the basis that all share.
@@ -40,7 +40,6 @@ class SummedUpload:
     columns: int
     others: tuple[str, ...] = ()
     seconds: tuple[float, float] = (0.0, 0.0)
-    rounds: int = 200
 
     @property
     def tuned(self) -> ContestCell:
@@ -49,7 +48,7 @@ class SummedUpload:
 
     def plain(self, name: str, rates: Rates) -> RunSpec:
         """Return the run on test items, evaluated in every tenth round."""
-        return self._spec(name, rates, "plain", self.seconds[0], self.rounds, curve=True)
+        return self._spec(name, rates, "plain", self.seconds[0], headline.ROUNDS, curve=True)
 
     def masked(self, name: str, rates: Rates) -> RunSpec:
         """Return the short run under masks."""

@@ -73,7 +73,7 @@ def judge_contest(contest: Contest, rows: Rows) -> list[PaperVerdict]:
     for condition, runs in contest_runs(rows, contest).items():
         budgets: list[tuple[str, Cost, float]] = [(f"{size:g} MB", traffic, size) for size in contest.megabytes]
         budgets += [(f"{time:g} s", seconds, time) for time in contest.seconds]
-        for name, cost, budget in [*budgets, ("200 rounds", seconds, np.inf)]:
+        for name, cost, budget in [*budgets, (f"{headline.ROUNDS} rounds", seconds, np.inf)]:
             reached = within({upload: [run["curve"] for run in each] for upload, each in runs.items()}, cost, budget)
             spent = {upload: _spent(of_seeds) for upload, of_seeds in runs.items()} if budget == np.inf else {}
             verdicts += compared(f"{condition}, {name}", contest.reference, reached, spent)

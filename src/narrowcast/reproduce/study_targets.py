@@ -275,14 +275,14 @@ STUDY_TARGETS: Mapping[str, StudyTarget | MeasuredTarget] = {
     "channel-ml1m": _channel(ML1M, "levels, allocation and knowledge of the channel, each apart", "220 runs, 1 h"),
     "channel-mnist": _channel(MNIST, "the same for a network on MNIST", "46 runs, 30 min"),
     OPEN.name: StudyTarget(
-        "which upload for which budget: SVD, ATOMO, quantised rows, CoLR and SCoLR over unequal links, ML-100K",
+        "which upload for which budget: SVD, rows, smaller models, CoLR and SCoLR over unequal links, ML-100K",
         "about 300 runs, 1 h",
         (OPEN.name,),
         _open_sums,
         (f"All methods have the same coded download of the rows that a client trains. {_BUDGETS}",),
     ),
     headline_secure.STUDY: StudyTarget(
-        "the same for sums that nobody may open: CoLR, SCoLR, rows and a smaller model as integers of common levels",
+        "the same for sums that nobody may open: CoLR, SCoLR and smaller models as integers of common levels",
         "36 runs, 20 min, after those of headline-ml100k",
         (OPEN.name, headline_secure.STUDY),
         _hidden_sums,
