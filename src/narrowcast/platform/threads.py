@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
-import torch
 from threadpoolctl import LibController, ThreadpoolController
 
 from narrowcast.platform.scoped_settings import ScopedSettings
@@ -22,6 +21,8 @@ def one_thread() -> Iterator[None]:
 
     With more, the number of threads would affect the rounding of sums.
     """
+    import torch  # which takes seconds, and tables of runs do not need
+
     torch_threads = torch.get_num_threads()
     loaded = _blas()
     before = [(pool, threads) for pool in loaded if (threads := pool.get_num_threads()) != 1]

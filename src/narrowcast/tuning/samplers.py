@@ -18,6 +18,7 @@ from pydantic import Field
 from narrowcast.platform.kinds import Registry
 from narrowcast.platform.section import Section
 from narrowcast.platform.seeds import generator
+from narrowcast.platform.threads import one_thread
 from narrowcast.tuning.space import Space
 from narrowcast.tuning.trial_record import counts
 
@@ -185,8 +186,6 @@ class PerTrialSeededSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Draw jointly with the trial's sampler, on one thread."""
-        from narrowcast.platform.threads import one_thread  # imports torch, which `submit` does not need
-
         with one_thread():
             return self._sampler.sample_relative(*self._seen(study, trial), search_space)
 
