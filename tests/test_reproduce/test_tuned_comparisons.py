@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from narrowcast.reproduce import fedprox_synthetic, heterofl_mnist, qffl_fairness, scaffold_similarity
-from narrowcast.reproduce.fedprox_synthetic import FEDAVG, FEDPROX, PARTIAL, TUNED_FEDAVG, StragglerCell
+from narrowcast.reproduce.fedprox_synthetic import (
+    FEDAVG,
+    FEDPROX,
+    PARTIAL,
+    TUNED,
+    TUNED_FEDAVG,
+    TUNED_PARTIAL,
+    StragglerCell,
+)
 from narrowcast.reproduce.fedprox_table import judge_fedprox, plot_fedprox
 from narrowcast.reproduce.light_run import light_run, light_runs
 from narrowcast.reproduce.long_runs import Queue
@@ -60,20 +68,26 @@ def test_a_run_ends_at_its_target_and_the_others_go_on() -> None:
 
 def test_fedprox_and_fedavg_have_equal_tries_and_the_same_stragglers(tmp_path: Path) -> None:
     queue = Queue(["fedprox-synthetic"], [tmp_path])
-    tries: dict[str, set[str]] = {}
+    tries: dict[str, set[tuple[str, int]]] = {}
 
     def result(planned: Planned) -> dict[str, Any]:
-        kept, mu = "kept" in planned.spec.label, "-mu-0.1-" in planned.spec.label
+        label = planned.spec.label
+        kept, mu, rate = "kept" in label, "-mu-3-" in label or "-mu-0.1-" in label, "-rate-0.001" in label
         if not planned.test:
-            tries.setdefault(f"{planned.spec.label.partition('-mu')[0]}", set()).add(planned.spec.label)
-        accuracy = 0.5 + 0.2 * kept + 0.1 * mu + 0.001 * planned.seed % 0.01
+            tries.setdefault(label.partition("-mu")[0], set()).add((label, planned.seed))
+        accuracy = 0.5 + 0.2 * kept + 0.1 * mu + 0.04 * rate + 0.001 * (planned.seed % 10)
         return {"rounds": 50, "final": {"validation.accuracy": accuracy, "test.accuracy": accuracy}}
 
     jobs = ended(queue, result)
     assert len(jobs) == 8, "tuning and test of each data set"
-    assert tries["fedprox-synthetic-1-90-dropped"] == {
-        StragglerCell("1", 90, TUNED_FEDAVG).tuning(place).label for place in range(5)
-    }
+    assert len({len(StragglerCell(data, 90, method).grid) for data in ("iid", "1") for method in TUNED}) == 1
+    for share, methods in (("dropped", [TUNED_FEDAVG]), ("kept", [TUNED_PARTIAL, FEDPROX])):
+        assert tries[f"fedprox-synthetic-1-90-{share}"] == {
+            (StragglerCell("1", 90, method).tuning(place).label, seed)
+            for method in methods
+            for place in range(5)
+            for seed in (100, 101, 102)
+        }
     kept = StragglerCell("1", 90, FEDPROX).tuning(2)
     dropped = StragglerCell("1", 90, FEDAVG).tuning(0)
     algorithms = [spec.configured(0, "x").algorithm.model_dump() for spec in (kept, dropped)]
@@ -81,7 +95,13 @@ def test_fedprox_and_fedavg_have_equal_tries_and_the_same_stragglers(tmp_path: P
     assert differ == {"mu", "drop_partial"}
     said = {verdict.what: verdict for verdict in judge_fedprox(queue.rows)}
     assert said[f"(1, 1), 90 %: {FEDPROX} less {PARTIAL}"].ours == "+10.00"
-    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_FEDAVG}"].ours == "+30.00"
+    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_FEDAVG}"].ours == "+26.00"
+    assert said[f"(1, 1), 90 %: {FEDPROX} less {TUNED_PARTIAL}"].ours == "+6.00"
+    assert said[f"(1, 1), 90 %: {TUNED_PARTIAL} less {TUNED_FEDAVG}"].ours == "+20.00"
+    assert said[f"(1, 1), 90 % stragglers: {TUNED_PARTIAL}"].verdict == "rate 0.001 of 0.0001 to 0.01, 3 tuning seeds"
+    foot = judge_fedprox(queue.rows)[-1]
+    assert foot.verdict.startswith("3 seeds or more and no value at an edge: 27 of 32; at an edge: iid, 0 % stragglers")
+    assert foot.verdict.endswith(f"iid, 90 % stragglers: {TUNED_PARTIAL} (rate 0.3); on fewer seeds: none")
     assert f"iid, 0 %: {PARTIAL} less {FEDAVG}" not in said
     plot_fedprox(queue.rows, tmp_path / "fedprox.png")
     assert (tmp_path / "fedprox.png").stat().st_size > 10_000
@@ -180,8 +200,9 @@ def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers(
     said = {verdict.what: verdict.verdict for verdict in judge_rounds(queue.rows) + judge_fedprox(queue.rows)}
     for rival in ("FedAvg, E = 1", "FedAvg, E = 5", "FedAvg, E = 20", "FedProx, E = 1"):
         assert said[f"0 %: SCAFFOLD less {rival}"].startswith("fewer")
-    for pair in ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, TUNED_FEDAVG)):
+    for pair in ((PARTIAL, FEDAVG), (FEDPROX, PARTIAL), (FEDPROX, TUNED_PARTIAL)):
         assert said[f"mean of the heterogeneous sets, 90 %: {' less '.join(pair)}"].startswith("above")
+    assert said["tuned values"].endswith("at an edge: none; on fewer seeds: none")
     fair = {verdict.what: verdict.verdict for verdict in judge_fairness("fashion", queue.rows)}
     assert fair["q-FFL less FedAvg: worst"].startswith("higher")
     assert fair["AFL less FedAvg: variance"].startswith("lower")
@@ -189,7 +210,7 @@ def test_the_studies_in_the_repository_are_whole_and_in_the_order_of_the_papers(
 
 def test_cells_of_fedprox_are_those_of_the_paper() -> None:
     cells = [cell for several in fedprox_synthetic.cells_by_data().values() for cell in several]
-    assert len(cells) == 4 * (3 + 4 + 4)
+    assert len(cells) == 4 * (3 + 5 + 5)
 
 
 _WITHOUT_LIMIT = """

@@ -31,6 +31,7 @@ from narrowcast.reproduce.method_comparison import NARROW_LINKS, SERVER_OPTIMIZE
 from narrowcast.reproduce.results_csv import Rows, key_of
 from narrowcast.reproduce.run_spec import RunSpec
 from narrowcast.reproduce.total_traffic import Traffic
+from narrowcast.reproduce.tuning_rule import mean_result
 from narrowcast.reproduce.tuning_study import Study, read_tuning_study
 
 TEST_SEEDS = 5
@@ -109,15 +110,19 @@ def _frontier(name: str) -> Plan:
     return plan
 
 
-def tried(rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra]) -> list[Mapping[str, Any]]:
-    """Return the results of a cell at each of the rates, empty unless all of them are finished."""
-    found = [finished(rows, cell.tuning(rate)) for rate in rates]
-    return [each[0] for each in found] if all(found) else []
+def tried(
+    rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra], tuning_seeds: int = 1
+) -> list[Mapping[str, Any]]:
+    """Return the results of a cell at each of the rates, means over the seeds; empty unless all runs are finished."""
+    found = [finished(rows, cell.tuning(rate), tuning_seeds) for rate in rates]
+    return [mean_result(each) for each in found] if all(found) else []
 
 
-def chosen(rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra]) -> RunSpec | None:
+def chosen(
+    rows: Rows, cell: TunedCell[RateT_contra], rates: Sequence[RateT_contra], tuning_seeds: int = 1
+) -> RunSpec | None:
     """Return the test run of a cell at the best of the rates tried; None until all of these runs are finished."""
-    results = tried(rows, cell, rates)
+    results = tried(rows, cell, rates, tuning_seeds)
     return cell.test(results) if results else None
 
 
@@ -142,16 +147,23 @@ def tested_so_far(
     return [each[:shared] if len(each) > 1 else [] for each in found]
 
 
-def _cells(name: str, cells: Sequence[TunedCell[RateT_contra]], rates: Sequence[RateT_contra], seeds: int) -> Plan:
+def _cells(
+    name: str,
+    cells: Sequence[TunedCell[RateT_contra]],
+    rates: Sequence[RateT_contra],
+    seeds: int,
+    tuning_seeds: int = 1,
+) -> Plan:
     def plan(rows: Rows) -> Iterator[Planned]:
         for rate in rates:
             for cell in cells:
                 spec = cell.tuning(rate)
-                yield Planned(name, spec, spec.first_seed, test=False)
+                for seed in spec.seeds(tuning_seeds):
+                    yield Planned(name, spec, seed, test=False)
+        best = [chosen(rows, cell, rates, tuning_seeds) for cell in cells]
         for seed in range(seeds):
-            for cell in cells:
-                if (best := chosen(rows, cell, rates)) is not None:
-                    yield Planned(name, best, seed)
+            for spec in filter(None, best):
+                yield Planned(name, spec, seed)
 
     return plan
 
@@ -325,7 +337,13 @@ STUDIES: Mapping[str, Plan] = {
     MNIST.name: _channel(MNIST),
     "fedprox-synthetic": _in_turn(
         [
-            _cells("fedprox-synthetic", cells, fedprox_synthetic.TRIES, fedprox_synthetic.TEST_SEEDS)
+            _cells(
+                "fedprox-synthetic",
+                cells,
+                fedprox_synthetic.TRIES,
+                fedprox_synthetic.TEST_SEEDS,
+                fedprox_synthetic.TUNING_SEEDS,
+            )
             for cells in fedprox_synthetic.cells_by_data().values()
         ]
     ),

@@ -22,6 +22,8 @@ from scipy import stats
 MARGIN = 0.3
 """Largest difference, in percentage points of accuracy, that counts as level."""
 CONFIDENCE = 0.95
+COMPARABLE_SEEDS = 3
+"""Seeds of validation results, below which a comparison of tuned methods is partly one of luck."""
 _NO_SPREAD = 1e-9
 """Standard error over the margin or the mean, up to which values differ by rounding alone."""
 _RESAMPLED_VALUES = 2**22

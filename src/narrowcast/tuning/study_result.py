@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from narrowcast.platform.tracking.metric_direction import Declared
 from narrowcast.platform.tracking.metric_labels import format_metric, metric_label
 from narrowcast.platform.tracking.units import format_bits, format_seconds, format_short_seconds
+from narrowcast.runs.significance import COMPARABLE_SEEDS
 from narrowcast.tuning.space import Space, edges
 from narrowcast.tuning.study_settings import COSTS
 from narrowcast.tuning.trial_record import TrialRecord
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from narrowcast.tuning.holdout import HoldoutEvaluation
-
-COMPARABLE_SEEDS = 3
-"""Seeds of a trial, below which a comparison of tuned methods is partly one of luck."""
 
 
 @dataclass(frozen=True, repr=False)
