@@ -21,6 +21,7 @@ RESULT_KEYS = {
     "data_sha256",
     *("full_uplink_bits", "simulated_seconds", "wall_seconds", "model_sha256", "mlflow_run_id", "seed", "git_commit"),
     "targets",
+    "baselines",
     "lower_is_better",
     "shares",
     *("narrowcast_version", "total_bits", "touched_uplink_bits"),

@@ -76,7 +76,7 @@ def test_a_rayjob_brings_the_modules_of_its_classes_and_the_files_that_it_names(
     path = tmp_path / "paper.yaml"
     fleet = f"fleet: {{kind: trace, path: {tmp_path / 'fleet.csv'}}}"
     path.write_text(f"data: bands:Own\nalgorithm: fedavg\n{fleet}\n")
-    configuration, job = written("rayjob", "--experiment", str(path))
+    configuration, job = written("rayjob", "--trust", "--experiment", str(path))
     kubernetes_validate.validate(configuration, KUBERNETES, strict=True)
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     volume = head["volumes"][-1]["configMap"]
@@ -106,7 +106,7 @@ def test_a_rayjob_whose_clients_would_train_on_the_head_is_warned_of(tmp_path: P
         file.write("from narrowcast.platform.data.digits import Digits\nfrom typing import Literal\n")
         file.write("class Own(Digits):\n    kind: Literal['own'] = 'own'\n")
     (tmp_path / "large.yaml").write_text("data: large:Own\nalgorithm: fedavg\n")
-    said = narrowcast("manifest", "rayjob", "--experiment", tmp_path / "large.yaml")
+    said = narrowcast("manifest", "rayjob", "--trust", "--experiment", tmp_path / "large.yaml")
     assert_refused(said, "bytes, and a ConfigMap holds 1,000,000; put the modules into the image")
 
 

@@ -120,7 +120,7 @@ class RunComparison(ABC, Generic[RunT]):
                 found.setdefault((name, getattr(run.file, self.section)), {}).setdefault(tuple(metrics.items()), run)
         rows = []
         for (name, on), each in found.items():
-            row = {"run": f"baseline: {name}", self.section: on}
+            row = {"run": name, "algorithm": "baseline", "solver": "baseline", self.section: on}
             runs = list(each.values())
             for metric in runs[0].baselines[name]:
                 values = [run.baselines[name].get(metric, np.nan) for run in runs]
