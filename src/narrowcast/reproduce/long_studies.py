@@ -353,7 +353,11 @@ STUDIES: Mapping[str, Plan] = {
         for data, cells in ((each, qffl_fairness.cells(each)) for each in qffl_fairness.METHODS)
     },
     "scaffold-similarity": _cells(
-        "scaffold-similarity", scaffold_similarity.cells(), scaffold_similarity.RATES, scaffold_similarity.TEST_SEEDS
+        "scaffold-similarity",
+        scaffold_similarity.cells(),
+        scaffold_similarity.RATES,
+        scaffold_similarity.TEST_SEEDS,
+        scaffold_similarity.TUNING_SEEDS,
     ),
     heterofl_mnist.STUDY: _cells(
         heterofl_mnist.STUDY, heterofl_mnist.CELLS, heterofl_mnist.TRIES, heterofl_mnist.TEST_SEEDS

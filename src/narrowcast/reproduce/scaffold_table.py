@@ -21,10 +21,12 @@ from narrowcast.reproduce.scaffold_similarity import (
     SIMILARITIES,
     TARGET,
     TEST_SEEDS,
+    TUNING_SEEDS,
     SimilarityCell,
     cells,
 )
 from narrowcast.reproduce.seed_means import draw_seed_means
+from narrowcast.reproduce.tuning_rule import Choice, tuning_verdict
 from narrowcast.reproduce.verdict import PaperVerdict, describe_order, mean_and_spread
 from narrowcast.runs.significance import MeanTest, compare_paired, holm
 
@@ -34,9 +36,9 @@ _TICKS = (1, 2, 5, 10, 20, 50, 100)
 
 @dataclass(frozen=True)
 class CellRounds:
-    """A finished cell: its step size, and the rounds and the uplink until the target by seed."""
+    """A finished cell: what was chosen, and the rounds and the uplink until the target by seed."""
 
-    rate: float
+    choice: Choice
     rounds: tuple[float, ...]
     uplink_bits: tuple[int, ...]
 
@@ -45,22 +47,25 @@ def tested_cells(rows: Rows) -> dict[SimilarityCell, CellRounds]:
     """Return the cells whose runs are all finished."""
     found = {}
     for cell in cells():
-        if (results := tried(rows, cell, RATES)) and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
+        results = tried(rows, cell, RATES, TUNING_SEEDS)
+        if results and (runs := finished(rows, cell.test(results), TEST_SEEDS)):
             rounds, bits = zip(*((float(run["rounds"]), int(run["uplink_bits"])) for run in runs), strict=True)
-            found[cell] = CellRounds(cell.best(results), rounds, bits)
+            found[cell] = CellRounds(cell.choice(results), rounds, bits)
     return found
 
 
 def judge_rounds(rows: Rows) -> list[PaperVerdict]:
-    """Give the rounds of each cell, and compare SCAFFOLD with the others of as many epochs, seed by seed."""
+    """Give the rounds of each cell, and compare SCAFFOLD with the others of as many epochs, seed by seed.
+
+    The last row says how the step sizes were tuned.
+    """
     found = tested_cells(rows)
     verdicts = []
-    for cell, each in found.items():
+    for each in found.values():
         missed = sum(rounds >= MOST_ROUNDS for rounds in each.rounds)
-        said = f"step size {each.rate:g}, uplink {format_bits(float(np.mean(each.uplink_bits)))}"
+        said = f"{each.choice.words}, uplink {format_bits(float(np.mean(each.uplink_bits)))}"
         said += f", {missed} of {len(each.rounds)} above {MOST_ROUNDS}" if missed else ""
-        what = f"{cell.similarity} % similar: {cell.what}"
-        verdicts.append(PaperVerdict(what, "", mean_and_spread(each.rounds, 1), said, "", each.rounds))
+        verdicts.append(PaperVerdict(each.choice.what, "", mean_and_spread(each.rounds, 1), said, "", each.rounds))
     by_cell = {cell: each.rounds for cell, each in found.items()}
     tests = dict(_tests(by_cell))
     for (what, test), p in zip(tests.items(), holm([test.p_zero for test in tests.values()]), strict=True):
@@ -68,7 +73,8 @@ def judge_rounds(rows: Rows) -> list[PaperVerdict]:
         order = describe_order(test, p, "fewer", "more")
         bounds = f"({interval.low:+.1f} to {interval.high:+.1f}), p = {p:.2g}"
         verdicts.append(PaperVerdict(what, "fewer", f"{interval.mean:+.1f} rounds", f"{order} {bounds}"))
-    return verdicts
+    choices = [each.choice for each in found.values()]
+    return [*verdicts, tuning_verdict(choices)] if choices else verdicts
 
 
 def _tests(by_cell: Mapping[SimilarityCell, tuple[float, ...]]) -> Iterable[tuple[str, MeanTest]]:
