@@ -9,6 +9,7 @@ Versions are those of constraints.txt; on the platform of locks/*.txt the sha256
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -69,7 +70,8 @@ def main() -> None:
     folder, what = Path(sys.argv[1]), sys.argv[2]
     begin = time.monotonic()
     print(f"Installing {what} into {folder}; a first time takes minutes on a slow network", flush=True)
-    venv.create(folder, with_pip=True)
+    # Links, as `python -m venv` makes them: copies onto the links of an environment that is there already would fail.
+    venv.create(folder, with_pip=True, symlinks=os.name != "nt")
     place = (sysconfig.get_platform(), sys.version_info[:2])
     if not install(folder / "bin" / "python", what, place == LOCKED):
         raise SystemExit(f"{folder}: pip failed, see above")
