@@ -13,6 +13,7 @@ import pytest
 from command_line import Said, assert_refused, narrowcast
 from narrowcast.platform.config import read_yaml, write_yaml
 from narrowcast.platform.trust import is_looking, is_trusted, looking, trust_folder, trusted_folders
+from narrowcast.runs.verification import verify
 
 # MLflow's SQL store uses what SQLAlchemy 2.1 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -178,6 +179,8 @@ def test_looking_at_a_run_runs_nothing(
 def test_verify_checks_the_files_and_says_what_it_left_out(planted: Planted, run_of_a_stranger: Path) -> None:
     config = run_of_a_stranger / "config.yaml"
     config.write_text(config.read_text().replace("kind: fedavg\n", "kind: planted_module:Thing\n", 1))
+    first = next(iter(verify(run_of_a_stranger)))
+    assert (first.subject, is_looking()) == ("journal", False)
     said = _in_one_line(narrowcast("verify", run_of_a_stranger))
     assert not planted.ran()
     assert "journal the checksum of each line ok" in said

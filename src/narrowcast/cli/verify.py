@@ -60,7 +60,7 @@ def _verify(folder: Path, rounds: int, trust: bool) -> str | None:
     table = Table(box=None, title=f"{folder.name}: what was checked", title_justify="left")
     for header in ("", "compared", "verdict"):
         table.add_column(header, overflow="fold")
-    checks = list(checks_of(folder, rounds, trust=trust))
+    checks = checks_of(folder, rounds, trust=trust)
     for check in checks:
         verdict = Text(f"failed: {check.problem}", style="red") if check.problem else Text("ok")
         if check.skipped:

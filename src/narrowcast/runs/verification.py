@@ -43,23 +43,27 @@ _OF_HEADERS = (
 """The entries of a round and of its clients that follow from the size of headers."""
 
 
-def verify(folder: Path, rounds: int = 3, *, trust: bool = False) -> Iterator[Check]:
-    """Yield the checks of a run, whose files are only read; repeat `rounds` rounds from the start and each checkpoint.
+def verify(folder: Path, rounds: int = 3, *, trust: bool = False) -> list[Check]:
+    """Return the checks of a run, whose files are only read; repeat `rounds` rounds from the start and each checkpoint.
 
     Code of the run's own runs only with `trust`, or in a trusted folder; without, the checks that need none are made.
     Raise `UserError` if there is no run, if its configuration or data cannot be read, or if it is being written.
     """
     if not (folder / CONFIG).is_file():
         raise UserError(f"no run at {folder}; give the name of a run, or its folder")
-    with looking(folder, trust=trust):
-        if is_looking() and (code := _code_of(folder)):
-            yield from _without_code(folder, code)
-        elif names_solve(str(folder / CONFIG)):
-            yield from verify_solve(folder, rounds)
-        else:
-            experiment = saved_experiment(folder)
-            with read_locked(folder):
-                yield from _Verification(folder, experiment).checks(rounds)
+    with looking(folder, trust=trust):  # so that all checks are made before it ends
+        return list(_checks(folder, rounds))
+
+
+def _checks(folder: Path, rounds: int) -> Iterator[Check]:
+    if is_looking() and (code := _code_of(folder)):
+        yield from _without_code(folder, code)
+    elif names_solve(str(folder / CONFIG)):
+        yield from verify_solve(folder, rounds)
+    else:
+        experiment = saved_experiment(folder)
+        with read_locked(folder):
+            yield from _Verification(folder, experiment).checks(rounds)
 
 
 def _code_of(folder: Path) -> str:
