@@ -16,7 +16,16 @@ from narrowcast.algorithms.uploads.partial_sums import ROWS, WEIGHT
 from narrowcast.platform.tracking.run_plots import COLOURS, new_figure
 from narrowcast.reproduce.against_reference import accuracies
 from narrowcast.reproduce.headline_secure import COST_ROUNDS, REFERENCE, UPLOADS, runs_of
-from narrowcast.reproduce.headline_table import Cost, Point, compared, seconds, traffic, within
+from narrowcast.reproduce.headline_table import (
+    Cost,
+    Point,
+    compared,
+    draw_curve,
+    save_contest,
+    seconds,
+    traffic,
+    within,
+)
 from narrowcast.reproduce.long_studies import searched
 from narrowcast.reproduce.results_csv import COUNTS, Rows, key_of
 from narrowcast.reproduce.verdict import PaperVerdict
@@ -119,13 +128,6 @@ def plot_sums(rows: Rows, path: Path) -> None:
         for name, curves in summed_curves(rows).items():
             colour = COLOURS[list(UPLOADS).index(name)]
             values = np.array([accuracies(curve, "hr@10") for curve in curves])
-            mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
-            costs = [cost(each) for each in curves[0]]
-            axes.plot(costs, mean, color=colour, linewidth=1.6, label=name)
-            axes.fill_between(costs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
-        axes.set(xscale="log", xlabel=label)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    panels[0].set_ylabel("test HR@10 (%)")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
+            draw_curve(axes, [cost(each) for each in curves[0]], values, name, colour)
+        axes.set_xlabel(label)
+    save_contest(figure, path, columns=3)

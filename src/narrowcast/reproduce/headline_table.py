@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps
 
 from narrowcast.platform.tracking.run_plots import BLACK, new_figure
+from narrowcast.platform.types import FloatArray
 from narrowcast.reproduce import headline
 from narrowcast.reproduce.against_reference import accuracies
 from narrowcast.reproduce.headline import Contest, ContestCell
@@ -17,6 +18,10 @@ from narrowcast.reproduce.long_studies import finished, searched
 from narrowcast.reproduce.results_csv import COUNTS, Rows
 from narrowcast.reproduce.verdict import PaperVerdict, describe, mean_and_spread
 from narrowcast.runs.significance import compare_paired, holm
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Point = Mapping[str, Any]
 """The result of a run after some rounds."""
@@ -135,14 +140,27 @@ def plot_contest(contest: Contest, rows: Rows, path: Path) -> None:
             colour = colours(place)
             costs = np.mean([[cost(each) for each in run["curve"]] for run in of_seeds], axis=0)
             values = np.array([accuracies(run["curve"], "hr@10") for run in of_seeds])
-            mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
-            axes.plot(costs, mean, color=colour, linewidth=1.6, label=upload)
-            axes.fill_between(costs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+            draw_curve(axes, costs, values, upload, colour)
         if baseline := finished(rows, contest.baseline):
             axes.axhline(*accuracies(baseline, "hr@10"), color=BLACK, linestyle=":", label="popularity, no update sent")
-        axes.set(xscale="log", xlabel=label)
+        axes.set_xlabel(label)
+    save_contest(figure, path, columns=4)
+
+
+def draw_curve(axes: Axes, costs: Sequence[float], values: FloatArray, label: str, colour: Any) -> None:
+    """Draw the mean over the seeds with their standard deviation; values [S, n]."""
+    mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1)
+    axes.plot(costs, mean, color=colour, linewidth=1.6, label=label)
+    axes.fill_between(costs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def save_contest(figure: Figure, path: Path, *, columns: int) -> None:
+    """Write a figure of curves over logarithmic costs, with one legend of so many columns for all panels."""
+    for axes in figure.axes:
+        axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    panels[0].set_ylabel("test HR@10 (%)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    panel = figure.axes[0]
+    panel.set_ylabel("test HR@10 (%)")
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
