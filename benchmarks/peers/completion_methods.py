@@ -44,7 +44,7 @@ Fit = Callable[[Entries, Any, Any, dict[str, Any]], Any]
 def of_narrowcast(solver: Any, decay: float | None, seen: Entries, row: Any, column: Any) -> Any:
     from narrowcast.algorithms.completion.completion_problem import Completion
     from narrowcast.algorithms.completion.observed import observe
-    from narrowcast.platform.data.rating_biases import biases_of
+    from narrowcast.platform.models.rating_baselines import biases_of
 
     mean, a, b = seen.value.mean(), np.zeros(seen.shape[0]), np.zeros(seen.shape[1])
     if decay is not None:

@@ -10,8 +10,8 @@ from pydantic import Field
 from narrowcast.algorithms.completion.completion_problem import LOWER_IS_BETTER, Completion, HeldOut
 from narrowcast.algorithms.completion.observed import observe
 from narrowcast.platform.data.explicit_ratings import ExplicitRatings
-from narrowcast.platform.data.rating_biases import biases_of
 from narrowcast.platform.errors import UserError
+from narrowcast.platform.models.rating_baselines import biases_of
 from narrowcast.platform.section import Section
 
 _FIELD_OF_DATA = re.compile(rf"\bdata\.(?=(?:{'|'.join(ExplicitRatings.model_fields)})\b)")
