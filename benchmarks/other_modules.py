@@ -352,8 +352,9 @@ def experiment_of(module: Module, folder: Path, **training: Any) -> Any:
     )  # fmt: skip
 
 
-def finished(experiment: Any, backend: Any, *, kill: bool = False) -> tuple[Any, int]:
-    """Run to the end, with one host killed after the first round if asked; return the state and the uplink bits."""
+def final_sha256(experiment: Any, backend: Any, *, kill: bool) -> tuple[str, int]:
+    """Run to the end, with one host killed after the first round if asked; return the sha256 and the uplink bits."""
+    from narrowcast.platform.evaluation import model_sha256
     from narrowcast.platform.run import Run
     from narrowcast.platform.state import start
 
@@ -364,14 +365,6 @@ def finished(experiment: Any, backend: Any, *, kill: bool = False) -> tuple[Any,
         if kill and outcome.record.round == 1:
             _kill_a_host()
     assert state is not None, "the last round has a checkpoint"
-    return state, bits
-
-
-def final_sha256(experiment: Any, backend: Any, *, kill: bool) -> tuple[str, int]:
-    """Return the sha256 of the last model and the uplink bits of a run."""
-    from narrowcast.platform.evaluation import model_sha256
-
-    state, bits = finished(experiment, backend, kill=kill)
     return model_sha256(experiment.algorithm, state), bits
 
 

@@ -68,13 +68,12 @@ def show_data(
     with looking(Path(named).parent, trust=trust):
         source = data_source(named, overrides)
         loaded = source.load()
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in described(loaded):
-        table.add_row(name, escape(value))
-    console().print(table)
-    folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))
-    with looking(Path(named).parent, trust=trust):
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for name, value in described(loaded):
+            table.add_row(name, escape(value))
+        console().print(table)
         partitions = list(each_partition(source, click.echo)) if every_partition else [("", loaded)]
+    folder = output or Path(f"partition-{loaded.name}".replace("/", "-"))
     try:
         figures = [write_partition(partitioned, folder / kind)[1] for kind, partitioned in partitions]
         if every_partition:

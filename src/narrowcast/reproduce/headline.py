@@ -29,7 +29,7 @@ Rates = tuple[float, float]
 
 @dataclass(frozen=True)
 class Upload:
-    """What clients send: an algorithm's fields, the stages of its codec before the entropy coder, and how Q comes down.
+    """An upload: an algorithm's fields, the stages of its codec before the entropy coder, and the way of Q down.
 
     `others`: overrides besides.
     """

@@ -29,7 +29,7 @@ _WIDER = "secure.clip=4"
 
 @dataclass(frozen=True)
 class SummedUpload:
-    """What clients add up; `$` in the algorithm is the time of an upload, of `seconds` in the clear and under masks.
+    """An upload that clients add up; `$` in the algorithm is its time, of `seconds` in the clear and under masks.
 
     `rates_of`: the upload of the open contest that was tuned. `columns`: those of the sum that the server keeps.
     """

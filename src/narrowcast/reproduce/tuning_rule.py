@@ -33,7 +33,7 @@ class Choice:
 
     @property
     def at_edge(self) -> bool:
-        """Whether a better value may lie beyond the grid."""
+        """Return whether a better value may lie beyond the grid."""
         return self.value == max(self.grid) or self.least < self.value == min(self.grid)
 
     @property

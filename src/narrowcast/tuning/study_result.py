@@ -39,7 +39,7 @@ class StudyResult:
     shares: Declared = None
     """The metrics that are declared as shares."""
     cautions: Sequence[str] = ()
-    """What to do before the chosen trial stands for its method in a comparison."""
+    """Advice to follow before the chosen trial stands for its method in a comparison."""
 
     def __repr__(self) -> str:
         states = Counter(each.state for each in self.records)
